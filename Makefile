@@ -1,0 +1,50 @@
+# Every target makes its own .venv first and needs nothing but Python 3.11+ and make; a second run starts at once.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help dev test check format bench explain requirements lock test-versions clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headgate needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11 (or newer).")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reach it
+	@$(BIN)/headgate dev
+
+test: $(READY) ## all tests, against a real PostgreSQL of its own
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## format, lint, types, import direction
+	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(READY) ## format and fix what can be fixed
+	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet .
+
+bench: $(READY) ## measure; nothing else may run on the machine meanwhile
+	@$(BIN)/python -m bench
+
+explain: $(READY) ## pages read by a claim of 100 in every hard case
+	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
+
+requirements: $(READY) ## requirement number -> tests that passed in the last run
+	@$(BIN)/python tools/requirements.py
+
+lock: ## renew the hash-pinned lock from pyproject.toml
+	@test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv; }
+	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	    --extra embedded --group dev --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+
+clean: ## remove what make made
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

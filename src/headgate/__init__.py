@@ -1,0 +1,1 @@
+"""Headgate: a durable job queue whose only infrastructure is PostgreSQL."""
