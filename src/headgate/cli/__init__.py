@@ -1,1 +1,48 @@
-""""""
+"""The `headgate` command: one module per noun, one table of exit codes (errors.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from headgate.cli.dev import dev_command
+from headgate.cli.errors import BUG, INTERRUPTED, USAGE, bug_text, complain, exit_code, usage_text
+from headgate.cli.migrate import migrate_command
+from headgate.domain.errors import HeadgateError
+from headgate.ops.settings import version
+
+app = App(
+    name="headgate",
+    help="A durable job queue whose only infrastructure is PostgreSQL.",
+    version=version,
+    default_parameter=Parameter(negative=()),  # --plan, but no --no-plan
+)
+app.command(dev_command, name="dev")
+app.command(migrate_command, name="migrate")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code of the process."""
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
+        sys.stdout.flush()  # here, where a closed pipe can still be answered, and not while the interpreter ends
+    except CycloptsError as error:
+        complain(usage_text(error))
+        return USAGE
+    except HeadgateError as error:
+        complain(str(error))
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough: write nothing more, not even in the interpreter's last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except Exception as error:  # noqa: BLE001 - the outermost place: a bug is told in one line too
+        complain(bug_text(error))
+        return BUG
+    return 0

@@ -1,0 +1,99 @@
+"""`headgate dev`: a database of one's own, migrated and checked, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from headgate import embedded
+from headgate.cli.database import Database, chosen_database, connected
+from headgate.cli.migrate import reporter
+from headgate.ops.settings import Settings, version
+from headgate.store.migrate import migrate, plan
+from headgate.store.preflight import Durability, inspect, require_durable
+
+
+def dev_command(*, unsafe: bool = False) -> None:
+    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and wait until Ctrl-C.
+
+    Parameters
+    ----------
+    unsafe
+        Accept database settings that can lose acknowledged jobs.
+    """
+    asyncio.run(_run(unsafe=unsafe))
+
+
+async def _run(*, unsafe: bool) -> None:
+    began = time.monotonic()
+    stop = _stop_signal()
+    settings = Settings.from_environ(os.environ)
+    async with chosen_database(settings.database_url, data=settings.data) as database:
+        async with connected(database, command="dev") as connection:
+            durability = await inspect(connection)
+            require_durable(durability, unsafe=unsafe)
+            await migrate(connection, progress=reporter())
+            schema = (await plan(connection)).version
+        for line in banner(database, durability, schema=schema):
+            print(line)
+        print(f"ready in {time.monotonic() - began:.1f} s   (Ctrl-C stops)", flush=True)
+        await stop.wait()
+        print("stopping", flush=True)
+    print("stopped", flush=True)
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set at the first SIGINT or SIGTERM; a second one has its usual effect, at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, first)
+    return stop
+
+
+def banner(database: Database, durability: Durability, *, schema: int) -> list[str]:
+    """What a developer needs next: where the data is, how safe it is, how to reach it."""
+    cluster = database.cluster
+    kind = "embedded" if cluster is not None else database.title
+    safety = f"fsync {durability.fsync}, synchronous_commit {durability.synchronous_commit}"
+    data = "" if cluster is None else f", data in {_short(cluster.data)}"
+    lines = [
+        f"headgate dev {version()}  (development mode{data})",
+        f"  database   PostgreSQL {durability.server_version} ({kind})   {safety}",
+        f"  schema     migration {schema}",
+    ]
+    if cluster is not None:
+        lines += [
+            f"  connect    export HEADGATE_DATABASE_URL={shlex.quote(database.url)}",
+            f"             {shlex.quote(_psql())} {shlex.quote(database.url)}",
+            f"  log        {_short(cluster.log)}",
+        ]
+    # A URL that was given may hold a password: whoever gave it knows it.
+    lines += [f"  warning    {problem}" for problem in durability.problems]
+    return lines
+
+
+def _psql() -> str:
+    """A psql that exists: the one on the path, else the one beside the embedded server."""
+    if shutil.which("psql"):
+        return "psql"
+    beside = embedded.find_binaries().bin_dir / "psql"
+    return str(beside) if beside.exists() else "psql"
+
+
+def _short(path: Path) -> str:
+    try:
+        return f".{os.sep}{path.relative_to(Path.cwd())}"
+    except ValueError:
+        return str(path)

@@ -1,0 +1,88 @@
+"""An error becomes one line on stderr and an exit code that scripts can rely on; a stack trace is never shown.
+
+0   done
+1   an error without a code of its own
+2   usage: unknown command or option, a value that cannot be accepted
+3   not found
+4   refused: the state of the thing does not allow it, or somebody else was quicker
+5   unreachable or busy: the same command may succeed later
+70  a bug in headgate
+78  configuration: a setting, the durability of the database, a schema of another release
+130 ended by Ctrl-C
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+
+from cyclopts import CycloptsError, UnusedCliTokensError
+
+from headgate.domain.errors import (
+    EmbeddedPostgresError,
+    HeadgateError,
+    InvalidInput,
+    InvalidSetting,
+    MigrationFailed,
+    NotFound,
+    OutcomeUnknown,
+    ReadOnly,
+    Refused,
+    SchemaMismatch,
+    StorageFull,
+    StoreBusy,
+    StoreUnavailable,
+    UnsafeDatabase,
+    UnsuitableDatabase,
+)
+
+FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
+
+# The first that fits wins: a subclass stands before its base.
+_EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
+    (InvalidSetting, 78),
+    (InvalidInput, USAGE),
+    (NotFound, 3),
+    (Refused, 4),
+    (MigrationFailed, 4),
+    (ReadOnly, 4),
+    (StoreUnavailable, 5),
+    (StoreBusy, 5),
+    (OutcomeUnknown, 5),
+    (StorageFull, 5),
+    (EmbeddedPostgresError, 5),
+    (SchemaMismatch, 78),
+    (UnsafeDatabase, 78),
+    (UnsuitableDatabase, 78),
+)
+_CREDENTIALS = re.compile(r"://[^\s/@]*@")
+
+
+def exit_code(error: HeadgateError) -> int:
+    """The process's exit code for an error; scripts depend on these numbers."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILURE)
+
+
+def complain(text: str) -> None:
+    """Write one error to stderr, without any password that a URL in it may carry."""
+    print("error:", _CREDENTIALS.sub("://…@", text), file=sys.stderr, flush=True)
+
+
+def usage_text(error: CycloptsError) -> str:
+    """One line in our own manner from what the command-line parser found."""
+    if isinstance(error, UnusedCliTokensError):
+        given = " ".join(error.unused_tokens or [])
+        return f'unexpected "{given}" after "{" ".join(error.command_chain or [])}"'
+    text = " ".join(str(error).split())
+    # `Unknown command "x". Did you mean "y"?` -> `unknown command "x"; did you mean "y"?`
+    first, *rest = re.split(r"(?<=[\"\w])\. (?=[A-Z])", text)
+    return "; ".join(part[:1].lower() + part[1:] for part in (first, *rest)).rstrip(".")
+
+
+def bug_text(error: Exception) -> str:
+    """For what nobody expected: short, unless the developer asked for the whole trace."""
+    if os.environ.get("HEADGATE_TRACEBACK"):
+        return "".join(traceback.format_exception(error))
+    return f"unexpected {type(error).__name__}: {error}; this is a bug (HEADGATE_TRACEBACK=1 shows where)"

@@ -1,0 +1,145 @@
+"""Every error Headgate raises on purpose: one tree, a stable code each, a sentence that says what to do.
+
+`code` is public and never changes its meaning; the skins (gRPC, REST, CLI) map it to a status in one table each.
+A subclass without a `code` of its own does not exist: tests/unit/test_errors.py checks that codes are unique.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+from uuid import UUID
+
+
+class HeadgateError(Exception):
+    """The root: catch this to catch everything Headgate says on purpose."""
+
+    code: ClassVar[str] = "headgate_error"
+
+
+class InvalidInput(HeadgateError):
+    """A value the caller gave cannot be accepted; nothing was written."""
+
+    code = "invalid_input"
+
+    def __init__(self, field: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{field}: {problem}" + (f"; {hint}" if hint else ""))
+        self.field, self.problem, self.hint = field, problem, hint
+
+
+class TooLarge(InvalidInput):
+    """A value is of the right kind, but over its size limit."""
+
+    code = "too_large"
+
+    def __init__(self, field: str, *, size: int, limit: int, unit: str = "bytes", hint: str = "") -> None:
+        super().__init__(field, f"{size} {unit} is over the limit of {limit} {unit}", hint=hint)
+        self.size, self.limit, self.unit = size, limit, unit
+
+
+class InvalidSetting(InvalidInput):
+    """A setting of the process itself (environment, file) cannot be used; it did not start."""
+
+    code = "invalid_setting"
+
+
+class NotFound(HeadgateError):
+    """What was asked for does not exist, or belongs to another tenant: the answer is the same."""
+
+    code = "not_found"
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f'no {kind} "{name}"')
+        self.kind, self.name = kind, name
+
+
+class Refused(HeadgateError):
+    """The request is well formed, but the present state of its object does not allow it."""
+
+    code = "refused"
+
+
+class WrongState(Refused):
+    """The verb does not apply to a job in this state; nothing was changed."""
+
+    code = "wrong_state"
+
+    def __init__(self, job_id: UUID, *, verb: str, state: str, allowed: str) -> None:
+        super().__init__(f"job {job_id} is {state}: cannot {verb} it; only {allowed} jobs can be")
+        self.job_id, self.verb, self.state, self.allowed = job_id, verb, state, allowed
+
+
+class StoreError(HeadgateError):
+    """The database could not do what it was asked; the cause is chained."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or is shutting down; the same call may succeed later."""
+
+    code = "store_unavailable"
+
+
+class OutcomeUnknown(StoreError):
+    """The connection broke while a write was on its way: it may or may not have been committed.
+
+    Sending the same write again is safe: every store verb is idempotent by job id and epoch.
+    """
+
+    code = "outcome_unknown"
+
+
+class StoreBusy(StoreError):
+    """A lock or statement timeout, a deadlock or too many connections; retry after a short wait."""
+
+    code = "store_busy"
+
+
+class StorageFull(StoreError):
+    """The database has no room left for the write."""
+
+    code = "storage_full"
+
+
+class ReadOnly(StoreError):
+    """The database accepts no writes: a standby, or default_transaction_read_only is on."""
+
+    code = "read_only"
+
+
+class SchemaMismatch(StoreError):
+    """The database schema is older or newer than this release can work with."""
+
+    code = "schema_mismatch"
+
+
+class MigrationFailed(StoreError):
+    """A migration could not be applied, or an applied one was changed afterwards."""
+
+    code = "migration_failed"
+
+
+class UnsafeDatabase(StoreError):
+    """The database's settings would let acknowledged work be lost."""
+
+    code = "unsafe_database"
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems) + ". Fix these settings, or pass --unsafe to accept the loss of jobs")
+        self.problems = problems
+
+
+class UnsuitableDatabase(StoreError):
+    """The database cannot hold Headgate at all: too old, or of an encoding that cannot store every text."""
+
+    code = "unsuitable_database"
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class EmbeddedPostgresError(HeadgateError):
+    """The embedded PostgreSQL could not be started, shared or stopped."""
+
+    code = "embedded_postgres"

@@ -1,0 +1,118 @@
+"""What callers hand in and what their topic lends to it.
+
+Built and checked once, at the edge; the flushes behind it move parallel lists and check nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Final
+
+from headgate.domain import limits
+from headgate.domain import validation as check
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.errors import InvalidInput
+from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
+from headgate.domain.states import SubmitReceipt
+
+DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """What a job gets from its topic where its submission is silent, and how the topic orders its jobs."""
+
+    max_attempts: int = limits.MAX_ATTEMPTS_DEFAULT
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    ageing_step: timedelta | None = None  # None: strict priority
+
+    def __post_init__(self) -> None:
+        check.check_max_attempts(self.max_attempts)
+        _check_policy(self.policy)
+        if self.ageing_step is not None:
+            check.check_ageing_step(self.ageing_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One job as asked for. The id is chosen before the first send, so that sending again makes no second job."""
+
+    tenant: TenantName
+    topic: TopicName
+    id: JobId
+    payload: bytes = b""
+    priority: int = limits.PRIORITY_DEFAULT
+    delay: timedelta | None = None  # counted from the database's clock at submit
+    run_at: datetime | None = None  # not together with delay; a past time means now
+    max_attempts: int | None = None  # None: the topic's
+    policy: RetryPolicy | None = None  # None: the topic's
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)  # kept as an unchangeable copy
+    tags: Sequence[str] = ()
+    key: str | None = None
+    key_window: timedelta | None = None  # with a key: 24 hours unless said otherwise
+    fresh: bool = False
+    """The id was made for this very call and never sent before, so the store need not look for a finished twin.
+    False is always safe; True on a resend may run a finished job again."""
+
+    def __post_init__(self) -> None:
+        check.check_tenant(self.tenant)
+        check.check_topic(self.topic)
+        check.check_payload(self.payload)
+        self._keep("id", parse_job_id(self.id))
+        self._keep("priority", check.check_priority(self.priority))
+        if self.delay is not None and self.run_at is not None:
+            raise InvalidInput("run_at", "cannot be given together with delay", hint="give one of the two")
+        if self.delay is not None:
+            self._keep("delay", check.check_delay(self.delay))
+        if self.run_at is not None:
+            self._keep("run_at", check.check_run_at(self.run_at))
+        if self.max_attempts is not None:
+            check.check_max_attempts(self.max_attempts)
+        if self.policy is not None:
+            _check_policy(self.policy)
+        self._keep("headers", check.check_headers(self.headers))
+        self._keep("tags", check.check_tags(self.tags))
+        check.check_flag(self.fresh, field="fresh")
+        if self.key is not None:
+            check.check_key(self.key)
+            window = limits.KEY_WINDOW_DEFAULT if self.key_window is None else self.key_window
+            self._keep("key_window", check.check_key_window(window))
+        elif self.key_window is not None:
+            raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
+
+    def due_at(self, now: datetime) -> datetime:
+        """When the job may first run, in UTC; refuses a `run_at` more than 5 years after `now`.
+
+        The one check that needs a clock, so it is not made when the value is built.
+        """
+        if self.run_at is not None:
+            return check.check_run_at(self.run_at, now=now)
+        return now if self.delay is None else now + self.delay
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the value in its one accepted form, before anyone has seen the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The answer to one submission: `id` is the job that exists now, which after a duplicate may be an older one."""
+
+    id: JobId
+    receipt: SubmitReceipt
+
+
+def body_digest(topic: str, payload: bytes) -> bytes:
+    """16 bytes that tell "the same again" from "another body under the same key".
+
+    SHA-256, because a caller could aim a weaker hash. Topic and payload are parted by a NUL, which no topic holds.
+    SQL: `substring(sha256(convert_to(topic, 'UTF8') || '\\x00'::bytea || payload) FROM 1 FOR 16)`.
+    """
+    return sha256(topic.encode() + b"\0" + payload).digest()[:DIGEST_BYTES]
+
+
+def _check_policy(value: object) -> None:
+    if not isinstance(value, RetryPolicy):
+        raise InvalidInput("policy", f"must be a RetryPolicy, got {check.shown(value)}")

@@ -1,0 +1,90 @@
+"""Every limit, once. A limit is part of the interface: raising one is an *Upgrade note*, lowering one breaks callers.
+
+Sizes of bytes are bytes; sizes of text are characters (code points), which PostgreSQL's `length()` counts alike.
+Times in the hot path are whole milliseconds; the few that people configure are `timedelta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Final
+
+# --- payload and result ---------------------------------------------------------------------------------------------
+PAYLOAD_MAX_BYTES: Final = 1_048_576
+"""1 MiB: a queue moves references, not files; a flush is bounded to 1–2 MB, so one job must fit into one."""
+PAYLOAD_INLINE_MAX_BYTES: Final = 1_024
+"""Larger payloads go to a write-once side table, else claim and settle would rewrite them with the row."""
+RESULT_MAX_BYTES: Final = 1_048_576
+
+# --- names ----------------------------------------------------------------------------------------------------------
+TOPIC_MAX_CHARS: Final = 200
+TOPIC_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
+"""A topic stands in URLs, metric labels, log lines and shell commands: ASCII that needs no quoting in any of them.
+It starts with a letter or digit, so that it is never taken for a command-line flag or a hidden file."""
+TOPIC_FORBIDDEN: Final = ("..", "//")
+"""Proxies and browsers fold `a/../b` and `a//b` in a path: a request would reach another topic than it names."""
+TENANT_MAX_CHARS: Final = 63
+TENANT_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,62}"
+"""One DNS label in lower case: a tenant may become a host name, and two tenants must not differ by case alone."""
+WORKER_ID_MAX_CHARS: Final = 200
+
+# --- order ----------------------------------------------------------------------------------------------------------
+PRIORITY_MIN: Final = -(2**31)
+PRIORITY_MAX: Final = 2**31 - 1
+PRIORITY_DEFAULT: Final = 0
+PRIORITY_TIERS: Final[Mapping[str, int]] = MappingProxyType({"bulk": -10, "normal": 0, "high": 10, "urgent": 20})
+"""Names for people; only the number is stored. Ten apart, so that there is room between two tiers."""
+AGEING_STEP_MIN: Final = timedelta(milliseconds=1)
+AGEING_STEP_MAX: Final = timedelta(hours=1)
+"""Per unit of priority. 2^31 units × 3.6e9 µs = 7.7e18 < 2^63, so the order key of any priority fits a bigint."""
+
+# --- time -----------------------------------------------------------------------------------------------------------
+DELAY_MAX_MS: Final = 157_680_000_000
+"""5 years of 365 days. What lies further ahead is a mistake in the unit more often than a plan."""
+RUN_AT_EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""An older time is a zero value or a wrong unit. A time in the past is else legal, and means now."""
+LEASE_MIN: Final = timedelta(seconds=1)
+LEASE_MAX: Final = timedelta(hours=24)
+LEASE_DEFAULT: Final = timedelta(seconds=60)
+
+# --- attempts and backoff -------------------------------------------------------------------------------------------
+MAX_ATTEMPTS_LIMIT: Final = 10_000
+MAX_ATTEMPTS_DEFAULT: Final = 20
+"""With the default backoff (attempt² seconds) the 20th and last run comes 41 minutes after the first: an outage of a
+remote service is ridden out, and a job that can never succeed is with the dead letters within the hour."""
+RETRY_BASE_MIN_MS: Final = 1
+RETRY_CAP_MAX_MS: Final = 2_592_000_000
+"""30 days; the base has no limit of its own but the cap. The largest product, 2.6e9 × 2^31, still fits a bigint."""
+RETRY_DELAYS_MAX: Final = 100
+RETRY_BASE_DEFAULT_MS: Final = 1_000
+RETRY_CAP_DEFAULT_MS: Final = 86_400_000
+
+# --- batches --------------------------------------------------------------------------------------------------------
+SUBMIT_FLUSH_MAX_ROWS: Final = 5_000
+SUBMIT_BATCH_MAX: Final = 10_000
+CLAIM_MAX: Final = 5_000
+SETTLE_FLUSH_MAX_ROWS: Final = 5_000
+PAGE_MAX: Final = 1_000
+PAGE_DEFAULT: Final = 50
+
+# --- what travels with a job ----------------------------------------------------------------------------------------
+TAGS_MAX: Final = 20
+TAG_MAX_CHARS: Final = 100
+KEY_MAX_CHARS: Final = 255
+KEY_WINDOW_MIN: Final = timedelta(seconds=1)
+KEY_WINDOW_MAX: Final = timedelta(days=365)
+KEY_WINDOW_DEFAULT: Final = timedelta(hours=24)
+HEADERS_MAX: Final = 32
+HEADER_NAME_MAX_CHARS: Final = 100
+HEADER_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
+"""The topic's alphabet, for its reasons: a header may be passed on as an HTTP header or a log field."""
+HEADERS_TOTAL_MAX_BYTES: Final = 8_192
+"""Names and values together, in UTF-8."""
+
+# --- what workers and operators say ---------------------------------------------------------------------------------
+ERROR_TYPE_MAX_CHARS: Final = 200
+ERROR_MESSAGE_MAX_CHARS: Final = 8_192
+ERROR_TRACEBACK_MAX_CHARS: Final = 65_536
+REASON_MAX_CHARS: Final = 1_000

@@ -1,0 +1,50 @@
+"""The order of claims as a static sort key: (rank_class, rank_at), both fixed when the job is submitted.
+
+Strict topics rank by priority, then by age. Ageing topics let a job gain one unit of priority for every `ageing_step`
+it waits, so nothing starves. That sounds as if the order changed with time, and an index could not hold it. It does
+not: at any instant the aged priority is
+
+    priority + (now − submitted) / step
+
+and for two jobs the difference of these, (p1 − p2) + (submitted2 − submitted1) / step, has no `now` in it. All jobs
+age alike, so their order never changes, and `submitted − priority × step` sorts them for ever. Ageing costs nothing
+at claim time, then: same columns, same index, same statement as strict (requirement O9).
+
+An ageing job has the class of priority 0, so that a worker listening to topics of both sorts gets one global order:
+strict jobs above 0 first, then ageing jobs among strict jobs of priority 0, then strict jobs below 0.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headgate.domain.validation import check_ageing_step, check_priority
+
+AGEING_CLASS: Final = -1
+MICROSECOND: Final = timedelta(microseconds=1)
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def unix_us(moment: datetime) -> int:
+    """Whole microseconds since 1970, the unit of `rank_at`; exact, where a float timestamp would lose digits."""
+    return (moment - _UNIX_EPOCH) // MICROSECOND
+
+
+def rank_of(priority: int, ageing_step: timedelta | None) -> tuple[int, int]:
+    """Give (rank_class, offset_us): rank_at is the time of submit in µs plus the offset; lower pairs run first."""
+    priority = check_priority(priority)
+    if ageing_step is None:
+        # −1 − priority, and not −priority: the lowest int32 has no positive twin, and the column is an int4.
+        return ~priority, 0
+    return AGEING_CLASS, -priority * (check_ageing_step(ageing_step) // MICROSECOND)
+
+
+def ageing_wait_bound(priority: int, highest: int, step: timedelta) -> timedelta:
+    """The longest time in which jobs submitted later can still overtake: (highest − priority) × step.
+
+    `highest` is the highest priority anyone submits with. After that time a job waits only for what was ahead of it
+    then; it cannot starve. A strict topic has no such bound.
+    """
+    span = check_priority(highest, field="highest") - check_priority(priority)
+    return max(span, 0) * check_ageing_step(step, field="step")

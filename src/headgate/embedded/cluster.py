@@ -1,0 +1,150 @@
+"""Start, join and stop one embedded server; see the package's theory page for the actors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from headgate.domain.errors import EmbeddedPostgresError
+from headgate.embedded.binaries import Binaries
+from headgate.embedded.initdb import SUPERUSER
+from headgate.embedded.launch import Endpoint, Launch, Mode, shut_down, wait_until_gone
+from headgate.embedded.layout import Folder
+from headgate.embedded.locations import default_data_dir
+from headgate.embedded.locks import FileLock
+from headgate.embedded.postmaster import live_postmaster
+
+_OURS = frozenset({"port", "listen_addresses", "unix_socket_directories", "data_directory", "external_pid_file"})
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+class Cluster:
+    """One user's hold on a running server: the server lives for as long as anyone holds it.
+
+    Made by `start`. Not closing it is no leak: the hold ends with the process, and the keeper then stops the server.
+    """
+
+    def __init__(self, folder: Folder, users: FileLock, launch: Launch, endpoint: Endpoint) -> None:
+        self._folder, self._users, self._launch, self._endpoint = folder, users, launch, endpoint
+        self._owner_pid = os.getpid()
+
+    @property
+    def data(self) -> Path:
+        return self._folder.home
+
+    @property
+    def port(self) -> int:
+        """The TCP port when TCP was asked for; otherwise the number in the socket's name."""
+        return self._endpoint.port
+
+    @property
+    def socket_dir(self) -> Path:
+        return self._endpoint.socket_dir
+
+    @property
+    def version(self) -> str:
+        """What the server reports, such as `18.4`."""
+        return self._endpoint.version
+
+    @property
+    def log(self) -> Path:
+        return self._folder.log
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process now: another one after a restart, None when it is down."""
+        server = live_postmaster(self._folder.pgdata)
+        return None if server is None else server.pid
+
+    def dsn(self, database: str = "postgres") -> str:
+        """Return a URL for asyncpg, psql or libpq; over TCP, with the password in it, when TCP was asked for."""
+        name = quote(database, safe="")
+        if self._launch.tcp:
+            password = quote(self._folder.password.read_text(), safe="")
+            return f"postgresql://{SUPERUSER}:{password}@127.0.0.1:{self.port}/{name}"
+        return f"postgresql://{SUPERUSER}@/{name}?host={quote(str(self.socket_dir), safe='/')}&port={self.port}"
+
+    def stop(self, mode: Mode = "fast", *, wait: timedelta = timedelta(seconds=60)) -> None:
+        """Let go of the server; the last user to do so stops it, and returns when it is gone.
+
+        When others still use it, this only leaves. A second call does nothing.
+        """
+        if self._users.fileno() < 0:
+            return
+        if os.getpid() != self._owner_pid:  # a forked copy: the lock is its parent's as well, so just drop our end
+            self._users.close()
+            return
+        until = time.monotonic() + wait.total_seconds()
+        try:
+            with FileLock(self._folder.start_lock) as gate:
+                # If another process decides for very long, leaving is enough: the keeper does the rest.
+                if not gate.exclusive(until=until):
+                    return
+                if self._users.try_exclusive():
+                    shut_down(self._folder, mode, until=until)
+                elif not self._users.try_shared():
+                    # Neither alone nor in company: the keeper has the lock, so the stop is on its way.
+                    wait_until_gone(self._folder, until=until)
+        finally:
+            self._users.close()
+
+    def restart(self, mode: Mode = "fast", *, wait: timedelta = timedelta(seconds=60)) -> None:
+        """Stop the server and start it again under the same DSN, also when it had crashed; others lose connections."""
+        if self._users.fileno() < 0:
+            raise EmbeddedPostgresError(f"this hold on {self.data} was given up by stop(): call start again")
+        until = time.monotonic() + wait.total_seconds()
+        with FileLock(self._folder.start_lock) as gate:
+            if not gate.exclusive(until=until):
+                raise EmbeddedPostgresError(f"another process has been starting {self.data} for {wait}; try again")
+            shut_down(self._folder, mode, until=until)
+            self._endpoint = self._launch.join_or_launch(until=until, port=self._endpoint.port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+def start(
+    data: Path | None = None,
+    *,
+    settings: Mapping[str, str] = _NO_SETTINGS,
+    tcp: bool = False,
+    binaries: Binaries | None = None,
+    wait: timedelta = timedelta(seconds=30),
+) -> Cluster:
+    """Start the server of one data folder, or join the one that already runs there; return when it takes connections.
+
+    `settings` are PostgreSQL settings by name and win over ours; when joining, those of the launcher stay in force.
+    Blocks: from a coroutine, call it in a thread.
+    """
+    if refused := sorted(name for name in settings if name.lower() in _OURS):
+        raise EmbeddedPostgresError(f"settings {', '.join(refused)} are chosen by the embedded server; leave them out")
+    until = time.monotonic() + wait.total_seconds()
+    folder = Folder.prepare(default_data_dir() if data is None else data)
+    launch = Launch(folder=folder, settings=dict(settings), tcp=tcp, binaries=binaries)
+    try:
+        gate = FileLock(folder.start_lock)
+    except OSError as problem:
+        raise EmbeddedPostgresError(
+            f"cannot lock {folder.home}: {problem}; choose another with HEADGATE_DATA"
+        ) from problem
+    with gate:
+        if not gate.exclusive(until=until):
+            raise EmbeddedPostgresError(f"another process has been starting {folder.home} for {wait}; try again")
+        users = FileLock(folder.users_lock)
+        try:
+            # A keeper that is stopping the server holds this lock until the server is gone.
+            if not users.shared(until=until):
+                raise EmbeddedPostgresError(f"the server of {folder.home} has been stopping for {wait}; try again")
+            return Cluster(folder, users, launch, launch.join_or_launch(until=until))
+        except BaseException:
+            users.close()
+            raise

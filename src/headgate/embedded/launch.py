@@ -1,0 +1,280 @@
+"""Bring a data folder to a ready server: join the one that runs, or launch one under a keeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headgate.domain.errors import EmbeddedPostgresError
+from headgate.embedded import keeper
+from headgate.embedded.binaries import Binaries, find_binaries
+from headgate.embedded.initdb import initialise, server_environment
+from headgate.embedded.layout import Folder
+from headgate.embedded.locks import FileLock
+from headgate.embedded.postmaster import Postmaster, leftover_of_stranger, live_postmaster, server_version
+from headgate.embedded.privileges import Account, blocking_folder, reachable_binaries
+
+Mode = Literal["smart", "fast", "immediate"]
+
+_SIGNALS: Mapping[Mode, signal.Signals] = {
+    "smart": signal.SIGTERM,  # waits for every client to leave
+    "fast": signal.SIGINT,  # ends clients, then writes a checkpoint
+    "immediate": signal.SIGQUIT,  # as a crash: the next start recovers
+}
+_DEFAULTS: Mapping[str, str] = {
+    # Said aloud although they are the defaults: an acknowledged job must survive a power cut here too.
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "256MB",
+    "max_connections": "100",
+    "max_wal_size": "2GB",
+    "autovacuum_naptime": "10s",  # a queue makes dead rows all day; a minute is long for its hot tables
+    "cluster_name": "headgate",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "lc_messages": "C",  # _wait_until_ready reads the log
+    "logging_collector": "off",
+}
+_UNIX_PORT = 5432
+_PASSING = ("pre-existing shared memory block", "could not create any TCP/IP sockets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a ready server is reached."""
+
+    port: int
+    socket_dir: Path
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to get a ready server on a folder; the caller holds the start lock and a share of the users' lock."""
+
+    folder: Folder
+    settings: Mapping[str, str]
+    tcp: bool
+    binaries: Binaries | None
+
+    def join_or_launch(self, *, until: float, port: int | None = None) -> Endpoint:
+        while True:
+            try:
+                if (endpoint := self._attempt(until=until, port=port)) is not None:
+                    return endpoint
+            except _EndedEarly as ended:
+                if not ended.passing or time.monotonic() >= until:
+                    raise EmbeddedPostgresError(str(ended)) from None
+            # A keeper without a server is about to leave, and a stopping server about to be gone.
+            if time.monotonic() >= until:
+                raise EmbeddedPostgresError(
+                    f"{self.folder.home} is held by a keeper whose server cannot be seen from here: "
+                    "is the folder in use by another container? Stop that one, or choose another with HEADGATE_DATA"
+                )
+            time.sleep(0.01)
+
+    def _attempt(self, *, until: float, port: int | None) -> Endpoint | None:
+        """Join or launch once; None when the folder is between two servers."""
+        with FileLock(self.folder.keeper_lock) as kept:
+            unkept = kept.try_exclusive()
+            server = live_postmaster(self.folder.pgdata)
+            if server is None:
+                return self._launch(kept, until=until, port=port) if unkept else None
+            if server.status == "stopping":
+                return None
+            if unkept:  # its keeper was killed: give it another, or it would outlive its users
+                self._send_keeper(kept, _adoption(self.folder, server, kept))
+        return self._joined(until=until)
+
+    def _joined(self, *, until: float) -> Endpoint:
+        try:
+            endpoint = _wait_until_ready(self.folder, until=until, log_from=self.folder.log_size())
+        except _EndedEarly as ended:
+            # It died between our look and our login, perhaps of a SIGKILL sent before we came: launch another.
+            ended.passing = True
+            raise
+        server = live_postmaster(self.folder.pgdata)
+        if self.tcp and (server is None or not server.tcp):
+            raise EmbeddedPostgresError(
+                f"the server of {self.folder.home} runs without TCP: stop its other users, then start it with TCP"
+            )
+        return endpoint
+
+    def _launch(self, kept: FileLock, *, until: float, port: int | None) -> Endpoint:
+        folder = self.folder
+        account = folder.account()
+        binaries = reachable_binaries(self._matching_binaries(), account)
+        by_handle = _needs_handle(folder, account)
+        if folder.data_major() is None:
+            initialise(folder, binaries, account, by_handle=by_handle, patience=max(until - time.monotonic(), 1))
+        if leftover_of_stranger(folder.pgdata):
+            (folder.pgdata / "postmaster.pid").unlink(missing_ok=True)
+        folder.rotate_log()
+        log_from = folder.log_size()
+        socket_dir = folder.socket_dir(account)
+        chosen = port or (_free_port() if self.tcp else _UNIX_PORT)
+        self._send_keeper(
+            kept,
+            {
+                "pgdata": str(folder.pgdata),
+                "users_lock": str(folder.users_lock),
+                "keeper_fd": kept.fileno(),
+                "socket_dir": str(socket_dir),
+                "log": str(folder.log),
+                "adopt": 0,
+                "argv": self._command(binaries, socket_dir, chosen),
+                "env": server_environment(),
+                "account": None if account is None else {"uid": account.uid, "gid": account.gid},
+                "by_handle": by_handle,
+            },
+        )
+        return _wait_until_ready(folder, until=until, log_from=log_from)
+
+    def _matching_binaries(self) -> Binaries:
+        made_by = self.folder.data_major()
+        found = self.binaries or find_binaries()
+        if made_by is None or made_by == found.major:
+            return found
+        try:
+            hint = f"set HEADGATE_POSTGRES_BIN={find_binaries(major=made_by).bin_dir}"
+        except EmbeddedPostgresError:
+            hint = f"set HEADGATE_POSTGRES_BIN to the bin folder of a PostgreSQL {made_by}"
+        raise EmbeddedPostgresError(
+            f"{self.folder.home} was made by PostgreSQL {made_by}, but the binaries found are {found.major} "
+            f"({found.source}, {found.bin_dir}): {hint}; or dump with {made_by} and reload with {found.major}; "
+            "or remove the folder, and with it all its jobs"
+        )
+
+    def _command(self, binaries: Binaries, socket_dir: Path, port: int) -> list[str]:
+        settings = {
+            **_DEFAULTS,
+            **self.settings,
+            "port": str(port),
+            "unix_socket_directories": str(socket_dir),
+            "listen_addresses": "127.0.0.1" if self.tcp else "",
+        }
+        return [str(binaries.postgres), *(part for k, v in settings.items() for part in ("-c", f"{k}={v}"))]
+
+    def _send_keeper(self, kept: FileLock, orders: keeper.Orders) -> None:
+        """Start the keeper, handing it our hold of its lock: there is no moment at which nobody holds it."""
+        try:
+            done = subprocess.run(
+                # By path and isolated: no site-packages, nothing from the caller's PYTHON* variables.
+                [sys.executable, "-I", "-S", keeper.__file__],
+                input=json.dumps(orders).encode(),
+                capture_output=True,
+                pass_fds=[kept.fileno()],
+                start_new_session=True,  # Ctrl-C in the terminal is for the user's program, not for the database
+                cwd="/",
+                timeout=30,
+                check=False,
+            )
+            answer: dict[str, object] = json.loads(done.stdout or b"{}")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise EmbeddedPostgresError(f"cannot start the keeper of {self.folder.home}: {error}") from error
+        finally:
+            kept.close()  # from here on the lock tells whether the keeper lives, so it must be the keeper's alone
+        if "pid" not in answer:
+            problem = answer.get("error") or done.stderr.decode(errors="replace")[-1000:]
+            raise EmbeddedPostgresError(f"cannot launch the server of {self.folder.home}: {problem}")
+
+
+def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> keeper.Orders:
+    return {
+        "pgdata": str(folder.pgdata),
+        "users_lock": str(folder.users_lock),
+        "keeper_fd": kept.fileno(),
+        "socket_dir": str(server.socket_dir or ""),
+        "log": str(folder.log),
+        "adopt": server.pid,
+        "argv": [],
+        "env": {},
+        "account": None,
+        "by_handle": False,
+    }
+
+
+class _EndedEarly(Exception):  # noqa: N818 - an inner signal, never seen by a caller
+    """The server ended before it was ready; `passing` when the reason goes away by itself.
+
+    Such as: its port was taken between our look and its own; or the last backends of a killed server still hold the
+    shared memory, and PostgreSQL is right to refuse.
+    """
+
+    def __init__(self, text: str, *, passing: bool) -> None:
+        super().__init__(text)
+        self.passing = passing
+
+
+def _needs_handle(folder: Folder, account: Account | None) -> bool:
+    if account is None or (closed := blocking_folder(folder.home, account)) is None:
+        return False
+    if not Path("/proc/self/fd").is_dir():
+        raise EmbeddedPostgresError(
+            f"{closed} is closed to {account.name}, as whom the server runs since PostgreSQL refuses to be root: "
+            "set HEADGATE_DATA to a folder it can reach"
+        )
+    return True
+
+
+def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoint:
+    pause = 0.005
+    with FileLock(folder.keeper_lock) as kept:
+        while True:
+            server = live_postmaster(folder.pgdata)
+            if server is not None and server.status == "ready" and server.port and server.socket_dir:
+                version = server_version(server.socket_dir, server.port)
+                if version is not None:
+                    return Endpoint(port=server.port, socket_dir=server.socket_dir, version=version)
+            gone = server is None and kept.try_exclusive()  # no server and no keeper: it has given up
+            if gone or time.monotonic() >= until:
+                said = folder.log_since(log_from)
+                ending = f"its log {folder.log} ends with:\n{said}"
+                if gone:
+                    passing = any(words in said for words in _PASSING)
+                    raise _EndedEarly(f"the server of {folder.home} did not start; {ending}", passing=passing)
+                raise EmbeddedPostgresError(f"the server of {folder.home} is not ready in time; {ending}")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+
+def shut_down(folder: Folder, mode: Mode, *, until: float) -> None:
+    server = live_postmaster(folder.pgdata)
+    if server is not None:
+        try:
+            os.kill(server.pid, _SIGNALS[mode])
+        except ProcessLookupError:
+            pass
+        except PermissionError as problem:
+            raise EmbeddedPostgresError(
+                f"not allowed to stop process {server.pid}, the server of {folder.home}"
+            ) from problem
+    wait_until_gone(folder, until=until)
+
+
+def wait_until_gone(folder: Folder, *, until: float) -> None:
+    with FileLock(folder.keeper_lock) as kept:
+        while live_postmaster(folder.pgdata) is not None or not kept.try_exclusive():
+            if time.monotonic() >= until:
+                raise EmbeddedPostgresError(
+                    f"the server of {folder.home} is still stopping: clients may be holding it; "
+                    f"see {folder.log}, or stop it with mode immediate"
+                )
+            time.sleep(0.005)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

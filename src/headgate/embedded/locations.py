@@ -1,0 +1,38 @@
+"""Where an embedded cluster lives, and how the user points somewhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from headgate.domain.errors import EmbeddedPostgresError
+
+_PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", "requirements.txt", ".git", ".hg")
+
+
+def database_url(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return HEADGATE_DATABASE_URL when it is set: it replaces the embedded server altogether."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HEADGATE_DATABASE_URL", "").strip() or None
+
+
+def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return HEADGATE_DATA, else `.headgate/postgres` of the project we are in, else the user's data home."""
+    environ = os.environ if environ is None else environ
+    if named := environ.get("HEADGATE_DATA"):
+        return Path(named).expanduser().absolute()
+    here = Path.cwd()
+    if any((here / mark).exists() for mark in _PROJECT_MARKS):
+        return here / ".headgate" / "postgres"
+    data_home = environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data_home):  # the specification tells us to ignore a relative one
+        return Path(data_home) / "headgate" / "postgres"
+    try:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError as problem:
+        raise EmbeddedPostgresError(
+            "no place for the data: this is no project folder, and neither XDG_DATA_HOME nor HOME is set; "
+            "set HEADGATE_DATA to a folder"
+        ) from problem
+    return home / ".local" / "share" / "headgate" / "postgres"

@@ -1,0 +1,72 @@
+"""File locks that die with their holder: the kernel drops a flock when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headgate.embedded.keeper import above_standard
+
+
+class FileLock:
+    """One open description of a lock file; each instance competes with every other, also inside one process.
+
+    The descriptor is close-on-exec, so a program we start never keeps the lock by accident. A forked child without
+    an exec does keep it: it counts as a user of what is locked until it ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = above_standard(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+    def try_exclusive(self) -> bool:
+        return self._try(fcntl.LOCK_EX)
+
+    def try_shared(self) -> bool:
+        return self._try(fcntl.LOCK_SH)
+
+    def exclusive(self, *, until: float) -> bool:
+        """Take the lock alone, waiting until the monotonic time `until`; say whether it was got."""
+        return self._poll(fcntl.LOCK_EX, until)
+
+    def shared(self, *, until: float) -> bool:
+        return self._poll(fcntl.LOCK_SH, until)
+
+    def release(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        """Drop the lock and the descriptor; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _poll(self, kind: int, until: float) -> bool:
+        # flock has no timeout, and an alarm signal belongs to the main program: so poll, quickly at first.
+        pause = 0.002
+        while not self._try(kind):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return True

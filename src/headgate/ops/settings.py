@@ -1,0 +1,54 @@
+"""What a process is told by its environment, read once at start and checked before anything else happens.
+
+HEADGATE_DATABASE_URL          the PostgreSQL to use; without it, the embedded one
+HEADGATE_DIRECT_DATABASE_URL   the same database past a transaction pooler: for migrations and LISTEN
+HEADGATE_DATA                  the folder of the embedded PostgreSQL; without it, .headgate of the project
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Self
+
+from headgate.domain.errors import InvalidSetting
+
+_SCHEMES = ("postgresql://", "postgres://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one process; an empty variable counts as one that is not set."""
+
+    database_url: str | None = None
+    direct_database_url: str | None = None
+    data: Path | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Read and check them; raises InvalidSetting naming the variable, never its value."""
+        data = environ.get("HEADGATE_DATA", "").strip()
+        return cls(
+            database_url=_url(environ, "HEADGATE_DATABASE_URL"),
+            direct_database_url=_url(environ, "HEADGATE_DIRECT_DATABASE_URL"),
+            data=Path(data).expanduser().absolute() if data else None,
+        )
+
+    @property
+    def url_for_migrations(self) -> str | None:
+        """The direct URL where there is one: a pooler cannot hold what some migrations need."""
+        return self.direct_database_url or self.database_url
+
+
+def version() -> str:
+    """The release that is installed."""
+    return metadata.version("headgate")
+
+
+def _url(environ: Mapping[str, str], name: str) -> str | None:
+    value = environ.get(name, "").strip()
+    if value and not value.startswith(_SCHEMES):
+        raise InvalidSetting(name, "does not start with postgresql://", hint="the value is not shown, it may be secret")
+    return value or None

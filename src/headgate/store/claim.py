@@ -1,0 +1,93 @@
+"""Claiming: one call of `headgate.claim_v1`, committed before anybody is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain.errors import InvalidInput
+from headgate.domain.keyrange import KeyRanges
+from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+
+# RETURNING has no order, so the rows are sorted here: best first, as the workers are to get them.
+CLAIM: Final = """
+SELECT id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, created_at, lease_until, worker,
+       headers, payload
+  FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+ ORDER BY rank_class, rank_at, id"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Claimed:
+    """Claimed jobs as parallel tuples, best first; empty tuples when there was nothing."""
+
+    ids: tuple[UUID, ...] = ()
+    topic_nos: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
+    max_attempts: tuple[int, ...] = ()
+    priorities: tuple[int, ...] = ()
+    rank_classes: tuple[int, ...] = ()
+    ranks_at: tuple[int, ...] = ()
+    created_ats: tuple[datetime, ...] = ()
+    lease_untils: tuple[datetime, ...] = ()
+    workers: tuple[str, ...] = ()
+    headers: tuple[str | None, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+async def claim(
+    db: Connection,
+    *,
+    tenant_no: int,
+    topic_nos: Sequence[int],
+    limit: int,
+    owner: int,
+    lease_ms: int,
+    workers: Sequence[str],
+    runs: Sequence[int] = (),
+    ranges: KeyRanges | None = None,
+    hints: Sequence[UUID] = (),
+) -> Claimed:
+    """Claim at most `limit` jobs, best first over all topics.
+
+    `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
+    that may lie outside of `ranges`.
+    """
+    check_claim_size(limit, field="limit")
+    check_integer(lease_ms, field="lease_ms", low=1, high=86_400_000)
+    if not workers:
+        raise InvalidInput("workers", "must name at least one worker")
+    for worker in workers:
+        check_worker_id(worker, field="workers")
+    if len(workers) > 1 and (len(runs) != len(workers) or sum(runs) < limit or min(runs) < 1):
+        raise InvalidInput("runs", f"must give each of the {len(workers)} workers at least one of the {limit} jobs")
+    if not topic_nos:
+        return Claimed()
+    where = ranges or KeyRanges.whole(topic_nos)
+    with translating(writing=True):
+        rows = await db.fetch(
+            CLAIM,
+            tenant_no,
+            topic_nos,
+            where.topic_nos,
+            where.class_from,
+            where.rank_from,
+            where.class_to,
+            where.rank_to,
+            hints,
+            limit,
+            owner,
+            workers,
+            runs,
+            lease_ms,
+        )
+    return Claimed(**dict(zip(Claimed.__slots__, zip(*rows, strict=True), strict=False))) if rows else Claimed()

@@ -1,0 +1,148 @@
+"""Open connections and pools with the session settings that the store counts on.
+
+Direct connections pin what a DBA's defaults could change under us: time zone, isolation level (the functions need a
+fresh snapshot per statement: READ COMMITTED), an empty search_path (every name is written with its schema, and this
+proves it), no JIT (it costs more than it saves on statements of milliseconds), and bounds on statements, locks and idle
+transactions.
+
+Through a transaction pooler (PgBouncer) a session is not ours: settings would be refused at start-up or leak to others,
+and named prepared statements do not survive. There the driver's own timeout bounds statements, its statement cache is
+off, and callers run everything in explicit transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import asyncpg
+
+from headgate.domain.errors import InvalidInput, StoreUnavailable
+from headgate.store.errors import DRIVER_ERRORS, translate
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+# Either kind can do everything the store asks of a connection.
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+STATEMENT_TIMEOUT = timedelta(seconds=30)
+LOCK_TIMEOUT = timedelta(seconds=10)
+IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
+CONNECT_TIMEOUT = timedelta(seconds=10)
+# The server's own timeout comes first and leaves a usable connection; the driver's is for a network that went silent.
+_DRIVER_GRACE = timedelta(seconds=5)
+
+
+async def connect(
+    dsn: str,
+    *,
+    application_name: str,
+    pooler: bool = False,
+    statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
+) -> asyncpg.Connection[asyncpg.Record]:
+    """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
+    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
+    async with _naming(dsn):
+        return await asyncpg.connect(dsn, **options)
+
+
+async def open_pool(
+    dsn: str,
+    *,
+    size: int,
+    application_name: str,
+    pooler: bool = False,
+    statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
+) -> Pool:
+    """Open a pool of `size` connections, all at once; the caller closes it.
+
+    A connection that breaks is replaced when it is next acquired.
+    """
+    if size < 1:
+        raise InvalidInput("pool size", f"{size} is less than 1")
+    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
+    async with _naming(dsn):
+        pool = asyncpg.create_pool(
+            dsn,
+            min_size=size,
+            max_size=size,
+            # Kept open while idle: reconnecting would cost the first job after a quiet time several milliseconds.
+            max_inactive_connection_lifetime=0,
+            reset=_leave_session_as_it_is,
+            **options,
+        )
+        await pool
+        return pool
+
+
+def describe(dsn: str) -> str:
+    """Host, port and database of a URL, for people: never user or password."""
+    try:
+        parts = urlsplit(dsn)
+        query = parse_qs(parts.query)
+        hosts = unquote(parts.netloc.rpartition("@")[2]) or query.get("host", ["localhost"])[0]
+        port = query.get("port", [""])[0]
+        database = unquote(parts.path.lstrip("/")) or query.get("dbname", query.get("database", ["(default)"]))[0]
+    except ValueError:
+        return "the given database URL"
+    if port and not parts.netloc.rpartition("@")[2]:
+        hosts = f"{hosts}:{port}"
+    return f'database "{database}" at {hosts}'
+
+
+def _options(application_name: str, *, pooler: bool, statement_timeout: timedelta | None) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "timeout": CONNECT_TIMEOUT.total_seconds(),
+        "command_timeout": None if statement_timeout is None else (statement_timeout + _DRIVER_GRACE).total_seconds(),
+        "server_settings": {"application_name": application_name},
+    }
+    if pooler:
+        options["statement_cache_size"] = 0
+        return options
+    options["server_settings"] |= {
+        "statement_timeout": _milliseconds(statement_timeout or timedelta()),
+        "lock_timeout": _milliseconds(LOCK_TIMEOUT),
+        "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT),
+        "default_transaction_isolation": "read committed",
+        "search_path": "",
+        "timezone": "UTC",
+        "jit": "off",
+    }
+    return options
+
+
+def _milliseconds(span: timedelta) -> str:
+    return str(span // timedelta(milliseconds=1))
+
+
+async def _leave_session_as_it_is(connection: object) -> None:
+    # The driver has rolled back a forgotten transaction by now. The store sets nothing else on a session, and RESET ALL
+    # with UNLISTEN and advisory unlocks would cost every release a round trip.
+    del connection
+
+
+@asynccontextmanager
+async def _naming(dsn: str) -> AsyncIterator[None]:
+    """Say in the error which database it was about."""
+    try:
+        yield
+    except (asyncpg.InterfaceError, ValueError) as error:
+        if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+            raise StoreUnavailable(f"{describe(dsn)}: {error}") from error
+        # Neither the URL nor the driver's text is shown or chained: a password with a stray @ or # ends up in any part.
+        raise InvalidInput(
+            "database URL",
+            "not a PostgreSQL URL",
+            hint="write postgresql://user:password@host:port/database, with special characters percent-encoded",
+        ) from None
+    except TimeoutError as error:
+        waited = CONNECT_TIMEOUT.total_seconds()
+        raise StoreUnavailable(f"{describe(dsn)} did not answer within {waited:.0f} s; check host and port") from error
+    except DRIVER_ERRORS as error:
+        reason = translate(error, writing=False)
+        raise type(reason)(f"{describe(dsn)}: {reason}") from error

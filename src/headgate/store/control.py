@@ -1,0 +1,80 @@
+"""Pause rows: what is paused, why, since when. The claim function reads the same rows under the same lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from headgate.domain import limits
+from headgate.domain.errors import SchemaMismatch
+from headgate.domain.validation import check_aware, check_text
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+
+EVERYTHING: Final = (0, 0)
+STATUS: Final = """
+SELECT tenant_no, topic_no, paused AND (paused_until IS NULL OR paused_until > headgate.clock_v1()), reason, paused_by,
+       paused_at, paused_until
+  FROM headgate.dispatch_control ORDER BY tenant_no, topic_no"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One target's row. (0, 0) is everything, (tenant, 0) a tenant, (tenant, topic) a topic."""
+
+    tenant_no: int
+    topic_no: int
+    paused: bool
+    reason: str
+    paused_by: str
+    paused_at: datetime | None
+    paused_until: datetime | None
+
+
+async def pause(
+    db: Connection,
+    target: tuple[int, int] = EVERYTHING,
+    *,
+    reason: str = "",
+    who: str = "",
+    until: datetime | None = None,
+) -> datetime:
+    """Stop dispatch of a target everywhere; when this returns nothing of it enters `running`. Returns paused_at."""
+    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+    check_text(who, field="who", low=0, high=200)
+    if until is not None:
+        check_aware(until, field="until")
+    with translating(writing=True):
+        paused_at: datetime = await db.fetchval(
+            "SELECT headgate.pause_v1($1, $2, $3, $4, $5)", *target, reason, who, until
+        )
+    return paused_at
+
+
+async def resume(db: Connection, target: tuple[int, int] = EVERYTHING) -> bool:
+    """Let a target run again; harmless when it does already. Says whether anything changed."""
+    with translating(writing=True):
+        changed: bool = await db.fetchval("SELECT headgate.resume_v1($1, $2)", *target)
+    return changed
+
+
+async def controls(db: Connection) -> list[Control]:
+    """All control rows. Without the global row it is not known whether dispatch is open, so that is an error."""
+    with translating(writing=False):
+        rows = await db.fetch(STATUS)
+    found = [
+        Control(
+            tenant_no=row[0],
+            topic_no=row[1],
+            paused=row[2],
+            reason=row[3] if row[2] else "",
+            paused_by=row[4] if row[2] else "",
+            paused_at=row[5],
+            paused_until=row[6],
+        )
+        for row in rows
+    ]
+    if not found or (found[0].tenant_no, found[0].topic_no) != EVERYTHING:
+        raise SchemaMismatch("the row for everything is missing from headgate.dispatch_control; restore it, not paused")
+    return found

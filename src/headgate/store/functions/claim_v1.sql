@@ -1,0 +1,131 @@
+-- Claims up to n_ due jobs of one tenant, best first over all the topics given, and returns them (unordered: the caller
+-- sorts by rank_class, rank_at, id). Never more than n_. Commits before anything is sent: the caller's affair.
+--
+-- Where to look is the caller's choice, as key ranges: one row per (topic, [class_from, rank_from) … [class_to,
+-- rank_to)), in order within a topic. Without a watermark that is one whole range per topic; with one, the ranges leave
+-- out the dead prefix of each class (dispatch/watermark.py). hints_ are ids known to have come back below the mark.
+--
+-- runs_ and workers_ say who gets what: the first runs_[1] jobs in order go to workers_[1], and so on.
+--
+-- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
+-- lock was taken, and a candidate another instance has claimed meanwhile is seen as such.
+CREATE FUNCTION headgate.claim_v1(
+    tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
+    rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
+RETURNS TABLE (id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
+               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+-- Pinned: a queue's statistics are stale whenever it fills or drains, and a bad plan reads the whole backlog.
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET enable_material = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_paused   int[];
+    v_topics   int[];
+    v_chosen   uuid[];
+    v_ids      uuid[] := '{}';       -- locked and still pending, best first
+    v_got      uuid[];
+    v_round    int := 0;
+    v_look     int := n_;
+    v_class    int;                  -- the last candidate's key: where the next round goes on
+    v_rank     bigint;
+    v_sorted   uuid[];
+    v_slots    int[];
+    v_now      timestamptz := headgate.clock_v1();
+BEGIN
+    -- In a snapshot older than the lock below, a pause that has already returned could go unseen.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'headgate.claim_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+    -- Pause takes this lock exclusively: once it has returned, no claim that read "open" can still commit.
+    PERFORM pg_advisory_xact_lock_shared(4847423, 1);
+    SELECT array_agg(c.topic_no) INTO v_paused FROM headgate.dispatch_control c
+     WHERE c.tenant_no IN (0, tenant_) AND c.paused
+       AND (c.paused_until IS NULL OR c.paused_until > v_now);
+    IF v_paused IS NULL THEN
+        v_topics := topics_;
+    ELSIF 0 = ANY (v_paused) THEN      -- everything, or this whole tenant
+        RETURN;
+    ELSE
+        v_topics := ARRAY(SELECT t FROM unnest(topics_) AS t WHERE t <> ALL (v_paused));
+    END IF;
+
+    -- Normally one round. More only when another claimer holds the candidates: go on after the last one looked at,
+    -- looking further each time. At most 15 × n_ candidates, so a crowd of claimers costs a bounded number of reads.
+    WHILE v_round < 4 AND cardinality(v_ids) < n_ LOOP
+        -- explain: choose
+        SELECT array_agg(k.id), (array_agg(k.rank_class))[count(*)], (array_agg(k.rank_at))[count(*)]
+          INTO v_chosen, v_class, v_rank
+          FROM (SELECT c.id, c.rank_class, c.rank_at
+                  FROM unnest(v_topics) AS t(topic_no)
+                 CROSS JOIN LATERAL (
+                       -- The ranges come in order and each is read in order, so this LIMIT needs no sort and stops early.
+                       SELECT j.id, j.rank_class, j.rank_at
+                         FROM unnest(range_topics_, class_from_, rank_from_, class_to_, rank_to_)
+                              AS r(topic_no, class_from, rank_from, class_to, rank_to)
+                        CROSS JOIN LATERAL (
+                              -- Not locked here: that would lock topics × n rows and hide them from other instances.
+                              SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j      -- index: jobs_claim_order
+                               WHERE j.topic_no = t.topic_no AND j.state = 0
+                                 AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from)
+                                 AND (j.rank_class, j.rank_at) < (r.class_to, r.rank_to)
+                                 AND (v_round = 0 OR (j.rank_class, j.rank_at) > (v_class, v_rank))
+                               ORDER BY j.rank_class, j.rank_at LIMIT v_look) AS j
+                        WHERE r.topic_no = t.topic_no
+                        LIMIT v_look) AS c
+                 UNION ALL
+                SELECT h.id, h.rank_class, h.rank_at
+                  FROM (SELECT j.id, j.topic_no, j.rank_class, j.rank_at, j.state FROM headgate.jobs j
+                         WHERE v_round = 0 AND j.tenant_no = tenant_ AND j.id = ANY (hints_) OFFSET 0) AS h
+                 WHERE h.state = 0 AND h.topic_no = ANY (v_topics)
+                 ORDER BY 2, 3, 1 LIMIT v_look) AS k;
+        -- explain: end
+        EXIT WHEN v_chosen IS NULL;
+        -- explain: lock
+        SELECT array_agg(l.id) INTO v_got
+          FROM (SELECT j.id FROM headgate.jobs j
+                 -- No plain test of the state: it would invite the partial index instead of the key. A candidate that
+                 -- another claimer has taken fails it after the lock (the row is checked again in its newest version).
+                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_chosen) AND j.state + 0 = 0
+                 ORDER BY j.rank_class, j.rank_at, j.id LIMIT n_ - cardinality(v_ids)
+                   FOR UPDATE SKIP LOCKED) AS l;      -- never waits, so it can never be part of a deadlock
+        -- explain: end
+        v_ids := v_ids || v_got;
+        EXIT WHEN cardinality(v_chosen) < v_look;     -- there was no more to see
+        v_round := v_round + 1;
+        v_look := n_ << v_round;
+    END LOOP;
+    IF cardinality(v_ids) = 0 THEN RETURN; END IF;
+
+    -- Who gets which: a place in the order becomes a slot number, laid out in id order so that the update can find it
+    -- by binary search (width_bucket). The hot table is never joined to a set.
+    IF cardinality(workers_) > 1 THEN
+        SELECT array_agg(p.id ORDER BY p.id), array_agg(p.slot ORDER BY p.id) INTO v_sorted, v_slots
+          FROM (SELECT o.id, width_bucket(o.n::int - 1, s.starts) AS slot
+                  FROM unnest(v_ids) WITH ORDINALITY AS o(id, n),
+                       (SELECT array_agg(b.start ORDER BY b.start) AS starts FROM (
+                               SELECT (sum(r.len) OVER (ORDER BY r.i) - r.len)::int AS start
+                                 FROM unnest(runs_) WITH ORDINALITY AS r(len, i)) AS b) AS s) AS p;
+    END IF;
+    v_now := headgate.clock_v1();      -- anew: the lease begins now, not when the pause lock was asked for
+    RETURN QUERY
+    -- explain: take
+    WITH taken AS (
+        UPDATE headgate.jobs j
+           SET state = 1, attempt = j.attempt + 1, epoch = j.epoch + 1, claimed_at = v_now, owner = owner_,
+               lease_until = v_now + lease_ms_ * interval '1 ms',
+               worker = CASE WHEN v_slots IS NULL THEN workers_[1]
+                             ELSE workers_[v_slots[width_bucket(j.id, v_sorted)]] END
+         WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 0
+        RETURNING j.id, j.topic_no, j.epoch, j.attempt, j.max_attempts, j.priority, j.rank_class, j.rank_at,
+                  j.created_at, j.lease_until, j.worker, j.headers, j.payload, j.flags),
+    counted AS (
+        INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+        SELECT tenant_, t.topic_no, 0, 1, count(*), v_now FROM taken t GROUP BY 2)
+    SELECT t.id, t.topic_no, t.epoch, t.attempt, t.max_attempts, t.priority, t.rank_class, t.rank_at, t.created_at,
+           t.lease_until, t.worker, t.headers,
+           CASE WHEN t.flags & 1 = 0 THEN t.payload
+                ELSE (SELECT p.payload FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = t.id) END
+      FROM taken t;
+    -- explain: end
+END $$;

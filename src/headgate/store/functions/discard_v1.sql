@@ -1,0 +1,25 @@
+-- Removes dead or cancelled jobs of one tenant for good, with what hangs on them; the events stay and say who did it.
+-- Returns the ords removed.
+CREATE FUNCTION headgate.discard_v1(tenant_ int, ids_ uuid[], who_ text, reason_ text) RETURNS TABLE (ord int)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := headgate.clock_v1();
+    v_ids uuid[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM headgate.archive a
+         WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_) AND a.state + 0 IN (6, 7)
+        RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt),
+    noted AS (
+        INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason)
+        SELECT tenant_, g.id, v_now, 12, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
+    counted AS (
+        INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+        SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)
+    SELECT array_agg(g.id) INTO v_ids FROM gone g;
+    DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ANY (v_ids);
+    DELETE FROM headgate.job_tags t WHERE t.tenant_no = tenant_ AND t.job_id = ANY (v_ids);
+    RETURN QUERY SELECT u.n::int FROM unnest(ids_) WITH ORDINALITY AS u(id, n) WHERE u.id = ANY (v_ids);
+END $$;

@@ -1,0 +1,25 @@
+-- Pause and resume of a target: (0, 0) everything, (tenant, 0), (tenant, topic). The exclusive lock waits for the claims
+-- in flight and keeps out new ones until this transaction ends, so when the call has returned, nothing of the target
+-- enters `running` any more, on any instance. Pausing again overwrites the reason and stamps paused_at anew.
+CREATE FUNCTION headgate.pause_v1(tenant_ int, topic_ int, reason_ text, who_ text, until_ timestamptz)
+RETURNS timestamptz LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_at timestamptz;
+BEGIN
+    PERFORM pg_advisory_xact_lock(4847423, 1);
+    INSERT INTO headgate.dispatch_control AS c (tenant_no, topic_no, paused, reason, paused_by, paused_at, paused_until)
+    VALUES (tenant_, topic_, true, reason_, who_, headgate.clock_v1(), until_)
+    ON CONFLICT (tenant_no, topic_no) DO UPDATE
+       SET paused = true, reason = excluded.reason, paused_by = excluded.paused_by, paused_at = excluded.paused_at,
+           paused_until = excluded.paused_until
+    RETURNING c.paused_at INTO v_at;
+    RETURN v_at;
+END $$;
+
+-- Harmless when nothing is paused. Clears the reason, keeps paused_at. Returns whether it changed anything.
+CREATE FUNCTION headgate.resume_v1(tenant_ int, topic_ int) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE headgate.dispatch_control c SET paused = false, reason = '', paused_by = '', paused_until = NULL
+     WHERE c.tenant_no = tenant_ AND c.topic_no = topic_ AND c.paused;
+    RETURN FOUND;
+END $$;

@@ -1,0 +1,110 @@
+-- Failed, Nack, Abandon, Snooze and (from the watchdog) Lapsed, for one tenant: domain/lifecycle.settle in SQL.
+-- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1.
+--
+-- Lock, decide, write: three statements. The decisions lie in arrays sorted by id, and the writes find theirs by binary
+-- search (width_bucket): joining the hot table to a set goes wrong on stale statistics.
+CREATE FUNCTION headgate.settle_other_v1(
+    tenant_ int, ids_ uuid[], epochs_ int[], kinds_ smallint[], delays_ms_ bigint[], permanents_ boolean[],
+    reasons_ text[], error_types_ text[], error_messages_ text[], error_traces_ text[])
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now      timestamptz := headgate.clock_v1();
+    v_ids      uuid[];          -- what is to change, ascending by id; the arrays below run parallel
+    v_ords     int[];
+    v_states   smallint[];
+    v_run_ats  timestamptz[];
+    v_kinds    smallint[];
+    v_errors   text[];
+    v_final    uuid[];
+BEGIN
+    WITH told AS MATERIALIZED (
+        SELECT u.id, u.epoch, u.kind, u.delay_ms, u.permanent, u.message, u.n::int AS n
+          FROM unnest(ids_, epochs_, kinds_, delays_ms_, permanents_,
+                      (SELECT array_agg(coalesce(nullif(e.type || ': ', ': ') || e.message, e.message, e.reason) ORDER BY e.n)
+                         FROM unnest(error_types_, error_messages_, reasons_) WITH ORDINALITY AS e(type, message, reason, n)))
+               WITH ORDINALITY AS u(id, epoch, kind, delay_ms, permanent, message, n)),
+    held AS MATERIALIZED (
+        SELECT j.id, j.epoch, j.attempt, j.max_attempts, j.policy_no, j.flags FROM headgate.jobs j
+         WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 1
+         ORDER BY j.id FOR UPDATE),          -- one order for everybody who waits for locks
+    judged AS MATERIALIZED (
+        SELECT h.id, t.n, t.kind, left(t.message, 1000) AS message,
+               -- how long until it may run again; NULL: never
+               CASE WHEN h.flags & 16 <> 0 THEN NULL                                          -- cancel was requested
+                    WHEN t.kind IN (3, 4) THEN coalesce(t.delay_ms, 0)                         -- abandon, snooze: free
+                    WHEN t.permanent OR h.attempt >= h.max_attempts THEN NULL
+                    WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
+                    ELSE headgate.retry_delay_ms_v1(h.policy_no, h.attempt, h.id) END AS wait_ms,
+               h.flags & 16 <> 0 AS cancelled
+          FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
+    SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
+           array_agg(v.message ORDER BY v.id),
+           array_agg((CASE WHEN v.cancelled THEN 7 WHEN v.wait_ms IS NULL THEN 6 WHEN v.wait_ms = 0 THEN 0
+                           WHEN v.kind = 4 THEN 2 ELSE 3 END)::smallint ORDER BY v.id),
+           array_agg(CASE WHEN v.kind = 3 THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL)
+      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final
+      FROM judged v;
+
+    IF v_ids IS NOT NULL THEN
+        -- The history is written first, while the rows still say who ran the attempt.
+        INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, claimed_at, worker,
+                                         reason, error_type, error_message, error_trace)
+        SELECT tenant_, j.id, v_now,
+               CASE d.kind WHEN 1 THEN 1 WHEN 2 THEN 2 WHEN 3 THEN 4 WHEN 4 THEN 5 ELSE 3 END,
+               j.epoch, j.attempt, d.state, d.run_at, j.claimed_at, j.worker,
+               d.reason, d.error_type, d.error_message, d.error_trace
+          FROM (SELECT j.id, j.epoch, j.attempt, j.claimed_at, j.worker FROM headgate.jobs j
+                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) OFFSET 0) AS j
+          JOIN (SELECT v.id, v.kind, v.state, v.run_at, t.reason, t.error_type, t.error_message, t.error_trace
+                  FROM unnest(v_ids, v_ords, v_kinds, v_states, v_run_ats) AS v(id, n, kind, state, run_at)
+                  JOIN unnest(reasons_, error_types_, error_messages_, error_traces_) WITH ORDINALITY
+                       AS t(reason, error_type, error_message, error_trace, n) ON t.n = v.n) AS d ON d.id = j.id;
+
+        WITH ended AS (
+            DELETE FROM headgate.jobs j
+             WHERE v_final IS NOT NULL AND j.tenant_no = tenant_ AND j.id = ANY (v_final) AND j.state + 0 = 1
+            RETURNING j.id, j.created_at, j.run_at, j.claimed_at, j.topic_no, j.priority, j.attempt, j.max_attempts,
+                      j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
+        kept AS (
+            INSERT INTO headgate.archive (id, created_at, run_at, claimed_at, finished_at, tenant_no, topic_no, priority,
+                                          attempt, max_attempts, epoch, policy_no, owner, state, flags, last_outcome,
+                                          worker, last_error, headers, progress, payload)
+            SELECT e.id, e.created_at, e.run_at, e.claimed_at, v_now, tenant_, e.topic_no, e.priority, e.attempt,
+                   e.max_attempts, e.epoch, e.policy_no, e.owner, v_states[width_bucket(e.id, v_ids)], e.flags,
+                   v_kinds[width_bucket(e.id, v_ids)], e.worker,
+                   coalesce(v_errors[width_bucket(e.id, v_ids)], e.last_error), e.headers, e.progress, e.payload
+              FROM ended e
+            RETURNING topic_no, state),
+        moved AS (
+            UPDATE headgate.jobs j
+               SET state = v_states[width_bucket(j.id, v_ids)],
+                   run_at = coalesce(v_run_ats[width_bucket(j.id, v_ids)], j.run_at),
+                   last_outcome = v_kinds[width_bucket(j.id, v_ids)],
+                   last_error = coalesce(v_errors[width_bucket(j.id, v_ids)], j.last_error),
+                   -- Hand-back and snooze are free: the attempt is refunded, the epoch is not.
+                   attempt = j.attempt - CASE WHEN v_kinds[width_bucket(j.id, v_ids)] IN (3, 4) THEN 1 ELSE 0 END,
+                   owner = NULL, lease_until = NULL
+             WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 1
+               AND (v_final IS NULL OR j.id <> ALL (v_final))
+            RETURNING j.topic_no, j.state)
+        INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+        SELECT tenant_, x.topic_no, 1, x.state, count(*), v_now
+          FROM (SELECT topic_no, state FROM kept UNION ALL SELECT topic_no, state FROM moved) AS x GROUP BY 2, 4;
+
+        RETURN QUERY SELECT d.n, 0::smallint, d.state, CASE WHEN d.state IN (2, 3) THEN d.run_at END
+                       FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
+    END IF;
+    IF coalesce(cardinality(v_ids), 0) < cardinality(ids_) THEN
+        RETURN QUERY
+        SELECT m.n[r.ord], r.receipt, r.state, r.run_at
+          FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,
+                       array_agg(u.kind ORDER BY u.n) AS kinds, array_agg(u.n::int ORDER BY u.n) AS n
+                  FROM unnest(ids_, epochs_, kinds_) WITH ORDINALITY AS u(id, epoch, kind, n)
+                 WHERE u.n <> ALL (coalesce(v_ords, '{}'))) AS m
+         CROSS JOIN LATERAL headgate.receipts_v1(tenant_, m.ids, m.epochs, m.kinds, 1) AS r;
+    END IF;
+END $$;

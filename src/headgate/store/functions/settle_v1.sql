@@ -1,0 +1,91 @@
+-- One flush of outcomes, any mix. Returns only what needs telling: (ord, receipt, state, run_at). A Completed that was
+-- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
+-- 3 unknown). ords count the completed ones first, then the others, in the order given.
+--
+-- tenants_/counts_ cut the arrays into runs, one per tenant: nearly always one. Repeated ids were folded by the caller.
+CREATE FUNCTION headgate.settle_v1(
+    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
+    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
+    other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
+    error_types_ text[], error_messages_ text[], error_traces_ text[])
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now     timestamptz := headgate.clock_v1();   -- one stamp: a flush never straddles two partitions
+    v_from    int := 1;
+    v_to      int;
+    v_ids     uuid[] := ids_;
+    v_epochs  int[] := epochs_;
+    v_results bytea[] := results_;
+    v_applied int;
+    v_gone    uuid[];
+    v_base    int := cardinality(ids_);
+    v_odd     boolean;
+BEGIN
+    FOR v_run IN 1 .. cardinality(tenants_) LOOP
+        v_to := v_from + counts_[v_run] - 1;
+        IF cardinality(tenants_) > 1 THEN
+            v_ids := ids_[v_from:v_to];
+            v_epochs := epochs_[v_from:v_to];
+            v_results := results_[v_from:v_to];
+        END IF;
+        -- explain: complete
+        WITH told AS MATERIALIZED (
+            SELECT u.id, u.epoch, u.result FROM unnest(v_ids, v_epochs, v_results) AS u(id, epoch, result)),
+        gone AS (
+            -- By key; state and epoch are checked on the row, through a hashed list. IS TRUE keeps the planner from
+            -- turning that list into a join. The newest version of the row is what counts: a renewal that commits
+            -- meanwhile is waited for and the checks are made again.
+            DELETE FROM headgate.jobs j
+             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1
+               AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM told t)) IS TRUE
+            RETURNING j.id, j.created_at, j.run_at, j.claimed_at, j.topic_no, j.priority, j.attempt, j.max_attempts,
+                      j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
+        counted AS (
+            INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+            SELECT tenants_[v_run], g.topic_no, 1, 5, count(*), v_now FROM gone g GROUP BY 2),
+        kept AS (
+            INSERT INTO headgate.archive (id, created_at, run_at, claimed_at, finished_at, tenant_no, topic_no, priority,
+                                          attempt, max_attempts, epoch, policy_no, owner, state, flags, last_outcome,
+                                          worker, last_error, headers, progress, payload, result)
+            SELECT g.id, g.created_at, g.run_at, g.claimed_at, v_now, tenants_[v_run], g.topic_no, g.priority, g.attempt,
+                   g.max_attempts, g.epoch, g.policy_no, g.owner, 5, g.flags, 0, g.worker, g.last_error, g.headers,
+                   g.progress, g.payload, t.result
+              FROM gone g JOIN told t ON t.id = g.id
+            RETURNING id, flags)
+        SELECT count(*), bool_or(k.flags & 16 <> 0),
+               CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
+          INTO v_applied, v_odd, v_gone FROM kept k;
+        -- explain: end
+        IF v_odd THEN      -- done before the wish to cancel reached the worker: the work stands, the history says so
+            INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
+            SELECT a.tenant_no, a.id, v_now, 11, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
+             WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_ids) AND a.finished_at = v_now AND a.flags & 16 <> 0;
+        END IF;
+        IF v_applied < cardinality(v_ids) THEN
+            RETURN QUERY
+            SELECT v_from + m.n[r.ord] - 1, r.receipt, r.state, r.run_at
+              FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,
+                           array_agg(u.n::int ORDER BY u.n) AS n
+                      FROM unnest(v_ids, v_epochs) WITH ORDINALITY AS u(id, epoch, n)
+                     WHERE u.id <> ALL (coalesce(v_gone, '{}'))) AS m
+             CROSS JOIN LATERAL headgate.receipts_v1(tenants_[v_run], m.ids, m.epochs,
+                                                     array_fill(0::smallint, ARRAY[cardinality(m.ids)]), 1) AS r;
+        END IF;
+        v_from := v_to + 1;
+    END LOOP;
+
+    v_from := 1;
+    FOR v_run IN 1 .. cardinality(other_tenants_) LOOP
+        v_to := v_from + other_counts_[v_run] - 1;
+        RETURN QUERY
+        SELECT o.ord + v_base + v_from - 1, o.receipt, o.state, o.run_at
+          FROM headgate.settle_other_v1(
+                   other_tenants_[v_run], other_ids_[v_from:v_to], other_epochs_[v_from:v_to], other_kinds_[v_from:v_to],
+                   other_delays_ms_[v_from:v_to], other_permanents_[v_from:v_to], other_reasons_[v_from:v_to],
+                   error_types_[v_from:v_to], error_messages_[v_from:v_to], error_traces_[v_from:v_to]) AS o;
+        v_from := v_to + 1;
+    END LOOP;
+END $$;

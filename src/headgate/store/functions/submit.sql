@@ -1,0 +1,84 @@
+-- For applications: submit a job inside your own transaction, from any language. It is there if and only if you commit.
+--     SELECT headgate.submit('send-email', '{"to": "a@b.example"}'::jsonb, priority => 10);
+-- Returns the job's id: the first job's, when the same id or key was submitted before. Not granted to PUBLIC:
+--     GRANT USAGE ON SCHEMA headgate TO app; GRANT EXECUTE ON FUNCTION headgate.submit(text, jsonb, …) TO app;
+CREATE FUNCTION headgate.submit(
+    topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
+    run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
+    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}')
+RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+    v_problem text;
+    v_tenant  int;
+    v_topic   record;
+    v_id      uuid := id;
+    v_said    record;
+    v_now     timestamptz := headgate.clock_v1();
+BEGIN
+    -- The same limits as domain/limits.py; a test holds the two together.
+    v_problem := CASE
+        WHEN topic IS NULL OR topic !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$' OR topic ~ '\.\.|//' THEN
+            'topic: must be 1 to 200 characters of A-Z a-z 0-9 . _ : / -, starting with a letter or digit, without ".." or "//"'
+        WHEN tenant IS NULL OR tenant !~ '^[a-z0-9][a-z0-9-]{0,62}$' THEN
+            'tenant: must be 1 to 63 characters of a-z 0-9 -, starting with a letter or digit'
+        WHEN payload IS NULL THEN 'payload: is missing; pass an empty value for a job without one'
+        WHEN octet_length(payload) > 1048576 THEN
+            format('payload: %s bytes is over the limit of 1048576 bytes', octet_length(payload))
+        WHEN priority IS NULL THEN 'priority: must be an int32'
+        WHEN delay IS NOT NULL AND run_at IS NOT NULL THEN 'delay: give either delay or run_at, not both'
+        WHEN delay < interval '0' OR delay > interval '1825 days' THEN 'delay: must be between 0 and 1825 days'
+        WHEN run_at < '2000-01-01 00:00:00+00' OR run_at > v_now + interval '1825 days' THEN
+            'run_at: must be between 2000-01-01 and 1825 days from now'
+        WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
+        WHEN length(key) NOT BETWEEN 1 AND 255 THEN 'key: must be 1 to 255 characters'
+        WHEN key_window IS NULL OR key_window < interval '1 second' OR key_window > interval '365 days' THEN
+            'key_window: must be between 1 second and 365 days'
+        WHEN id IS NOT NULL AND substr(id::text, 15, 1) NOT IN ('7', '8') THEN
+            'id: must be a UUID of version 7; leave it out, or pass a key to submit only once'
+        WHEN cardinality(tags) > 20 OR EXISTS (SELECT FROM unnest(tags) AS t WHERE coalesce(length(t), 0) NOT BETWEEN 1 AND 100)
+            THEN 'tags: at most 20, each of 1 to 100 characters'
+        WHEN headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object' OR octet_length(headers::text) > 8192) THEN
+            'headers: must be a JSON object of at most 8192 bytes' END;
+    IF v_problem IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_problem USING ERRCODE = 'invalid_parameter_value', HINT = 'headgate code: invalid_input';
+    END IF;
+    v_tenant := headgate.intern_tenant_v1(tenant);
+    SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
+    IF v_id IS NULL THEN      -- a UUIDv7: 48 bits of milliseconds, version, 74 random bits (version 18 has uuidv7())
+        v_id := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
+                    substring(int8send((extract(epoch FROM v_now) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
+                    52, 1), 53, 1), 'hex')::uuid;
+    END IF;
+    SELECT s.receipt, s.job_id INTO v_said FROM headgate.submit_v1(
+        ARRAY[v_tenant], ARRAY[v_id], ARRAY[v_topic.topic_no], ARRAY[payload], ARRAY[priority],
+        ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
+        ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
+        ARRAY[(extract(epoch FROM delay) * 1000)::bigint], ARRAY[run_at],
+        ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_topic.policy_no], ARRAY[headers],
+        CASE WHEN id IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
+        CASE WHEN key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
+        CASE WHEN key IS NULL THEN '{}'::text[] ELSE ARRAY[key] END,
+        CASE WHEN key IS NULL THEN '{}'::bytea[]
+             ELSE ARRAY[substring(sha256(convert_to(topic, 'UTF8') || '\x00'::bytea || payload) FOR 16)] END,
+        CASE WHEN key IS NULL THEN '{}'::bigint[] ELSE ARRAY[(extract(epoch FROM key_window) * 1000)::bigint] END,
+        array_fill(1, ARRAY[cardinality(tags)]), tags) AS s;
+    IF v_said.receipt = 2 THEN
+        RAISE EXCEPTION '%: job % was submitted before with another body', CASE WHEN key IS NULL THEN 'id' ELSE 'key' END,
+            v_said.job_id USING ERRCODE = 'unique_violation', HINT = 'headgate code: conflict';
+    END IF;
+    RETURN coalesce(v_said.job_id, v_id);
+END $$;
+
+CREATE FUNCTION headgate.submit(
+    topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
+    run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
+    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}')
+RETURNS uuid LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT headgate.submit(topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key,
+                           key_window, id, headers, tags)
+$$;
+REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[])
+    FROM PUBLIC;
+REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[])
+    FROM PUBLIC;

@@ -1,0 +1,154 @@
+-- One flush of submits. Returns only what was NOT simply created: (ord, receipt, job_id) with receipt 1 duplicate or
+-- 2 conflict, job_id the job that was there first. No row for an ord means: created, as asked.
+--
+-- Parallel arrays, one element per job; an empty array means "the default for all" (unnest pads with NULL).
+-- Keys and tags are sparse: (ord, value) pairs. The caller has validated everything and folded repeated ids.
+--
+-- fresh: this id was made for this very call and never sent before. Anything else may be a copy of a submit whose job
+-- has run and finished meanwhile, so the archive is checked AFTER the insert, in a later statement with a newer
+-- snapshot: checked before, or in the insert's own statement, a completion in between would make a second job. Such
+-- ids are also remembered for a while, so that a delayed first, "fresh" copy cannot insert them again.
+CREATE FUNCTION headgate.submit_v1(
+    tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], payloads_ bytea[],
+    priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
+    max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
+    key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[])
+RETURNS TABLE (ord int, receipt smallint, job_id uuid)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now        timestamptz := headgate.clock_v1();
+    v_now_us     bigint := (extract(epoch FROM v_now) * 1000000)::bigint;
+    v_count      int := cardinality(ids_);
+    v_skip       int[] := '{}';        -- ords whose key belongs to another job
+    v_new_tenants int[];
+    v_new_ids    uuid[];
+    v_suspect    int[];                -- ords inserted just now that may have finished before
+    v_undo       int[] := '{}';
+    v_odd        boolean;              -- anything but plain fresh submits
+    v_old_ords   int[];                -- ords whose id was there before, and what they are told
+    v_old_receipts smallint[];
+BEGIN
+    -- Keys first: the row in idempotency_keys is what two simultaneous submits of one key meet on.
+    IF cardinality(key_ords_) > 0 THEN
+        WITH told AS MATERIALIZED (
+            SELECT k.o, tenant_nos_[k.o] AS tenant_no, k.key, ids_[k.o] AS id, k.hash, k.window_ms,
+                   row_number() OVER (PARTITION BY tenant_nos_[k.o], k.key ORDER BY k.o) AS nth
+              FROM unnest(key_ords_, keys_, key_hashes_, key_windows_ms_) AS k(o, key, hash, window_ms)),
+        won AS (
+            INSERT INTO headgate.idempotency_keys AS k (tenant_no, key, job_id, body_hash, expires_at)
+            SELECT t.tenant_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
+             WHERE t.nth = 1 ORDER BY t.tenant_no, t.key     -- one order for everybody: no deadlock
+            ON CONFLICT (tenant_no, key) DO UPDATE
+               SET job_id = excluded.job_id, body_hash = excluded.body_hash, expires_at = excluded.expires_at
+             WHERE k.expires_at <= v_now
+            RETURNING k.tenant_no, k.key)
+        SELECT coalesce(array_agg(t.o), '{}') INTO v_skip FROM told t
+         WHERE t.nth > 1 OR NOT EXISTS (SELECT FROM won w WHERE w.tenant_no = t.tenant_no AND w.key = t.key);
+        -- A later statement: it sees the winner's row also when the winner committed while we waited for it.
+        RETURN QUERY
+        SELECT k.o, (CASE WHEN e.body_hash = k.hash THEN 1 ELSE 2 END)::smallint, e.job_id
+          FROM unnest(key_ords_, keys_, key_hashes_) AS k(o, key, hash)
+          JOIN LATERAL (SELECT i.job_id, i.body_hash FROM headgate.idempotency_keys i
+                         WHERE i.tenant_no = tenant_nos_[k.o] AND i.key = k.key LIMIT 1) AS e ON true
+         WHERE k.o = ANY (v_skip);
+    END IF;
+
+    WITH made AS (
+        INSERT INTO headgate.jobs (id, rank_at, created_at, run_at, tenant_no, topic_no, rank_class, priority,
+                                   max_attempts, policy_no, state, flags, headers, payload)
+        SELECT u.id, v_now_us + u.n + coalesce(u.rank_offset, 0), v_now, d.run_at, u.tenant_no, u.topic_no,
+               coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
+               coalesce(u.policy_no, 1), CASE WHEN d.run_at > v_now THEN 2 ELSE 0 END,
+               CASE WHEN octet_length(u.payload) > 1024 THEN 1 ELSE 0 END
+                 + CASE WHEN cardinality(tag_ords_) > 0 AND u.n = ANY (tag_ords_) THEN 2 ELSE 0 END,
+               u.headers, CASE WHEN octet_length(u.payload) <= 1024 THEN u.payload END
+          FROM unnest(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_, delays_ms_,
+                      run_ats_, max_attempts_, policy_nos_, headers_) WITH ORDINALITY
+               AS u(tenant_no, id, topic_no, payload, priority, rank_class, rank_offset, delay_ms, run_at,
+                    max_attempts, policy_no, headers, n)
+         CROSS JOIN LATERAL (SELECT coalesce(u.run_at, v_now + u.delay_ms * interval '1 ms', v_now) AS run_at) AS d
+         WHERE cardinality(v_skip) = 0 OR u.n <> ALL (v_skip)
+        ON CONFLICT (tenant_no, id) DO NOTHING
+        RETURNING tenant_no, id, topic_no, state),
+    counted AS (
+        INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+        SELECT m.tenant_no, m.topic_no, -1, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4)
+    SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
+
+    -- The plain case ends here: everything was fresh, everything is in, and nobody has sent anything twice lately.
+    v_odd := cardinality(stale_ords_) > 0 OR coalesce(cardinality(v_new_ids), 0) < v_count
+             OR EXISTS (SELECT FROM headgate.resent_ids);
+    IF v_odd THEN
+        -- Inserted just now, though sent before (or remembered as sent again): did the job finish meanwhile?
+        SELECT coalesce(array_agg(u.n), '{}') INTO v_suspect
+          FROM unnest(tenant_nos_, ids_) WITH ORDINALITY AS u(tenant_no, id, n)
+         WHERE (u.tenant_no, u.id) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
+           AND (u.n = ANY (stale_ords_)
+                OR EXISTS (SELECT FROM headgate.resent_ids r WHERE r.tenant_no = u.tenant_no AND r.id = u.id));
+        SELECT coalesce(array_agg(s.o), '{}') INTO v_undo FROM unnest(v_suspect) AS s(o)
+         WHERE EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_nos_[s.o] AND a.id = ids_[s.o])
+            -- A fresh copy of an id already remembered: its job was made, and has since been discarded.
+            OR s.o <> ALL (stale_ords_);
+        IF cardinality(v_undo) > 0 THEN
+            WITH gone AS (
+                DELETE FROM headgate.jobs j
+                 WHERE j.tenant_no = ANY (ARRAY(SELECT DISTINCT tenant_nos_[o] FROM unnest(v_undo) AS o))
+                   AND j.id = ANY (ARRAY(SELECT ids_[o] FROM unnest(v_undo) AS o))
+                   AND ((j.tenant_no, j.id) IN (SELECT tenant_nos_[o], ids_[o] FROM unnest(v_undo) AS o)) IS TRUE
+                RETURNING j.tenant_no, j.topic_no, j.state)
+            INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+            SELECT g.tenant_no, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 1, 2, 3;
+        END IF;
+        INSERT INTO headgate.resent_ids (tenant_no, id, expires_at)
+        SELECT tenant_nos_[s.o], ids_[s.o], v_now + interval '1 hour' FROM unnest(stale_ords_) AS s(o)
+         WHERE s.o <> ALL (v_skip) ORDER BY 1, 2
+        ON CONFLICT (tenant_no, id) DO UPDATE SET expires_at = excluded.expires_at;
+        -- What was there first, live or finished, in one snapshot; an edited body counts as the same one.
+        SELECT array_agg(u.n::int), array_agg((
+               CASE WHEN f.id IS NULL OR f.flags & 8 <> 0
+                      OR (f.topic_no = u.topic_no AND coalesce(f.payload, p.payload) = u.payload)
+                    THEN 1 ELSE 2 END)::smallint)
+          INTO v_old_ords, v_old_receipts
+          FROM unnest(tenant_nos_, ids_, topic_nos_, payloads_) WITH ORDINALITY AS u(tenant_no, id, topic_no, payload, n)
+          LEFT JOIN LATERAL (
+               (SELECT j.id, j.topic_no, j.flags, j.payload FROM headgate.jobs j
+                 WHERE j.tenant_no = u.tenant_no AND j.id = u.id LIMIT 1)
+               UNION ALL
+               (SELECT a.id, a.topic_no, a.flags, a.payload FROM headgate.archive a
+                 WHERE a.tenant_no = u.tenant_no AND a.id = u.id LIMIT 1)
+               LIMIT 1) AS f ON true
+          LEFT JOIN LATERAL (SELECT x.payload FROM headgate.payloads x
+                              WHERE x.tenant_no = u.tenant_no AND x.id = u.id AND f.flags & 1 <> 0 LIMIT 1) AS p ON true
+         WHERE u.n <> ALL (v_skip)
+           AND (u.n = ANY (v_undo)
+                OR NOT EXISTS (SELECT FROM unnest(v_new_tenants, v_new_ids) AS w(tenant_no, id)
+                                WHERE w.tenant_no = u.tenant_no AND w.id = u.id));
+        RETURN QUERY SELECT o.n, o.r, ids_[o.n] FROM unnest(v_old_ords, v_old_receipts) AS o(n, r);
+    END IF;
+
+    IF EXISTS (SELECT FROM unnest(payloads_) AS p(payload) WHERE octet_length(p.payload) > 1024) THEN
+        INSERT INTO headgate.payloads (tenant_no, id, payload)
+        SELECT u.tenant_no, u.id, u.payload
+          FROM unnest(tenant_nos_, ids_, payloads_) WITH ORDINALITY AS u(tenant_no, id, payload, n)
+         WHERE octet_length(u.payload) > 1024 AND u.n <> ALL (v_undo)
+           AND (u.tenant_no, u.id) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
+        ON CONFLICT (tenant_no, id) DO NOTHING;
+    END IF;
+    IF cardinality(tag_ords_) > 0 THEN
+        INSERT INTO headgate.job_tags (tenant_no, tag, job_id)
+        SELECT DISTINCT tenant_nos_[t.o], t.tag, ids_[t.o] FROM unnest(tag_ords_, tags_) AS t(o, tag)
+         WHERE t.o <> ALL (v_undo)
+           AND (tenant_nos_[t.o], ids_[t.o]) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
+         ORDER BY 1, 2, 3
+        ON CONFLICT DO NOTHING;
+    END IF;
+    IF cardinality(key_ords_) > 0 AND 2 = ANY (v_old_receipts) THEN
+        -- A key won for a job that was not made, because another body has that id: the key must stay free.
+        DELETE FROM headgate.idempotency_keys k
+         USING unnest(key_ords_, keys_) AS t(o, key), unnest(v_old_ords, v_old_receipts) AS o(n, r)
+         WHERE o.n = t.o AND o.r = 2
+           AND k.tenant_no = tenant_nos_[t.o] AND k.key = t.key AND k.job_id = ids_[t.o];
+    END IF;
+END $$;

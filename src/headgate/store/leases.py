@@ -1,0 +1,121 @@
+"""Keeping and ending leases, and making due jobs claimable: the instance's bounded background verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.errors import TooLarge
+from headgate.domain.states import State
+from headgate.domain.validation import check_integer
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.partitions import fetch_into_days
+
+BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
+RENEW: Final = "SELECT ord, lost, cancel FROM headgate.renew_v1($1, $2, $3, $4, $5)"
+PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
+REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The leases of one tenant to push forward: parallel ids and epochs."""
+
+    tenant_no: int
+    ids: Sequence[UUID]
+    epochs: Sequence[int]
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What a worker must be told about a job it holds: the lease is gone, or a cancel was requested."""
+
+    lost: bool
+    cancel: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoted:
+    """A job that has become claimable, with its place in the order: a hint for the next claim."""
+
+    tenant_no: int
+    topic_no: int
+    id: UUID
+    rank_class: int
+    rank_at: int
+    run_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """An attempt the watchdog has ended, and what became of its job."""
+
+    tenant_no: int
+    id: UUID
+    state: State
+    run_at: datetime | None
+
+
+async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], Renewal]:
+    """Push leases forward in one statement; returns only those that are lost or to be cancelled."""
+    size = sum(len(part.ids) for part in held)
+    if size > limits.SETTLE_FLUSH_MAX_ROWS:
+        raise TooLarge("leases", size=size, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows", hint="renew less at once")
+    for part in held:
+        check_integer(part.lease_ms, field="lease_ms", low=1, high=86_400_000)
+    if not size:
+        return {}
+    pairs = [(part.tenant_no, job_id) for part in held for job_id in part.ids]
+    with translating(writing=True):
+        rows = await db.fetch(
+            RENEW,
+            [part.tenant_no for part in held],
+            [len(part.ids) for part in held],
+            [job_id for part in held for job_id in part.ids],
+            [epoch for part in held for epoch in part.epochs],
+            [part.lease_ms for part in held],
+        )
+    return {pairs[ord_ - 1]: Renewal(lost=lost, cancel=cancel) for ord_, lost, cancel in rows}
+
+
+async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:
+    """Make at most `limit` due jobs claimable, the longest due first."""
+    check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
+    with translating(writing=True):
+        rows = await db.fetch(PROMOTE, limit, floor)
+    return [
+        Promoted(tenant_no=row[0], topic_no=row[1], id=row[2], rank_class=row[3], rank_at=row[4], run_at=row[5])
+        for row in rows
+    ]
+
+
+async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
+    """When the next waiting job falls due: what the promotion timer aims at."""
+    with translating(writing=False):
+        due: datetime | None = await db.fetchval(
+            # The partial index holds exactly these rows, in this order.
+            "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) AND run_at >= $1 ORDER BY run_at LIMIT 1",
+            floor,
+        )
+    return due
+
+
+async def reap(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Reaped]:
+    """End at most `limit` attempts whose lease has run out, as failed attempts."""
+    check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
+    with translating(writing=True):
+        rows = await fetch_into_days(db, REAP, limit, floor)
+    return [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows]
+
+
+async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
+    """When the oldest attempt that still runs began: nothing older need be looked at by the next reap."""
+    with translating(writing=False):
+        began: datetime | None = await db.fetchval("SELECT headgate.oldest_running_v1($1)", floor)
+    return began

@@ -1,0 +1,313 @@
+-- The base: names, live jobs, archive, events, flows, control, and the side tables later features lean on.
+-- States: 0 pending, 1 running, 2 scheduled, 3 retrying, 4 blocked (live) · 5 completed, 6 dead, 7 cancelled (final).
+-- Outcome kinds: 0 completed, 1 failed, 2 nack, 3 abandon, 4 snooze, 5 lapsed. domain/states.py holds the same numbers.
+-- No foreign keys on hot tables: a share lock on a parent row per job is a multixact per job.
+
+-- ---------------------------------------------------------------- names (small, read through caches)
+
+CREATE TABLE headgate.tenants (
+    tenant_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name        text NOT NULL UNIQUE CHECK (name ~ '^[a-z0-9][a-z0-9-]{0,62}$'),
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Retry policies are rows, so that any instance (and the watchdog) can apply them without knowing who submitted the job.
+CREATE TABLE headgate.retry_policies (
+    policy_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind        smallint NOT NULL CHECK (kind BETWEEN 0 AND 6),
+    base_ms     bigint NOT NULL CHECK (base_ms >= 1),
+    cap_ms      bigint NOT NULL CHECK (cap_ms BETWEEN base_ms AND 2592000000),
+    delays_ms   bigint[] NOT NULL DEFAULT '{}' CHECK ((kind = 6) = (cardinality(delays_ms) BETWEEN 1 AND 100)),
+    UNIQUE (kind, base_ms, cap_ms, delays_ms)
+);
+INSERT INTO headgate.retry_policies (kind, base_ms, cap_ms) VALUES (0, 1000, 86400000);   -- 1: attempt² seconds
+
+CREATE TABLE headgate.topics (
+    topic_no        int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant_no       int NOT NULL REFERENCES headgate.tenants,
+    name            text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
+    -- NULL: strict priority. Else each unit of priority is worth this much waiting; the cap keeps int32 × step in int64.
+    ageing_step_us  bigint CHECK (ageing_step_us BETWEEN 1000 AND 3600000000),
+    max_attempts    int NOT NULL DEFAULT 20 CHECK (max_attempts BETWEEN 1 AND 10000),
+    policy_no       int NOT NULL DEFAULT 1 REFERENCES headgate.retry_policies,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    UNIQUE (tenant_no, name)
+);
+
+-- Limits a topic may carry; no row means no limit, and no cost.
+CREATE TABLE headgate.topic_limits (
+    topic_no             int PRIMARY KEY REFERENCES headgate.topics,
+    max_running          int CHECK (max_running >= 0),
+    max_running_per_key  int CHECK (max_running_per_key >= 1),
+    rate_count           int CHECK (rate_count >= 1),
+    rate_period_ms       bigint CHECK (rate_period_ms >= 1),
+    rate_burst           int CHECK (rate_burst >= 1),
+    rate_per_key         boolean NOT NULL DEFAULT false,
+    ordered_by_key       boolean NOT NULL DEFAULT false,
+    fair_by_key          boolean NOT NULL DEFAULT false,
+    max_backlog          bigint CHECK (max_backlog >= 0),
+    changed_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CHECK ((rate_count IS NULL) = (rate_period_ms IS NULL))
+);
+
+-- One row per server process that ever served: the owner number on a running job points here.
+CREATE TABLE headgate.instances (
+    instance_no  int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text NOT NULL,
+    version      text NOT NULL,
+    started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- ---------------------------------------------------------------- live jobs (the hot table)
+
+CREATE TABLE headgate.jobs (
+    id            uuid NOT NULL,
+    rank_at       bigint NOT NULL,                       -- µs of the database clock at submit, less the ageing bonus
+    created_at    timestamptz NOT NULL,
+    run_at        timestamptz NOT NULL,                  -- when it is, or was, due
+    claimed_at    timestamptz,                           -- start of the newest attempt
+    lease_until   timestamptz,                           -- never indexed: renewals stay HOT
+    tenant_no     int NOT NULL,
+    topic_no      int NOT NULL,
+    rank_class    int NOT NULL,                          -- strict: −1 − priority, so that int32 maps onto int32
+    priority      int NOT NULL,
+    attempt       int NOT NULL DEFAULT 0,
+    max_attempts  int NOT NULL,
+    epoch         int NOT NULL DEFAULT 0,
+    policy_no     int NOT NULL,
+    owner         int,                                   -- the instance that claimed it
+    state         smallint NOT NULL,
+    flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
+                                                         -- 8 body edited, 16 cancel requested, 32 others wait for it,
+                                                         -- 64 made by a schedule
+    last_outcome  smallint,                              -- of the epoch that was settled last
+    worker        text,
+    last_error    text,
+    headers       jsonb,
+    progress      jsonb,
+    payload       bytea,                                 -- NULL when flag 1 is set
+    PRIMARY KEY (tenant_no, id),
+    CONSTRAINT jobs_live CHECK (state BETWEEN 0 AND 4),
+    CONSTRAINT jobs_lease CHECK ((state = 1) = (lease_until IS NOT NULL) AND (state = 1) = (owner IS NOT NULL)),
+    CONSTRAINT jobs_attempts CHECK (attempt BETWEEN 0 AND max_attempts AND attempt <= epoch
+                                    AND (state = 1 OR attempt < max_attempts)),
+    CONSTRAINT jobs_cancel CHECK (flags & 16 = 0 OR state = 1)
+) WITH (
+    fillfactor = 90,                                     -- room for HOT renewals and progress
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
+);
+-- Four indexes and no more: a claim is never HOT, so each one costs every job. A topic belongs to one tenant, so its
+-- number alone leads the claim order.
+CREATE INDEX jobs_claim_order ON headgate.jobs (topic_no, rank_class, rank_at) WHERE state = 0;
+CREATE INDEX jobs_due ON headgate.jobs (run_at) WHERE state IN (2, 3);
+CREATE INDEX jobs_running ON headgate.jobs (claimed_at) WHERE state = 1;
+
+-- Payloads over 1 KiB, written once: in the job row they would be rewritten by every claim and settle.
+CREATE TABLE headgate.payloads (
+    tenant_no  int NOT NULL,
+    id         uuid NOT NULL,
+    payload    bytea NOT NULL,
+    PRIMARY KEY (tenant_no, id)
+);
+ALTER TABLE headgate.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;   -- compressing costs more than it saves here
+
+-- ---------------------------------------------------------------- finished jobs and history (dropped by the day)
+
+CREATE TABLE headgate.archive (
+    id            uuid NOT NULL,
+    created_at    timestamptz NOT NULL,
+    run_at        timestamptz NOT NULL,
+    claimed_at    timestamptz,
+    finished_at   timestamptz NOT NULL,
+    tenant_no     int NOT NULL,
+    topic_no      int NOT NULL,
+    priority      int NOT NULL,
+    attempt       int NOT NULL,
+    max_attempts  int NOT NULL,
+    epoch         int NOT NULL,
+    policy_no     int NOT NULL,
+    owner         int,
+    state         smallint NOT NULL,
+    flags         smallint NOT NULL,
+    last_outcome  smallint,
+    worker        text,
+    last_error    text,
+    headers       jsonb,
+    progress      jsonb,
+    payload       bytea,
+    result        bytea,
+    PRIMARY KEY (tenant_no, id, finished_at),
+    CONSTRAINT archive_final CHECK (state BETWEEN 5 AND 7)
+) PARTITION BY RANGE (finished_at);
+ALTER TABLE headgate.archive ALTER COLUMN result SET STORAGE EXTERNAL;
+-- Dead letters and cancellations are few; completed jobs, the hot path, never touch this index.
+CREATE INDEX archive_unhappy ON headgate.archive (tenant_no, id) WHERE state IN (6, 7);
+
+CREATE SEQUENCE headgate.event_no CACHE 32;
+CREATE TABLE headgate.job_events (
+    tenant_no      int NOT NULL,
+    job_id         uuid NOT NULL,
+    at             timestamptz NOT NULL,
+    event_no       bigint NOT NULL DEFAULT nextval('headgate.event_no'),
+    kind           smallint NOT NULL,
+    epoch          int NOT NULL,
+    attempt        int NOT NULL,
+    state          smallint NOT NULL,                    -- the state the job went to
+    run_at         timestamptz,                          -- when it is due again, if it is
+    claimed_at     timestamptz,                          -- when the attempt this is about began
+    worker         text,
+    actor          text,                                 -- who asked, for an operator's verb
+    reason         text,
+    error_type     text,
+    error_message  text,
+    error_trace    text,
+    detail         jsonb,
+    PRIMARY KEY (tenant_no, job_id, at, event_no)
+) PARTITION BY RANGE (at);
+
+-- ---------------------------------------------------------------- counts for people
+
+-- Each flush appends one row per (topic, from, to); nothing is ever updated, so no flush waits for another.
+CREATE TABLE headgate.flow_deltas (
+    tenant_no   int NOT NULL,
+    topic_no    int NOT NULL,
+    from_state  smallint NOT NULL,                       -- −1: it did not exist
+    to_state    smallint NOT NULL,                       -- −1: it is gone
+    n           bigint NOT NULL,
+    at          timestamptz NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+CREATE TABLE headgate.state_counts (
+    tenant_no  int NOT NULL,
+    topic_no   int NOT NULL,
+    state      smallint NOT NULL,
+    n          bigint NOT NULL,
+    PRIMARY KEY (tenant_no, topic_no, state)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+CREATE TABLE headgate.flow_minutes (
+    minute      timestamptz NOT NULL,
+    tenant_no   int NOT NULL,
+    topic_no    int NOT NULL,
+    from_state  smallint NOT NULL,
+    to_state    smallint NOT NULL,
+    n           bigint NOT NULL,
+    PRIMARY KEY (minute, tenant_no, topic_no, from_state, to_state)
+) WITH (fillfactor = 70);
+
+-- ---------------------------------------------------------------- dispatch control
+
+-- (0, 0) everything · (tenant, 0) a tenant · (tenant, topic) a topic. The key makes a second global row impossible.
+CREATE TABLE headgate.dispatch_control (
+    tenant_no    int NOT NULL DEFAULT 0,
+    topic_no     int NOT NULL DEFAULT 0,
+    paused       boolean NOT NULL,
+    reason       text NOT NULL DEFAULT '',
+    paused_by    text NOT NULL DEFAULT '',
+    paused_at    timestamptz,                            -- when last paused; kept by a resume
+    paused_until timestamptz,
+    PRIMARY KEY (tenant_no, topic_no),
+    CHECK (topic_no = 0 OR tenant_no > 0),
+    CHECK (paused OR (reason = '' AND paused_until IS NULL)),
+    CHECK (NOT paused OR paused_at IS NOT NULL)
+);
+INSERT INTO headgate.dispatch_control (paused) VALUES (false);
+
+-- ---------------------------------------------------------------- side tables
+
+-- Same key, same job, until the window ends; the hash tells "again" from "another body under the same key".
+CREATE TABLE headgate.idempotency_keys (
+    tenant_no   int NOT NULL,
+    key         text NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
+    job_id      uuid NOT NULL,
+    body_hash   bytea NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant_no, key)
+);
+CREATE INDEX idempotency_keys_expiry ON headgate.idempotency_keys (expires_at);
+
+-- Ids that were sent again: a delayed first copy may still be on its way, and must not make a second job of one that
+-- has meanwhile finished.
+CREATE TABLE headgate.resent_ids (
+    tenant_no   int NOT NULL,
+    id          uuid NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant_no, id)
+);
+CREATE INDEX resent_ids_expiry ON headgate.resent_ids (expires_at);
+
+CREATE TABLE headgate.job_tags (
+    tenant_no  int NOT NULL,
+    tag        text NOT NULL CHECK (length(tag) BETWEEN 1 AND 100),
+    job_id     uuid NOT NULL,
+    PRIMARY KEY (tenant_no, tag, job_id)                 -- listing by tag walks this in id order, newest first
+);
+CREATE INDEX job_tags_of_job ON headgate.job_tags (tenant_no, job_id);
+
+-- child waits for parent; no counter row, so ten thousand parents can end at once without meeting on one row.
+CREATE TABLE headgate.job_dependencies (
+    tenant_no   int NOT NULL,
+    parent_id   uuid NOT NULL,
+    child_id    uuid NOT NULL,
+    needs       smallint NOT NULL,                       -- 0 the parent succeeded, 1 the parent ended
+    PRIMARY KEY (tenant_no, parent_id, child_id)
+);
+CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (tenant_no, child_id);
+
+-- Jobs that carry a limit or order key, in the order they are to be freed.
+CREATE TABLE headgate.job_limit_keys (
+    tenant_no   int NOT NULL,
+    topic_no    int NOT NULL,
+    limit_key   text NOT NULL,
+    rank_class  int NOT NULL,
+    rank_at     bigint NOT NULL,
+    job_id      uuid NOT NULL,
+    PRIMARY KEY (topic_no, limit_key, rank_class, rank_at, job_id)
+);
+CREATE INDEX job_limit_keys_of_job ON headgate.job_limit_keys (tenant_no, job_id);
+CREATE TABLE headgate.limit_usage (
+    topic_no     int NOT NULL,
+    limit_key    text NOT NULL DEFAULT '',
+    running      int NOT NULL DEFAULT 0,
+    tokens       double precision,
+    refilled_at  timestamptz,
+    PRIMARY KEY (topic_no, limit_key)
+) WITH (fillfactor = 50);
+
+-- Lineage both ways between a schedule and the jobs it made.
+CREATE TABLE headgate.schedule_jobs (
+    tenant_no     int NOT NULL,
+    schedule_no   int NOT NULL,
+    occurrence    timestamptz NOT NULL,
+    job_id        uuid NOT NULL,
+    PRIMARY KEY (tenant_no, schedule_no, occurrence)
+);
+CREATE INDEX schedule_jobs_of_job ON headgate.schedule_jobs (tenant_no, job_id);
+CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule_no, job_id);
+
+-- ---------------------------------------------------------------- the functions the server calls
+
+-- include: functions/clock_v1.sql
+-- include: functions/ensure_partitions_v1.sql
+-- include: functions/retire_v1.sql
+-- include: functions/retry_delay_ms_v1.sql
+-- include: functions/receipts_v1.sql
+-- include: functions/intern_v1.sql
+-- include: functions/submit_v1.sql
+-- include: functions/submit.sql
+-- include: functions/claim_v1.sql
+-- include: functions/settle_other_v1.sql
+-- include: functions/settle_v1.sql
+-- include: functions/renew_v1.sql
+-- include: functions/promote_v1.sql
+-- include: functions/reap_v1.sql
+-- include: functions/pause_v1.sql
+-- include: functions/cancel_v1.sql
+-- include: functions/redrive_v1.sql
+-- include: functions/reprioritise_v1.sql
+-- include: functions/discard_v1.sql
+-- include: functions/fold_flows_v1.sql
+
+SELECT headgate.ensure_partitions_v1(7);

@@ -1,0 +1,140 @@
+"""Names to numbers and back: tenants, topics and retry policies are interned once and cached for good.
+
+A number never changes its meaning, so a cached one cannot be wrong. The rules of a topic (ageing, attempts, policy) can
+change at run time: `refresh()` reads them again, and callers do so on their tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.errors import NotFound
+from headgate.domain.ids import TenantNo, TopicNo
+from headgate.domain.jobs import TopicRules
+from headgate.domain.rank import MICROSECOND
+from headgate.domain.validation import check_tenant, check_topic
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+
+DEFAULT_POLICY_NO = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A topic as the store knows it."""
+
+    tenant_no: TenantNo
+    no: TopicNo
+    name: str
+    rules: TopicRules
+    policy_no: int
+
+
+class Names:
+    """The caches of one process."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, TenantNo] = {}
+        self._topics: dict[tuple[TenantNo, str], Topic] = {}
+        self._topics_by_no: dict[int, Topic] = {}
+        self._policies: dict[RetryPolicy, int] = {RetryPolicy(): DEFAULT_POLICY_NO}
+        self._policies_by_no: dict[int, RetryPolicy] = {DEFAULT_POLICY_NO: RetryPolicy()}
+
+    async def tenant(self, db: Connection, name: str) -> TenantNo:
+        """The tenant's number, made on first use."""
+        known = self._tenants.get(name)
+        if known is None:
+            check_tenant(name)
+            with translating(writing=True):
+                known = TenantNo(await db.fetchval("SELECT headgate.intern_tenant_v1($1)", name))
+            self._tenants[name] = known
+        return known
+
+    async def topic(self, db: Connection, tenant_no: TenantNo, name: str) -> Topic:
+        """One topic, made on first use."""
+        return (await self.topics(db, tenant_no, [name]))[0]
+
+    async def topics(self, db: Connection, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic]:
+        """Topics in the order asked for, made on first use, in one round trip for all that are new."""
+        names = list(names)
+        missing = sorted({name for name in names if (tenant_no, name) not in self._topics})
+        if missing:
+            for name in missing:
+                check_topic(name)
+            with translating(writing=True):
+                rows = await db.fetch(
+                    "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no"
+                    " FROM headgate.intern_topics_v1($1, $2)",
+                    tenant_no,
+                    missing,
+                )
+            for name, no, step_us, attempts, policy_no in rows:
+                await self._remember(db, tenant_no, name, no, step_us, attempts, policy_no)
+        return [self._topics[tenant_no, name] for name in names]
+
+    async def topic_by_no(self, db: Connection, no: int) -> Topic:
+        """The topic behind a number found in a row."""
+        if no not in self._topics_by_no:
+            await self.refresh(db)
+        if no not in self._topics_by_no:
+            raise NotFound("topic", str(no))
+        return self._topics_by_no[no]
+
+    async def policy_no(self, db: Connection, policy: RetryPolicy) -> int:
+        """The number of a retry policy, made on first use."""
+        known = self._policies.get(policy)
+        if known is None:
+            with translating(writing=True):
+                known = await db.fetchval(
+                    "SELECT headgate.intern_policy_v1($1, $2, $3, $4)",
+                    int(policy.kind),
+                    policy.base_ms,
+                    policy.cap_ms,
+                    list(policy.delays_ms),
+                )
+            self._policies[policy] = known
+            self._policies_by_no[known] = policy
+        return known
+
+    async def policy_by_no(self, db: Connection, no: int) -> RetryPolicy:
+        """The retry policy behind a number found in a row."""
+        if no not in self._policies_by_no:
+            with translating(writing=False):
+                row = await db.fetchrow(
+                    "SELECT kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1", no
+                )
+            if row is None:
+                raise NotFound("retry policy", str(no))
+            kind, base_ms, cap_ms, delays_ms = row
+            policy = RetryPolicy(kind=BackoffKind(kind), base_ms=base_ms, cap_ms=cap_ms, delays_ms=tuple(delays_ms))
+            self._policies_by_no[no] = policy
+            self._policies[policy] = no
+        return self._policies_by_no[no]
+
+    async def refresh(self, db: Connection) -> None:
+        """Read all topics' rules again; another process may have changed them, or made new ones."""
+        with translating(writing=False):
+            rows = await db.fetch(
+                "SELECT tenant_no, name, topic_no, ageing_step_us, max_attempts, policy_no FROM headgate.topics"
+            )
+        for tenant_no, name, no, step_us, attempts, policy_no in rows:
+            await self._remember(db, TenantNo(tenant_no), name, no, step_us, attempts, policy_no)
+
+    async def _remember(
+        self,
+        db: Connection,
+        tenant_no: TenantNo,
+        name: str,
+        no: int,
+        step_us: int | None,
+        attempts: int,
+        policy_no: int,
+    ) -> None:
+        step: timedelta | None = None if step_us is None else step_us * MICROSECOND
+        rules = TopicRules(max_attempts=attempts, policy=await self.policy_by_no(db, policy_no), ageing_step=step)
+        topic = Topic(tenant_no=tenant_no, no=TopicNo(no), name=name, rules=rules, policy_no=policy_no)
+        self._topics[tenant_no, name] = topic
+        self._topics_by_no[no] = topic

@@ -1,0 +1,198 @@
+"""Reading one job, and the counts; lists are in listing.py.
+
+Live and finished jobs are read in one statement, hence in one snapshot: a job on its way from `jobs` to `archive` is
+seen once, never twice and never not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain.errors import NotFound
+from headgate.domain.ids import JobId
+from headgate.domain.states import EventKind, OutcomeKind, State
+from headgate.domain.validation import check_integer
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+
+GET: Final = """
+SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
+       j.flags & 16 <> 0, j.owner, j.worker, j.created_at, j.run_at, j.claimed_at, j.lease_until, NULL::timestamptz,
+       j.last_error, j.headers, j.rank_class, j.rank_at
+  FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+ UNION ALL
+SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
+       a.flags & 16 <> 0, a.owner, a.worker, a.created_at, a.run_at, a.claimed_at, NULL, a.finished_at,
+       a.last_error, a.headers, NULL, NULL
+  FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
+PAYLOAD: Final = """
+SELECT coalesce(f.payload, p.payload)
+  FROM (SELECT j.payload FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+         UNION ALL
+        SELECT a.payload FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2) AS f
+  LEFT JOIN headgate.payloads p ON p.tenant_no = $1 AND p.id = $2"""
+RESULT: Final = """
+SELECT j.state, NULL::bytea, j.last_error FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+ UNION ALL
+SELECT a.state, a.result, a.last_error FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
+EVENTS: Final = """
+SELECT at, kind, epoch, attempt, state, run_at, claimed_at, worker, actor, reason, error_type, error_message,
+       error_trace, detail
+  FROM headgate.job_events WHERE tenant_no = $1 AND job_id = $2 ORDER BY at, event_no LIMIT $3"""
+# The folded counts and what has not been folded yet: together exact at any moment.
+COUNTS: Final = """
+SELECT s.topic_no, s.state, sum(s.n)::bigint
+  FROM (SELECT c.topic_no, c.state, c.n FROM headgate.state_counts c WHERE c.tenant_no = $1
+         UNION ALL
+        SELECT d.topic_no, d.to_state, d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1
+         UNION ALL
+        SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1) AS s
+ WHERE s.state >= 0 GROUP BY 1, 2 HAVING sum(s.n) <> 0"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job as it stands. What does not apply to its state is None."""
+
+    id: JobId
+    topic_no: int
+    state: State
+    priority: int
+    attempt: int
+    max_attempts: int
+    epoch: int
+    policy_no: int
+    last_outcome: OutcomeKind | None
+    cancel_requested: bool
+    owner: int | None
+    worker: str | None
+    created_at: datetime
+    run_at: datetime
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    finished_at: datetime | None
+    last_error: str | None
+    headers: Mapping[str, str]
+    rank_class: int | None
+    rank_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How a job stands, and what it left behind when it has completed."""
+
+    state: State
+    result: bytes | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One entry of a job's history."""
+
+    at: datetime
+    kind: EventKind
+    epoch: int
+    attempt: int
+    state: State
+    run_at: datetime | None
+    claimed_at: datetime | None
+    worker: str | None
+    actor: str | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    error_trace: str | None
+    detail: Mapping[str, object]
+
+
+async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
+    """The job, live or finished. Raises NotFound, also for another tenant's."""
+    with translating(writing=False):
+        row = await db.fetchrow(GET, tenant_no, job_id)
+    if row is None:
+        raise NotFound("job", str(job_id))
+    return JobView(
+        id=JobId(row[0]),
+        topic_no=row[1],
+        state=State(row[2]),
+        priority=row[3],
+        attempt=row[4],
+        max_attempts=row[5],
+        epoch=row[6],
+        policy_no=row[7],
+        last_outcome=None if row[8] is None else OutcomeKind(row[8]),
+        cancel_requested=row[9],
+        owner=row[10],
+        worker=row[11],
+        created_at=row[12],
+        run_at=row[13],
+        claimed_at=row[14],
+        lease_until=row[15],
+        finished_at=row[16],
+        last_error=row[17],
+        headers=json.loads(row[18] or "{}"),
+        rank_class=row[19],
+        rank_at=row[20],
+    )
+
+
+async def payload(db: Connection, tenant_no: int, job_id: UUID) -> bytes:
+    """The job's body, wherever it lies."""
+    with translating(writing=False):
+        row = await db.fetchrow(PAYLOAD, tenant_no, job_id)
+    if row is None:
+        raise NotFound("job", str(job_id))
+    body: bytes = row[0]
+    return body
+
+
+async def result(db: Connection, tenant_no: int, job_id: UUID) -> JobResult:
+    """The job's state and, once it has completed, its result."""
+    with translating(writing=False):
+        row = await db.fetchrow(RESULT, tenant_no, job_id)
+    if row is None:
+        raise NotFound("job", str(job_id))
+    state = State(row[0])
+    return JobResult(state=state, result=(row[1] or b"") if state is State.COMPLETED else None, last_error=row[2])
+
+
+async def events(db: Connection, tenant_no: int, job_id: UUID, *, limit: int = 1_000) -> list[JobEvent]:
+    """The job's history, oldest first. It outlives the job itself."""
+    check_integer(limit, field="limit", low=1, high=10_000)
+    with translating(writing=False):
+        rows = await db.fetch(EVENTS, tenant_no, job_id, limit)
+    return [
+        JobEvent(
+            at=row[0],
+            kind=EventKind(row[1]),
+            epoch=row[2],
+            attempt=row[3],
+            state=State(row[4]),
+            run_at=row[5],
+            claimed_at=row[6],
+            worker=row[7],
+            actor=row[8],
+            reason=row[9],
+            error_type=row[10],
+            error_message=row[11],
+            error_trace=row[12],
+            detail=json.loads(row[13] or "{}"),
+        )
+        for row in rows
+    ]
+
+
+async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
+    """Jobs by topic number and state, from the rollups: exact, and never a count over the jobs themselves."""
+    with translating(writing=False):
+        rows = await db.fetch(COUNTS, tenant_no)
+    by_topic: dict[int, dict[State, int]] = {}
+    for topic_no, state, n in rows:
+        by_topic.setdefault(topic_no, {})[State(state)] = n
+    return by_topic

@@ -1,0 +1,172 @@
+"""Settling: any mix of outcomes, one call of `headgate.settle_v1`, one commit, a receipt each.
+
+The flush keeps completions apart from everything else, because that is the hot path: a completion that was applied
+comes back as nothing at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.outcomes import Abandon, Completed, Failed, Nack, Outcome, Snooze, kind_of
+from headgate.domain.states import Receipt, State
+from headgate.domain.validation import shown, to_ms
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.partitions import fetch_into_days
+
+SETTLE: Final = """
+SELECT ord, receipt, state, run_at
+  FROM headgate.settle_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of one outcome. `state` and `run_at` are the job's afterwards, when it is still known."""
+
+    receipt: Receipt
+    state: State | None = None
+    run_at: datetime | None = None
+
+
+APPLIED: Final = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
+
+
+@dataclass(slots=True)
+class _Done:
+    """Completions of one tenant."""
+
+    places: list[int] = field(default_factory=list)
+    ids: list[UUID] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    results: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Other:
+    """All other outcomes of one tenant."""
+
+    places: list[int] = field(default_factory=list)
+    ids: list[UUID] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    delays_ms: list[int | None] = field(default_factory=list)
+    permanents: list[bool] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+    error_types: list[str | None] = field(default_factory=list)
+    error_messages: list[str | None] = field(default_factory=list)
+    error_traces: list[str | None] = field(default_factory=list)
+
+
+class OutcomeFlush:
+    """Outcomes for one settle call, each at the place in which it was added (from 0)."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._done: dict[int, _Done] = {}
+        self._others: dict[int, _Other] = {}
+        self._seen: set[tuple[int, UUID]] = set()
+        self._repeats: list[tuple[int, int, UUID, int, Outcome]] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int:
+        """Append one outcome and return its place. A job's second outcome waits for the verdict on its first."""
+        if self._size >= limits.SETTLE_FLUSH_MAX_ROWS:
+            raise TooLarge("outcomes", size=self._size + 1, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows")
+        if not isinstance(outcome, Completed | Failed | Nack | Abandon | Snooze):
+            raise InvalidInput("outcome", f"must be one of the five outcomes, got {shown(outcome)}")
+        place = self._size
+        self._size += 1
+        if (tenant_no, job_id) in self._seen:
+            self._repeats.append((place, tenant_no, job_id, epoch, outcome))
+            return place
+        self._seen.add((tenant_no, job_id))
+        if isinstance(outcome, Completed):
+            done = self._done.setdefault(tenant_no, _Done())
+            done.places.append(place)
+            done.ids.append(job_id)
+            done.epochs.append(epoch)
+            done.results.append(outcome.result)
+        else:
+            self._add_other(place, tenant_no, job_id, epoch, outcome)
+        return place
+
+    def _add_other(
+        self, place: int, tenant_no: int, job_id: UUID, epoch: int, outcome: Failed | Nack | Abandon | Snooze
+    ) -> None:
+        other = self._others.setdefault(tenant_no, _Other())
+        error = outcome.error if isinstance(outcome, Failed) else None
+        other.places.append(place)
+        other.ids.append(job_id)
+        other.epochs.append(epoch)
+        other.kinds.append(int(kind_of(outcome)))
+        other.delays_ms.append(to_ms(outcome.delay) if isinstance(outcome, Nack | Snooze) else None)
+        other.permanents.append(isinstance(outcome, Failed) and outcome.permanent)
+        other.reasons.append(outcome.reason if isinstance(outcome, Nack) else None)
+        other.error_types.append(error.type if error else None)
+        other.error_messages.append(error.message if error else None)
+        other.error_traces.append(error.traceback or None if error else None)
+
+    def _arguments(self) -> tuple[tuple[object, ...], list[int]]:
+        """The call's arguments, and the place of each of its ords."""
+        done, others = list(self._done.values()), list(self._others.values())
+        results = [result for part in done for result in part.results]
+        arguments = (
+            list(self._done),
+            [len(part.ids) for part in done],
+            [job_id for part in done for job_id in part.ids],
+            [epoch for part in done for epoch in part.epochs],
+            results if any(results) else [],
+            list(self._others),
+            [len(part.ids) for part in others],
+            [job_id for part in others for job_id in part.ids],
+            [epoch for part in others for epoch in part.epochs],
+            [kind for part in others for kind in part.kinds],
+            [delay for part in others for delay in part.delays_ms],
+            [permanent for part in others for permanent in part.permanents],
+            [reason for part in others for reason in part.reasons],
+            [name for part in others for name in part.error_types],
+            [message for part in others for message in part.error_messages],
+            [trace for part in others for trace in part.error_traces],
+        )
+        places = [place for part in done for place in part.places]
+        return arguments, places + [place for part in others for place in part.places]
+
+    def _second_part(self) -> tuple[OutcomeFlush, list[int]]:
+        rest = OutcomeFlush()
+        for _, tenant_no, job_id, epoch, outcome in self._repeats:
+            rest.add(tenant_no, job_id, epoch, outcome)
+        return rest, [place for place, *_ in self._repeats]
+
+
+async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
+    """Write a flush; returns by place whatever is not simply a completion that was applied."""
+    if not len(flush):
+        return {}
+    arguments, places = flush._arguments()
+    with translating(writing=True):
+        rows = await fetch_into_days(db, SETTLE, *arguments)
+    answers = {
+        places[ord_ - 1]: Settled(
+            receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
+        )
+        for ord_, receipt, state, run_at in rows
+    }
+    if flush._repeats:
+        rest, their_places = flush._second_part()
+        answers |= {their_places[place]: answer for place, answer in (await settle(db, rest)).items()}
+    return answers
+
+
+async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:
+    """Settle a single attempt: for scripts and unary calls."""
+    flush = OutcomeFlush()
+    flush.add(tenant_no, job_id, epoch, outcome)
+    return (await settle(db, flush)).get(0, APPLIED)

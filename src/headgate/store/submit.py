@@ -1,0 +1,239 @@
+"""Submitting: one flush, one call of `headgate.submit_v1`, one commit.
+
+A `SubmitFlush` is parallel lists, not objects: the group writer fills it at some hundred thousand rows a second. A
+column in which every row has the default stays an empty list, which the function reads as "the default for all".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from headgate.domain import limits
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.ids import JobId
+from headgate.domain.jobs import Submission, Submitted, body_digest
+from headgate.domain.rank import rank_of
+from headgate.domain.states import SubmitReceipt
+from headgate.domain.validation import check_run_at, to_ms
+from headgate.store.connect import Connection
+from headgate.store.errors import translate, translating
+from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
+
+SUBMIT: Final = """
+SELECT ord, receipt, job_id
+  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True)
+class SubmitFlush:
+    """Rows for one submit call. `add` validates nothing: a `Submission` has been checked when it was made."""
+
+    tenant_nos: list[int] = field(default_factory=list)
+    ids: list[UUID] = field(default_factory=list)
+    topic_nos: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    # From here on a list may end early, or be empty: what is missing has the default.
+    priorities: list[int | None] = field(default_factory=list)
+    rank_classes: list[int | None] = field(default_factory=list)
+    rank_offsets: list[int | None] = field(default_factory=list)
+    delays_ms: list[int | None] = field(default_factory=list)
+    run_ats: list[datetime | None] = field(default_factory=list)
+    max_attempts: list[int | None] = field(default_factory=list)
+    policy_nos: list[int | None] = field(default_factory=list)
+    headers: list[str | None] = field(default_factory=list)
+    # Sparse: 1-based places in the flush, and what is there.
+    stale_ords: list[int] = field(default_factory=list)
+    key_ords: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    key_hashes: list[bytes] = field(default_factory=list)
+    key_windows_ms: list[int] = field(default_factory=list)
+    tag_ords: list[int] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, job: Submission, topic: Topic, *, policy_no: int | None = None) -> None:
+        """Append one job; `policy_no` is the number of the submission's own policy, if it has one."""
+        place = len(self.ids)
+        self.tenant_nos.append(topic.tenant_no)
+        self.ids.append(job.id)
+        self.topic_nos.append(topic.no)
+        self.payloads.append(job.payload)
+        rules = topic.rules
+        if job.priority != limits.PRIORITY_DEFAULT:
+            rank_class, offset = rank_of(job.priority, rules.ageing_step)
+            _put(self.priorities, place, job.priority)
+            _put(self.rank_classes, place, rank_class)
+            if offset:
+                _put(self.rank_offsets, place, offset)
+        if job.delay:
+            _put(self.delays_ms, place, to_ms(job.delay))
+        if job.run_at is not None:
+            _put(self.run_ats, place, job.run_at)
+        attempts = job.max_attempts or rules.max_attempts
+        if attempts != limits.MAX_ATTEMPTS_DEFAULT:
+            _put(self.max_attempts, place, attempts)
+        policy_no = policy_no or topic.policy_no
+        if policy_no != DEFAULT_POLICY_NO:
+            _put(self.policy_nos, place, policy_no)
+        if job.headers:
+            _put(self.headers, place, json.dumps(dict(job.headers), ensure_ascii=False))
+        if not job.fresh:
+            self.stale_ords.append(place + 1)
+        if job.key is not None and job.key_window is not None:
+            self.key_ords.append(place + 1)
+            self.keys.append(job.key)
+            self.key_hashes.append(body_digest(job.topic, job.payload))
+            self.key_windows_ms.append(to_ms(job.key_window))
+        for tag in job.tags:
+            self.tag_ords.append(place + 1)
+            self.tags.append(tag)
+
+    def part(self, start: int, stop: int) -> SubmitFlush:
+        """Rows start … stop − 1 as a flush of their own."""
+        piece = SubmitFlush()
+        dense = ("tenant_nos", "ids", "topic_nos", "payloads", "priorities", "rank_classes", "rank_offsets")
+        for name in (*dense, "delays_ms", "run_ats", "max_attempts", "policy_nos", "headers"):
+            setattr(piece, name, getattr(self, name)[start:stop])
+        piece.stale_ords = [place - start for place in self.stale_ords if start < place <= stop]
+        for place, key, digest, window in zip(
+            self.key_ords, self.keys, self.key_hashes, self.key_windows_ms, strict=True
+        ):
+            if start < place <= stop:
+                piece.key_ords.append(place - start)
+                piece.keys.append(key)
+                piece.key_hashes.append(digest)
+                piece.key_windows_ms.append(window)
+        for place, tag in zip(self.tag_ords, self.tags, strict=True):
+            if start < place <= stop:
+                piece.tag_ords.append(place - start)
+                piece.tags.append(tag)
+        return piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitAnswer:
+    """What became of a row that was not simply created. `error` only with REFUSED."""
+
+    receipt: SubmitReceipt
+    job_id: JobId
+    error: HeadgateError | None = None
+
+
+async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    """Write a flush; returns answers by 0-based place for all that was not simply created.
+
+    A row the database cannot take is found by halving the flush: its neighbours are written, in their order. Ids that
+    occur twice in the flush are sent one after the other, so that the second is answered as a repeat.
+    """
+    if len(flush) > limits.SUBMIT_FLUSH_MAX_ROWS:
+        raise TooLarge(
+            "jobs", size=len(flush), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="rows", hint="send less at once"
+        )
+    if not len(flush):
+        return {}
+    repeats = _first_repeat(flush)
+    if repeats is not None:
+        answers = await submit(db, flush.part(0, repeats))
+        later = await submit(db, flush.part(repeats, len(flush)))
+        return answers | {repeats + place: answer for place, answer in later.items()}
+    with translating(writing=True):
+        try:
+            rows = await db.fetch(SUBMIT, *_arguments(flush))
+        except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+            return await _isolate(db, flush, error)
+    return {
+        place - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for place, receipt, job_id in rows
+    }
+
+
+async def submit_all(
+    db: Connection, names: Names, jobs: Sequence[Submission], *, now: datetime | None = None
+) -> list[Submitted]:
+    """Submit checked jobs in flushes; one answer per job, in order. A refused row raises its error at the end."""
+    answers: list[Submitted] = []
+    for start in range(0, len(jobs), limits.SUBMIT_FLUSH_MAX_ROWS):
+        flush = await fill(db, names, jobs[start : start + limits.SUBMIT_FLUSH_MAX_ROWS], now=now)
+        odd = await submit(db, flush)
+        for place, job_id in enumerate(flush.ids):
+            answer = odd.get(place)
+            if answer is not None and answer.error is not None:
+                raise answer.error
+            receipt = SubmitReceipt.CREATED if answer is None else answer.receipt
+            answers.append(Submitted(id=JobId(job_id) if answer is None else answer.job_id, receipt=receipt))
+    return answers
+
+
+async def fill(db: Connection, names: Names, jobs: Iterable[Submission], *, now: datetime | None = None) -> SubmitFlush:
+    """Look up the names and lay the jobs out as a flush; `now`, if given, bounds how far ahead a run_at may lie."""
+    flush = SubmitFlush()
+    for job in jobs:
+        if job.run_at is not None and now is not None:
+            check_run_at(job.run_at, now=now)
+        topic = await names.topic(db, await names.tenant(db, job.tenant), job.topic)
+        policy_no = None if job.policy is None else await names.policy_no(db, job.policy)
+        flush.add(job, topic, policy_no=policy_no)
+    return flush
+
+
+def _put(column: list[_Value | None], place: int, value: _Value) -> None:
+    """Set the value at `place`, leaving defaults in the places that were passed over."""
+    column.extend([None] * (place - len(column)))
+    column.append(value)
+
+
+def _first_repeat(flush: SubmitFlush) -> int | None:
+    """The first place whose (tenant, id) stood before in this flush."""
+    if len(set(flush.ids)) == len(flush.ids):
+        return None
+    seen: set[tuple[int, UUID]] = set()
+    for place, pair in enumerate(zip(flush.tenant_nos, flush.ids, strict=True)):
+        if pair in seen:
+            return place
+        seen.add(pair)
+    return None
+
+
+def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
+    return (
+        flush.tenant_nos,
+        flush.ids,
+        flush.topic_nos,
+        flush.payloads,
+        flush.priorities,
+        flush.rank_classes,
+        flush.rank_offsets,
+        flush.delays_ms,
+        flush.run_ats,
+        flush.max_attempts,
+        flush.policy_nos,
+        flush.headers,
+        flush.stale_ords,
+        flush.key_ords,
+        flush.keys,
+        flush.key_hashes,
+        flush.key_windows_ms,
+        flush.tag_ords,
+        flush.tags,
+    )
+
+
+async def _isolate(db: Connection, flush: SubmitFlush, error: asyncpg.PostgresError) -> dict[int, SubmitAnswer]:
+    if len(flush) == 1:
+        reason = translate(error, writing=True)
+        refused = InvalidInput("job", f"{flush.ids[0]} cannot be stored ({reason})")
+        return {0: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[0]), error=refused)}
+    half = len(flush) // 2
+    answers = await submit(db, flush.part(0, half))
+    later = await submit(db, flush.part(half, len(flush)))
+    return answers | {half + place: answer for place, answer in later.items()}

@@ -1,0 +1,77 @@
+"""What an instance does now and then so that the store stays small and quick. Every step is bounded, safe to repeat and
+safe to run on several instances at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headgate.domain.validation import check_integer
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+
+HOT_TABLES: Final = ("jobs", "flow_deltas", "state_counts", "resent_ids", "idempotency_keys", "limit_usage")
+DEAD_ROWS: Final = """
+SELECT c.relname, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0),
+       -- TRUNCATE off: giving pages back takes an exclusive lock that stops every claim.
+       format('VACUUM (TRUNCATE false, SKIP_LOCKED true) headgate.%I', c.relname)
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
+ WHERE n.nspname = 'headgate' AND c.relname = ANY ($1)"""
+# Oldest first, in bounded numbers, skipping what a submit is just using.
+EXPIRE_KEYS: Final = """
+WITH old AS (SELECT k.tenant_no, k.key FROM headgate.idempotency_keys k WHERE k.expires_at <= headgate.clock_v1()
+              ORDER BY k.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+     gone AS (DELETE FROM headgate.idempotency_keys k USING old o
+               WHERE k.tenant_no = o.tenant_no AND k.key = o.key RETURNING 1)
+SELECT count(*) FROM gone"""
+EXPIRE_RESENT: Final = """
+WITH old AS (SELECT r.tenant_no, r.id FROM headgate.resent_ids r WHERE r.expires_at <= headgate.clock_v1()
+              ORDER BY r.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+     gone AS (DELETE FROM headgate.resent_ids r USING old o
+               WHERE r.tenant_no = o.tenant_no AND r.id = o.id RETURNING 1)
+SELECT count(*) FROM gone"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bloat:
+    """How many dead and live rows a hot table had when PostgreSQL last counted."""
+
+    table: str
+    dead: int
+    live: int
+    vacuumed: bool
+
+
+async def vacuum_hot_tables(db: Connection, *, dead_rows: int = 5_000) -> list[Bloat]:
+    """Vacuum the hot tables in which dead rows have piled up: autovacuum's few workers may be busy elsewhere for hours.
+
+    Needs a connection that is in no transaction. Skips a table that someone else is vacuuming.
+    """
+    check_integer(dead_rows, field="dead_rows", low=0, high=2**31 - 1)
+    report: list[Bloat] = []
+    with translating(writing=True):
+        for table, dead, live, vacuum in await db.fetch(DEAD_ROWS, list(HOT_TABLES)):
+            due = dead >= dead_rows
+            if due:
+                await db.execute(vacuum)
+            report.append(Bloat(table=table, dead=dead, live=live, vacuumed=due))
+    return report
+
+
+async def fold_flows(db: Connection, *, limit: int = 10_000) -> int:
+    """Fold at most `limit` delta rows into the counts; returns how many there were."""
+    check_integer(limit, field="limit", low=1, high=1_000_000)
+    with translating(writing=True):
+        folded: int = await db.fetchval("SELECT headgate.fold_flows_v1($1)", limit)
+    return folded
+
+
+async def forget_expired(db: Connection, *, limit: int = 1_000) -> int:
+    """Delete at most `limit` each of expired idempotency keys and remembered ids; returns how many there were."""
+    check_integer(limit, field="limit", low=1, high=100_000)
+    with translating(writing=True):
+        keys: int = await db.fetchval(EXPIRE_KEYS, limit)
+        ids: int = await db.fetchval(EXPIRE_RESENT, limit)
+    return keys + ids

@@ -1,0 +1,123 @@
+"""What operators and callers do to jobs by id: cancel, redrive, reprioritise, discard. Each is one call for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.states import State
+from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.partitions import fetch_into_days
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What a verb did to one job that exists: `changed` says whether it did, `state` how the job stands now."""
+
+    changed: bool
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeued:
+    """A job that is claimable at a new place: a hint for the next claim."""
+
+    id: UUID
+    topic_no: int
+    rank_class: int
+    rank_at: int
+
+
+async def cancel(
+    db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = ""
+) -> dict[UUID, Changed]:
+    """Cancel jobs: queued ones end at once, running ones are flagged for their worker. Unknown ids are left out."""
+    _check(ids, who, reason)
+    with translating(writing=True):
+        rows = await fetch_into_days(
+            db, "SELECT ord, state, changed FROM headgate.cancel_v1($1, $2, $3, $4)", tenant_no, ids, who, reason
+        )
+    return {ids[ord_ - 1]: Changed(changed=changed, state=State(state)) for ord_, state, changed in rows}
+
+
+async def redrive(
+    db: Connection,
+    tenant_no: int,
+    ids: Sequence[UUID],
+    *,
+    payloads: Sequence[bytes | None] = (),
+    delay: timedelta = timedelta(0),
+    who: str = "",
+    reason: str = "",
+) -> dict[UUID, Requeued]:
+    """Put finished jobs back on their topic, some with an edited body; what is not finished is left out."""
+    _check(ids, who, reason)
+    if payloads and len(payloads) != len(ids):
+        raise InvalidInput("payloads", f"{len(payloads)} bodies for {len(ids)} jobs; give one for each, or none at all")
+    for payload in payloads:
+        if payload is not None:
+            check_payload(payload, field="payloads")
+    delay_ms = to_ms(check_delay(delay))
+    with translating(writing=True):
+        rows = await fetch_into_days(
+            db,
+            "SELECT id, topic_no, rank_class, rank_at FROM headgate.redrive_v1($1, $2, $3, $4, $5, $6)",
+            tenant_no,
+            ids,
+            payloads,
+            delay_ms,
+            who,
+            reason,
+        )
+    return {row[0]: Requeued(id=row[0], topic_no=row[1], rank_class=row[2], rank_at=row[3]) for row in rows}
+
+
+async def reprioritise(
+    db: Connection, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str = "", reason: str = ""
+) -> dict[UUID, tuple[Changed, Requeued | None]]:
+    """Give queued jobs another priority, keeping their age; running and finished ones are refused, unknown left out."""
+    _check(ids, who, reason)
+    check_priority(priority)
+    with translating(writing=True):
+        rows = await fetch_into_days(
+            db,
+            "SELECT ord, changed, state, topic_no, rank_class, rank_at"
+            " FROM headgate.reprioritise_v1($1, $2, $3, $4, $5)",
+            tenant_no,
+            ids,
+            priority,
+            who,
+            reason,
+        )
+    return {
+        ids[row[0] - 1]: (
+            Changed(changed=row[1], state=State(row[2])),
+            Requeued(id=ids[row[0] - 1], topic_no=row[3], rank_class=row[4], rank_at=row[5]) if row[1] else None,
+        )
+        for row in rows
+    }
+
+
+async def discard(db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = "") -> set[UUID]:
+    """Remove dead or cancelled jobs for good; returns the ids removed."""
+    _check(ids, who, reason)
+    with translating(writing=True):
+        rows = await fetch_into_days(
+            db, "SELECT ord FROM headgate.discard_v1($1, $2, $3, $4)", tenant_no, ids, who, reason
+        )
+    return {ids[row[0] - 1] for row in rows}
+
+
+def _check(ids: Sequence[UUID], who: str, reason: str) -> None:
+    if len(ids) > limits.SETTLE_FLUSH_MAX_ROWS:
+        raise TooLarge("ids", size=len(ids), limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="jobs", hint="work in chunks")
+    if len(set(ids)) != len(ids):
+        raise InvalidInput("ids", "the same id is given twice")
+    check_text(who, field="who", low=0, high=200)
+    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)

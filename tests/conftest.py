@@ -1,0 +1,54 @@
+"""Fixtures for all tests; those that touch PostgreSQL start it at their first use, so unit tests never do.
+
+They are synchronous (but for `db`), because a session-wide fixture and a test's own event loop do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+from headgate.store.connect import connect
+from tests.support.database import Server, running_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """One PostgreSQL for the whole run."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template(postgres: Server) -> Iterator[str]:
+    """The name of a database that was migrated once; never connect to it, or it cannot be cloned."""
+    name = postgres.create_template()
+    yield name
+    postgres.drop(name)
+
+
+@pytest.fixture
+def database(postgres: Server, template: str) -> Iterator[str]:
+    """The URL of a fresh migrated database."""
+    name = postgres.create(template=template)
+    yield postgres.dsn_of(name)
+    postgres.drop(name)
+
+
+@pytest.fixture
+def blank_database(postgres: Server) -> Iterator[str]:
+    """The URL of a fresh empty database, without our schema."""
+    name = postgres.create()
+    yield postgres.dsn_of(name)
+    postgres.drop(name)
+
+
+@pytest.fixture
+async def db(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection to a fresh migrated database, opened as the server opens its own."""
+    connection = await connect(database, application_name="headgate test")
+    yield connection
+    if not connection.is_closed():
+        await connection.close()

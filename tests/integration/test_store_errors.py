@@ -1,0 +1,239 @@
+"""Connections as the server opens them, and what callers see when a real PostgreSQL lets them down."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TypeAlias
+from urllib.parse import quote, unquote, urlsplit
+
+import asyncpg
+import pytest
+
+from headgate.domain.errors import (
+    HeadgateError,
+    InvalidInput,
+    OutcomeUnknown,
+    ReadOnly,
+    SchemaMismatch,
+    StoreBusy,
+    StoreUnavailable,
+)
+from headgate.store import connect as connecting
+from headgate.store.connect import connect, open_pool
+from headgate.store.errors import translating
+
+Link: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@asynccontextmanager
+async def opened(dsn: str, **options: object) -> AsyncIterator[Link]:
+    connection = await connect(dsn, application_name="store test", **options)  # type: ignore[arg-type]
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+# ---------------------------------------------------------------- settings of a session
+
+
+async def test_a_direct_session_pins_what_the_store_counts_on(database: str) -> None:
+    async with opened(database) as link:
+        rows = await link.fetch("SELECT name, setting FROM pg_settings WHERE name = ANY($1)", list(PINNED))
+    assert {row["name"]: row["setting"] for row in rows} == PINNED
+
+
+PINNED = {
+    "application_name": "store test",
+    "statement_timeout": "30000",
+    "lock_timeout": "10000",
+    "idle_in_transaction_session_timeout": "60000",
+    "default_transaction_isolation": "read committed",
+    "search_path": "",
+    "TimeZone": "UTC",
+    "jit": "off",
+}
+
+
+async def test_a_pooled_session_sets_nothing_a_pooler_would_refuse(database: str) -> None:
+    async with opened(database, pooler=True) as link:
+        changed = await link.fetch("SELECT name FROM pg_settings WHERE source = 'client' ORDER BY name")
+        assert [row["name"] for row in changed] == ["application_name", "client_encoding"]
+        await link.fetchval("SELECT 1")
+        assert await link.fetchval("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''") == 0
+
+
+async def test_a_pool_opens_all_its_connections_and_replaces_one_that_broke(database: str) -> None:
+    pool = await open_pool(database, size=3, application_name="store test pool")
+    try:
+        assert (pool.get_size(), pool.get_idle_size()) == (3, 3)
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'store test pool'"
+        assert await pool.fetchval(query) == 3
+        async with pool.acquire() as link:
+            with pytest.raises(StoreUnavailable), translating(writing=False):
+                await link.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert [await pool.fetchval("SELECT 1") for _ in range(6)] == [1] * 6
+    finally:
+        await pool.close()
+
+
+async def test_a_transaction_left_open_does_not_reach_the_next_user_of_a_pool(database: str) -> None:
+    pool = await open_pool(database, size=1, application_name="store test")
+    try:
+        async with pool.acquire() as link:
+            await link.execute("BEGIN")
+            await link.execute("CREATE TABLE headgate.left_behind ()")
+        assert await pool.fetchval("SELECT to_regclass('headgate.left_behind') IS NULL")
+    finally:
+        await pool.close()
+
+
+# ---------------------------------------------------------------- no connection
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def both(dsn: str) -> AsyncIterator[HeadgateError]:
+    """What a connection and a pool say to the same bad address."""
+    for attempt in (connect(dsn, application_name="t"), open_pool(dsn, size=2, application_name="t")):
+        with pytest.raises(HeadgateError) as caught:
+            await attempt
+        yield caught.value
+
+
+def whole_text(error: BaseException) -> str:
+    """All that a log could show of it: the chain of causes too."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
+        parts.append(f"{current!r} {current}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return " ".join(parts)
+
+
+async def test_nobody_listens(database: str) -> None:
+    port = free_port()
+    async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
+        assert isinstance(error, StoreUnavailable)
+        assert f'database "queue" at 127.0.0.1:{port}' in str(error)
+        assert "s3cret" not in whole_text(error)
+
+
+async def test_the_database_does_not_exist(database: str) -> None:
+    name = unquote(urlsplit(database).path[1:])
+    async for error in both(database.replace(name, "nothing_here")):
+        assert isinstance(error, StoreUnavailable)
+        assert 'database "nothing_here" does not exist' in str(error)
+
+
+async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_TIMEOUT", timedelta(seconds=0.3))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
+            assert isinstance(error, StoreUnavailable)
+            assert f"127.0.0.1:{port} did not answer" in str(error)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "mysql://ann:s3cret@h/q",
+        "postgresql://ann:s3cret@h:port/q",
+        "postgresql://ann:p/s3cret@h:5432/q",
+        "host=h s3cret",
+    ],
+)
+async def test_what_is_no_database_url_is_refused_without_showing_it(dsn: str) -> None:
+    async for error in both(dsn):
+        assert isinstance(error, InvalidInput)
+        assert "postgresql://user:password@host:port/database" in str(error)
+        assert "s3cret" not in whole_text(error)
+
+
+async def test_a_wrong_password_is_never_shown(database: str) -> None:
+    parts = urlsplit(database)
+    dsn = parts._replace(netloc=f"nobody_known:{quote('s3cret')}@{parts.netloc.rpartition('@')[2]}").geturl()
+    async for error in both(dsn):
+        assert isinstance(error, StoreUnavailable)
+        assert "s3cret" not in whole_text(error)
+
+
+# ---------------------------------------------------------------- broken in the middle
+
+
+@pytest.mark.parametrize(("writing", "kind"), [(True, OutcomeUnknown), (False, StoreUnavailable)])
+async def test_a_backend_that_is_terminated_during_a_statement(
+    database: str, writing: bool, kind: type[HeadgateError]
+) -> None:
+    async with opened(database) as victim, opened(database) as other:
+
+        async def statement() -> None:
+            with translating(writing=writing):
+                await victim.execute("SELECT pg_sleep(60)")
+
+        run = asyncio.create_task(statement())
+        while not await other.fetchval(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%sleep(60)'"
+        ):
+            await asyncio.sleep(0.005)
+        with pytest.raises(kind) as caught:
+            await run
+        assert type(caught.value) is kind
+        with pytest.raises(StoreUnavailable), translating(writing=True):
+            await victim.execute("SELECT 1")
+
+
+async def test_a_lock_that_is_not_free_in_time(database: str) -> None:
+    async with opened(database) as one, opened(database) as two, one.transaction():
+        await one.execute("LOCK TABLE headgate.migrations")
+        await two.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(StoreBusy, match="lock_timeout"), translating(writing=True):
+            await two.execute("DELETE FROM headgate.migrations")
+
+
+async def test_a_statement_that_takes_too_long(database: str) -> None:
+    async with opened(database, statement_timeout=timedelta(milliseconds=50)) as link:
+        with pytest.raises(StoreBusy, match="statement_timeout"), translating(writing=True):
+            await link.execute("SELECT pg_sleep(60)")
+        assert await link.fetchval("SELECT 1") == 1
+
+
+async def test_a_deadlock_has_one_loser_who_may_try_again(database: str) -> None:
+    async with opened(database) as one, opened(database) as two:
+        await one.execute("CREATE TABLE headgate.a (); CREATE TABLE headgate.b ()")
+
+        async def locks(link: Link, first: str, second: str, met: asyncio.Barrier) -> None:
+            with translating(writing=True):
+                async with link.transaction():
+                    await link.execute(f"LOCK TABLE headgate.{first}")
+                    await met.wait()
+                    await link.execute(f"LOCK TABLE headgate.{second}")
+
+        met = asyncio.Barrier(2)
+        answers = await asyncio.gather(locks(one, "a", "b", met), locks(two, "b", "a", met), return_exceptions=True)
+    assert sorted(type(answer).__name__ for answer in answers) == ["NoneType", "StoreBusy"]
+
+
+async def test_a_write_to_a_read_only_database(database: str) -> None:
+    async with opened(database) as link:
+        await link.execute("SET default_transaction_read_only = on")
+        with pytest.raises(ReadOnly), translating(writing=True):
+            await link.execute("DELETE FROM headgate.migrations")
+
+
+async def test_a_database_without_our_schema(blank_database: str) -> None:
+    async with opened(blank_database) as link:
+        for statement in ("SELECT headgate.no_such_function()", "SELECT FROM headgate.no_such_table"):
+            with pytest.raises(SchemaMismatch, match="headgate migrate"), translating(writing=False):
+                await link.execute(statement)

@@ -1,0 +1,142 @@
+"""One real PostgreSQL for a test run, and databases cloned from a migrated template: 15 ms to make, 5 ms to drop.
+
+The administrator's connection lives on a loop in a thread of its own. So fixtures can stay synchronous, whatever loop a
+test uses, and a clone costs no new connection.
+
+Clones use PostgreSQL's own default strategy (wal_log since 15). Measured on PostgreSQL 18 with the schema of 0001, in
+memory: wal_log 14 ms, file_copy 12 ms, but file_copy makes two checkpoints, which other tests' timings would feel; on
+a disk, 21 ms against 54 ms. DROP … WITH (FORCE) that finds a session still ending sleeps 100 ms in the server; with all
+of them ended and awaited beforehand, it takes 5 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import asyncpg
+
+from headgate import embedded
+from headgate.store.connect import connect
+from headgate.store.migrate import migrate
+
+T = TypeVar("T")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+_ROOM_NEEDED = 2 << 30
+# Less log to keep in memory. Everything that concerns durability stays as users have it.
+_SETTINGS = {"max_wal_size": "256MB", "min_wal_size": "64MB", "shared_buffers": "64MB"}
+
+
+class Server:
+    """A PostgreSQL server in which tests make and drop databases."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self._numbers = count(1)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test database admin", daemon=True)
+        self._thread.start()
+        self._admin: asyncpg.Connection[asyncpg.Record] | None = None
+
+    def dsn_of(self, database: str) -> str:
+        """The URL of another database on this server."""
+        return urlunsplit(urlsplit(self.dsn)._replace(path="/" + quote(database, safe="")))
+
+    def create(self, *, template: str | None = None) -> str:
+        """Make a database, empty or as a copy of `template`, and return its name."""
+        name = f"headgate_test_{os.getpid()}_{next(self._numbers)}"
+        self.run(self._create(name, template or "template0"))
+        return name
+
+    def drop(self, name: str) -> None:
+        """Drop a database; sessions that a test left behind in it are ended."""
+        self.run(self._drop(name))
+
+    def create_template(self) -> str:
+        """Make a database with all migrations applied, to be cloned."""
+        name = self.create()
+        self.run(_migrate(self.dsn_of(name)))
+        return name
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the administrator's loop and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+
+    def close(self) -> None:
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _administrator(self) -> asyncpg.Connection[asyncpg.Record]:
+        # A test may have restarted the server.
+        if self._admin is None or self._admin.is_closed():
+            self._admin = await connect(self.dsn, application_name="headgate tests", statement_timeout=None)
+        return self._admin
+
+    async def _create(self, name: str, template: str) -> None:
+        admin = await self._administrator()
+        statement = await admin.fetchval(
+            "SELECT format('CREATE DATABASE %I TEMPLATE %I', $1::text, $2::text)", name, template
+        )
+        await admin.execute(statement)
+
+    async def _drop(self, name: str) -> None:
+        admin = await self._administrator()
+        await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+        for _ in range(1000):
+            if not await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = $1", name):
+                break
+            await asyncio.sleep(0.001)
+        await admin.execute(
+            await admin.fetchval("SELECT format('DROP DATABASE IF EXISTS %I WITH (FORCE)', $1::text)", name)
+        )
+
+    async def _close(self) -> None:
+        if self._admin is not None:
+            await self._admin.close()
+
+
+async def _migrate(dsn: str) -> None:
+    connection = await connect(dsn, application_name="headgate tests")
+    try:
+        await migrate(connection)
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """The server that HEADGATE_TEST_DATABASE_URL names, else an embedded one in a folder that is removed afterwards."""
+    if url := os.environ.get("HEADGATE_TEST_DATABASE_URL", "").strip():
+        yield from _serve(url)
+        return
+    folder = temporary_folder()
+    try:
+        with embedded.start(folder / "postgres", settings=_SETTINGS) as cluster:
+            yield from _serve(cluster.dsn())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary_folder() -> Path:
+    """A new folder for a cluster; in memory where there is room, since a busy disk made a clone take 300 ms."""
+    in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_NEEDED
+    return Path(tempfile.mkdtemp(prefix="headgate-test-", dir=_MEMORY if in_memory else None))
+
+
+def _serve(dsn: str) -> Iterator[Server]:
+    server = Server(dsn)
+    try:
+        yield server
+    finally:
+        server.close()

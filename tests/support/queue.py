@@ -1,0 +1,118 @@
+"""A queue for tests of the store: one tenant, its topics, and the store's verbs with the dull arguments filled in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from os import urandom
+from typing import Any
+from uuid import UUID
+
+from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicName
+from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.keyrange import KeyRanges
+from headgate.domain.outcomes import Outcome
+from headgate.store import claim as claiming
+from headgate.store import settle as settling
+from headgate.store import submit as submitting
+from headgate.store.connect import Connection
+from headgate.store.names import Names, Topic
+from headgate.store.settle import OutcomeFlush, Settled
+
+make_ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=urandom)
+
+
+def new_id() -> JobId:
+    """A job id never used before."""
+    return make_ids.make(1)[0]
+
+
+class Queue:
+    """One tenant's view of a store; topics are made as they are named."""
+
+    def __init__(self, db: Connection, *, tenant: str = "acme", owner: int = 1) -> None:
+        self.db = db
+        self.names = Names()
+        self.tenant = TenantName(tenant)
+        self.owner = owner
+
+    async def tenant_no(self) -> TenantNo:
+        return await self.names.tenant(self.db, self.tenant)
+
+    async def topic(self, name: str = "mail") -> Topic:
+        return await self.names.topic(self.db, await self.tenant_no(), name)
+
+    def job(self, topic: str = "mail", **options: Any) -> Submission:
+        """A checked submission of a new job; options as in Submission."""
+        values: dict[str, Any] = {"id": new_id(), "payload": b"x", "fresh": "id" not in options} | options
+        return Submission(tenant=self.tenant, topic=TopicName(topic), **values)
+
+    async def submit(self, *jobs: Submission) -> list[Submitted]:
+        return await submitting.submit_all(self.db, self.names, jobs)
+
+    async def add(self, count: int = 1, topic: str = "mail", **options: Any) -> list[JobId]:
+        """Submit new jobs, all alike; their ids in order of submission."""
+        return [done.id for done in await self.submit(*(self.job(topic, **options) for _ in range(count)))]
+
+    async def claim(
+        self,
+        limit: int = 10,
+        *topics: str,
+        lease: timedelta = timedelta(seconds=60),
+        workers: Sequence[str] = ("worker",),
+        runs: Sequence[int] = (),
+        ranges: KeyRanges | None = None,
+        hints: Iterable[UUID] = (),
+    ) -> claiming.Claimed:
+        numbers = [(await self.topic(name)).no for name in topics or ("mail",)]
+        return await claiming.claim(
+            self.db,
+            tenant_no=await self.tenant_no(),
+            topic_nos=numbers,
+            limit=limit,
+            owner=self.owner,
+            lease_ms=lease // timedelta(milliseconds=1),
+            workers=workers,
+            runs=runs,
+            ranges=ranges,
+            hints=list(hints),
+        )
+
+    async def settle(self, *outcomes: tuple[UUID, int, Outcome]) -> list[Settled]:
+        """Settle (id, epoch, outcome) triples in one flush; an answer for each."""
+        flush = OutcomeFlush()
+        for job_id, epoch, outcome in outcomes:
+            flush.add(await self.tenant_no(), job_id, epoch, outcome)
+        answers = await settling.settle(self.db, flush)
+        return [answers.get(place, settling.APPLIED) for place in range(len(flush))]
+
+
+class Clock:
+    """The store's clock in a test's hands: it stands still until it is moved, forwards or back. For one database."""
+
+    def __init__(self, db: Connection, now: datetime) -> None:
+        self._db = db
+        self.now = now
+
+    @classmethod
+    async def install(cls, db: Connection, at: datetime | None = None) -> Clock:
+        """Put it in the place of `headgate.clock_v1`, showing `at`, or else the true time."""
+        await db.execute(
+            """CREATE TABLE public.test_clock (at timestamptz NOT NULL);
+               INSERT INTO public.test_clock SELECT pg_catalog.clock_timestamp();
+               CREATE OR REPLACE FUNCTION headgate.clock_v1() RETURNS timestamptz LANGUAGE sql VOLATILE
+                   AS 'SELECT at FROM public.test_clock'"""
+        )
+        clock = cls(db, await db.fetchval("SELECT at FROM public.test_clock"))
+        if at is not None:
+            await clock.set(at)
+        return clock
+
+    async def set(self, at: datetime) -> None:
+        self.now = at
+        await self._db.execute("UPDATE public.test_clock SET at = $1", at)
+
+    async def advance(self, **span: float) -> None:
+        """Move by a timedelta given in its own words; negative steps back."""
+        await self.set(self.now + timedelta(**span))

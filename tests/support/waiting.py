@@ -1,0 +1,33 @@
+"""Wait for a condition, with a deadline and a name: for what no event announces, such as a process going away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_PAUSE = 0.01
+
+
+def until(check: Callable[[], T], what: str, *, within: timedelta = timedelta(seconds=20)) -> T:
+    """Return the first truthy answer of `check`; fail, naming `what` was awaited, when none came in time."""
+    deadline = time.monotonic() + within.total_seconds()
+    while not (answer := check()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {within} in vain until {what}")
+        time.sleep(_PAUSE)
+    return answer
+
+
+async def until_async(check: Callable[[], Awaitable[T]], what: str, *, within: timedelta = timedelta(seconds=20)) -> T:
+    """As `until`, for a check that is awaited and lets other tasks run meanwhile."""
+    deadline = time.monotonic() + within.total_seconds()
+    while not (answer := await check()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {within} in vain until {what}")
+        await asyncio.sleep(_PAUSE)
+    return answer

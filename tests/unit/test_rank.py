@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from headgate.domain.rank import AGEING_CLASS, ageing_wait_bound, rank_of, unix_us
+from tests.unit.refusals import assert_refused
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("priority", "rank_class"), [(0, -1), (1, -2), (-1, 0), (10, -11), (HIGHEST, LOWEST), (LOWEST, HIGHEST)]
+)
+def test_strict_rank_maps_int32_onto_int32(priority: int, rank_class: int) -> None:
+    assert rank_of(priority, None) == (rank_class, 0)
+
+
+@pytest.mark.parametrize(
+    ("priority", "step", "offset_us"),
+    [
+        (0, MINUTE, 0),
+        (1, MINUTE, -60_000_000),
+        (-3, MINUTE, 180_000_000),
+        (1, timedelta(microseconds=1_500), -1_500),  # not rounded: ranks are microseconds
+    ],
+)
+def test_ageing_rank_moves_a_job_by_its_bonus_within_the_class_of_priority_0(
+    priority: int, step: timedelta, offset_us: int
+) -> None:
+    assert rank_of(priority, step) == (AGEING_CLASS, offset_us)
+    assert rank_of(0, None)[0] == AGEING_CLASS
+
+
+def test_the_widest_ageing_rank_fits_a_bigint_at_any_time() -> None:
+    far = unix_us(datetime(9999, 12, 31, tzinfo=UTC))
+    for priority in (LOWEST, HIGHEST):
+        _, offset_us = rank_of(priority, HOUR)
+        assert -(2**63) <= offset_us <= far + offset_us < 2**63
+
+
+def test_microseconds_are_exact_and_the_zone_does_not_matter() -> None:
+    moment = datetime(2025, 11, 15, 12, 0, 0, 123_457, tzinfo=UTC)
+    assert unix_us(moment) == 1_763_208_000_123_457
+    assert unix_us(moment.astimezone(timezone(timedelta(hours=5)))) == unix_us(moment)
+
+
+def test_the_wait_bound_is_the_lead_of_the_highest_times_the_step() -> None:
+    assert ageing_wait_bound(0, 20, MINUTE) == 20 * MINUTE
+    assert ageing_wait_bound(-10, 20, MINUTE) == 30 * MINUTE
+    assert ageing_wait_bound(20, 20, MINUTE) == timedelta(0) == ageing_wait_bound(30, 20, MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "says"),
+    [
+        (lambda: rank_of(2**31, None), "priority", "-2147483648 to 2147483647"),
+        (lambda: rank_of(-(2**31) - 1, None), "priority", "-2147483648 to 2147483647"),
+        (lambda: rank_of(1.5, None), "priority", "float 1.5"),
+        (lambda: rank_of(True, None), "priority", "bool True"),
+        (lambda: rank_of("high", None), "priority", "str 'high'"),
+        (lambda: rank_of(0, timedelta(microseconds=999)), "ageing_step", "0:00:00.001000 to 1:00:00"),
+        (lambda: rank_of(0, timedelta(0)), "ageing_step", "0:00:00.001000 to 1:00:00"),
+        (lambda: rank_of(0, -MINUTE), "ageing_step", "1:00:00"),
+        (lambda: rank_of(0, HOUR + timedelta(microseconds=1)), "ageing_step", "1:00:00"),
+        (lambda: rank_of(0, 60), "ageing_step", "timedelta"),
+        (lambda: ageing_wait_bound(2**31, 0, MINUTE), "priority", "2147483647"),
+        (lambda: ageing_wait_bound(0, 2**31, MINUTE), "highest", "2147483647"),
+        (lambda: ageing_wait_bound(0, 1, 2 * HOUR), "step", "1:00:00"),
+    ],
+)
+def test_what_would_not_fit_the_key_is_refused(call, field: str, says: str) -> None:
+    assert_refused(call, field=field, says=says)

@@ -1,0 +1,174 @@
+"""The record of proven requirements stays true over full, partial, failing and interrupted runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[2]
+
+THREE_TESTS = """
+import pytest
+
+@pytest.mark.req("D10", "P3")
+def test_one(): pass
+
+@pytest.mark.req("D2")
+def test_two(): pass
+
+@pytest.mark.req("D2")
+@pytest.mark.parametrize("n", [1, 2])
+def test_many(n): pass
+"""
+
+
+class Project:
+    """A small pytest project of its own, run in a process of its own."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
+        pytester.makeini("[pytest]\ntestpaths = tests\nmarkers = req(*numbers): x\n")
+        self.folder = pytester.path / "tests"
+        self.folder.mkdir()
+
+    def write(self, text: str, name: str = "test_it.py") -> None:
+        (self.folder / name).write_text(text)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        plugins = ["-p", "tests.support.requirements_plugin", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+        return self._pytester.runpytest_subprocess(*plugins, *arguments)
+
+    def proven(self) -> dict[str, list[str]]:
+        text = (self._pytester.path / "build" / "requirements.json").read_text()
+        return {number: [test.split("::")[1] for test in tests] for number, tests in json.loads(text).items()}
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return Project(pytester)
+
+
+def test_numbers_lead_to_the_tests_that_passed_in_natural_order(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.run().assert_outcomes(passed=4)
+    assert project.proven() == {
+        "D2": ["test_many[1]", "test_many[2]", "test_two"],
+        "D10": ["test_one"],
+        "P3": ["test_one"],
+    }
+    assert list(project.proven()) == ["D2", "D10", "P3"]
+
+
+def test_only_a_test_that_passed_to_its_end_proves_anything(project: Project) -> None:
+    project.write("""
+import pytest
+@pytest.fixture
+def bad_end():
+    yield
+    raise RuntimeError
+@pytest.mark.req("D1")
+def test_failed(): assert False
+@pytest.mark.req("D2")
+def test_teardown(bad_end): pass
+@pytest.mark.req("D3")
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.req("D4")
+@pytest.mark.xfail
+def test_xfailed(): assert False
+@pytest.mark.req("D5")
+@pytest.mark.xfail
+def test_xpassed(): pass
+@pytest.mark.req("D6")
+def test_passed(): pass
+""")
+    project.run()
+    assert project.proven() == {"D6": ["test_passed"]}
+
+
+@pytest.mark.parametrize("limit", [["-k", "test_two"], ["tests/test_it.py::test_two"], ["--deselect=tests/test_it.py"]])
+def test_a_limited_run_keeps_what_it_did_not_run(project: Project, limit: list[str]) -> None:
+    project.write(THREE_TESTS)
+    project.run()
+    before = project.proven()
+    project.write("def test_other(): pass", "test_other.py")
+    project.run(*limit)
+    assert project.proven() == before
+
+
+def test_a_test_that_now_fails_loses_its_entry_also_in_a_limited_run(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.run()
+    project.write(THREE_TESTS.replace("def test_one(): pass", "def test_one(): assert False"))
+    project.run("-k", "test_one")
+    assert list(project.proven()) == ["D2"]
+
+
+def test_a_test_that_is_gone_is_dropped_once_the_whole_tree_was_collected(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.run()
+    project.write(THREE_TESTS.replace("test_one", "test_renamed"))
+    project.run("tests/test_it.py::test_two")
+    assert project.proven()["D10"] == ["test_one"], "a run of one test cannot know what else exists"
+    project.run("-k", "test_renamed")
+    assert project.proven()["D10"] == ["test_renamed"]
+    assert len(project.proven()["D2"]) == 3
+
+
+def test_a_file_that_fails_to_import_does_not_erase_its_entries(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.write("def test_other(): pass", "test_other.py")
+    project.run()
+    before = project.proven()
+    project.write("import nothing_of_that_name", "test_it.py")
+    project.run("--continue-on-collection-errors")
+    assert project.proven() == before
+
+
+def test_listing_tests_records_nothing(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.run("--collect-only")
+    assert not (project.folder.parent / "build").exists()
+
+
+@pytest.mark.parametrize("mark", ['"Q7"', '"D"', '"D6 "', '"d6"', "6", "", 'number="D6"'])
+def test_an_unknown_number_stops_the_run_and_is_named(project: Project, mark: str) -> None:
+    project.write(f"import pytest\n@pytest.mark.req({mark})\ndef test_it(): pass\n")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_it.py::test_it: @pytest.mark.req takes requirement numbers*"])
+
+
+def run_tool(folder: Path) -> subprocess.CompletedProcess[str]:
+    tool = ROOT / "tools" / "requirements.py"
+    return subprocess.run([sys.executable, tool], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_table_groups_by_letter_in_natural_order_with_totals(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text(
+        json.dumps({"P1": ["tests/a.py::test_x"], "D10": ["tests/a.py::test_x"], "D2": ["tests/a.py::test_y", "b"]})
+    )
+    answer = run_tool(tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    starts = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert starts == ["D:", "D2", "D10", "P:", "P1", "3"]
+    assert lines[0].startswith("D: 2 ")
+    assert "tests/a.py::test_y" in answer.stdout
+    assert lines[-1] == "3 requirements proven by 3 tests"
+
+
+def test_without_a_record_the_tool_says_how_to_get_one(tmp_path: Path) -> None:
+    answer = run_tool(tmp_path)
+    assert answer.returncode == 1
+    assert "make test" in answer.stderr
+    assert "Traceback" not in answer.stderr

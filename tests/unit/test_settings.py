@@ -1,0 +1,34 @@
+"""Settings are read from the environment once, and a bad one is named without showing its value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.domain.errors import InvalidSetting
+from headgate.ops.settings import Settings
+
+
+def test_nothing_set_means_the_embedded_database() -> None:
+    assert Settings.from_environ({}) == Settings()
+    assert Settings.from_environ({"HEADGATE_DATABASE_URL": " ", "HEADGATE_DATA": ""}) == Settings()
+
+
+def test_what_is_set_is_taken() -> None:
+    found = Settings.from_environ(
+        {"HEADGATE_DATABASE_URL": "postgresql://a/b", "HEADGATE_DATA": "data", "HOME": "/nowhere"}
+    )
+    assert found == Settings(database_url="postgresql://a/b", data=Path.cwd() / "data")
+
+
+def test_migrations_go_past_the_pooler_when_they_can() -> None:
+    assert Settings(database_url="a").url_for_migrations == "a"
+    assert Settings(database_url="a", direct_database_url="b").url_for_migrations == "b"
+
+
+@pytest.mark.parametrize("name", ["HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL"])
+def test_a_url_of_another_kind_is_refused_without_showing_it(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name}: does not start with postgresql://") as caught:
+        Settings.from_environ({name: "mysql://root:s3cret@h/x"})
+    assert "s3cret" not in str(caught.value)
