@@ -55,7 +55,7 @@ def data() -> Iterator[Path]:
     """A data folder in a private (0700) parent, as `mktemp -d` and pytest make them: closed to the server's account."""
     parent = Path(tempfile.mkdtemp(prefix="headgate-test-"))
     yield parent / "data"
-    shutil.rmtree(parent)
+    _remove(parent)
 
 
 @pytest.fixture
@@ -109,6 +109,16 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which a process may still be writing."""
+
+    def removed() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(removed, f"{folder} is removed")
 
 
 def _gone(pid: int) -> bool:
@@ -167,6 +177,12 @@ async def test_a_restart_keeps_the_data_and_the_address(begin: Callable[..., Clu
     again = begin()
     assert again.dsn() == before
     assert await _ask(before, COUNT) == 1000
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_the_server(begin: Callable[..., Cluster]) -> None:
+    pid = _running(begin())
+    assert os.getsid(pid) != os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
 
 
 def test_stop_leaves_no_process_and_no_socket(begin: Callable[..., Cluster]) -> None:
@@ -294,14 +310,41 @@ def test_data_of_another_major_version_is_refused_in_words(data: Path, begin: Ca
 
 
 def test_a_half_made_init_is_thrown_away(data: Path, begin: Callable[..., Cluster]) -> None:
-    process = _spawn(data)
-    try:
-        until(lambda: list(data.glob("pgdata.draft-*/base")), "initdb is at work")
-    finally:
-        _end(process)
-    assert not (data / "pgdata").exists()
+    def killed_halfway() -> bool:
+        _remove(data)
+        process = _spawn(data)
+        try:
+            until(lambda: list(data.glob("pgdata*")), "initdb is at work")
+        finally:
+            _end(process)
+        return not (data / "pgdata").exists()  # on a busy machine the kill may come too late: then once more
+
+    until(killed_halfway, "an init was killed halfway")
     begin()
     assert not list(data.glob("pgdata.draft-*"))
+
+
+async def test_a_copied_folder_runs_beside_its_original(data: Path, begin: Callable[..., Cluster]) -> None:
+    original = begin()
+    await _ask(original.dsn(), *KEEP)
+    original.stop()
+    copy = data.with_name("copy")
+    subprocess.run(["cp", "-a", data, copy], check=True, timeout=20)  # noqa: S607 - keeps owners, as shutil does not
+    again, twin = begin(), begin(copy)
+    assert again.dsn() != twin.dsn()
+    await _ask(again.dsn(), "DELETE FROM kept")
+    assert await _ask(twin.dsn(), COUNT) == 1000
+
+
+def test_a_folder_removed_under_its_server_can_be_made_anew_at_once(data: Path, begin: Callable[..., Cluster]) -> None:
+    first = begin()
+    pid = _running(first)
+    _remove(data)
+    second = begin()
+    assert second.pid not in (None, pid)
+    first.stop()
+    until(lambda: _gone(pid), "the server without a folder is gone")
+    assert second.pid is not None
 
 
 @as_root

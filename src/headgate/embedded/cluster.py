@@ -82,6 +82,10 @@ class Cluster:
             return
         until = time.monotonic() + wait.total_seconds()
         try:
+            if not self._users.is_current():
+                # The folder was removed under us. What is there now, if anything, belongs to others; our own server
+                # is known to its keeper alone, which stops it as soon as we let go.
+                return
             with FileLock(self._folder.start_lock) as gate:
                 # If another process decides for very long, leaving is enough: the keeper does the rest.
                 if not gate.exclusive(until=until):
@@ -98,6 +102,8 @@ class Cluster:
         """Stop the server and start it again under the same DSN, also when it had crashed; others lose connections."""
         if self._users.fileno() < 0:
             raise EmbeddedPostgresError(f"this hold on {self.data} was given up by stop(): call start again")
+        if not self._users.is_current():
+            raise EmbeddedPostgresError(f"{self.data} was removed while its server ran: call start again")
         until = time.monotonic() + wait.total_seconds()
         with FileLock(self._folder.start_lock) as gate:
             if not gate.exclusive(until=until):
@@ -131,20 +137,21 @@ def start(
     folder = Folder.prepare(default_data_dir() if data is None else data)
     launch = Launch(folder=folder, settings=dict(settings), tcp=tcp, binaries=binaries)
     try:
-        gate = FileLock(folder.start_lock)
-    except OSError as problem:
+        with FileLock(folder.start_lock) as gate:
+            if not gate.exclusive(until=until):
+                raise EmbeddedPostgresError(f"another process has been starting {folder.home} for {wait}; try again")
+            if not gate.is_current():
+                raise EmbeddedPostgresError(f"{folder.home} was removed while it was being started; try again")
+            users = FileLock(folder.users_lock)
+            try:
+                # A keeper that is stopping the server holds this lock until the server is gone.
+                if not users.shared(until=until):
+                    raise EmbeddedPostgresError(f"the server of {folder.home} has been stopping for {wait}; try again")
+                return Cluster(folder, users, launch, launch.join_or_launch(until=until))
+            except BaseException:
+                users.close()  # and if a server was launched meanwhile, its keeper now stops it
+                raise
+    except OSError as problem:  # no space, no permission, a file system without owners or locks
         raise EmbeddedPostgresError(
-            f"cannot lock {folder.home}: {problem}; choose another with HEADGATE_DATA"
+            f"cannot run the embedded PostgreSQL in {folder.home}: {problem}; choose another folder with HEADGATE_DATA"
         ) from problem
-    with gate:
-        if not gate.exclusive(until=until):
-            raise EmbeddedPostgresError(f"another process has been starting {folder.home} for {wait}; try again")
-        users = FileLock(folder.users_lock)
-        try:
-            # A keeper that is stopping the server holds this lock until the server is gone.
-            if not users.shared(until=until):
-                raise EmbeddedPostgresError(f"the server of {folder.home} has been stopping for {wait}; try again")
-            return Cluster(folder, users, launch, launch.join_or_launch(until=until))
-        except BaseException:
-            users.close()
-            raise

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def initialise(
     The caller holds the start lock, so no draft of a living process is ever thrown away.
     """
     for leftover in folder.home.glob("pgdata.draft-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        _discard(leftover)
     draft = Path(tempfile.mkdtemp(prefix="pgdata.draft-", dir=folder.home))
     try:
         password = secrets.token_urlsafe(24)
@@ -79,8 +80,12 @@ def _run(
         except subprocess.TimeoutExpired as late:
             raise EmbeddedPostgresError(f"initdb did not finish within {patience:.0f} s in {draft.parent}") from late
         except (OSError, subprocess.SubprocessError) as refused:
-            who = f" as {account.name}" if account else ""
-            raise EmbeddedPostgresError(f"cannot run {binaries.initdb}{who}: {refused}") from refused
+            if account is not None and isinstance(refused, PermissionError):
+                raise EmbeddedPostgresError(
+                    f"this root may not become {account.name}, and PostgreSQL refuses to run as root (a container "
+                    "without CAP_SETUID and CAP_SETGID?): run as an ordinary user, or set HEADGATE_DATABASE_URL"
+                ) from refused
+            raise EmbeddedPostgresError(f"cannot run {binaries.initdb}: {refused}") from refused
         finally:
             for handle in handles:
                 os.close(handle)
@@ -111,6 +116,17 @@ def server_environment() -> dict[str, str]:
     """
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZDIR") if name in os.environ}
     return {"PATH": os.environ.get("PATH") or os.defpath, "LC_ALL": "C", "TZ": "UTC", **kept}
+
+
+def _discard(draft: Path) -> None:
+    """Remove a draft of a killed init, again and again if need be: its initdb may still be running and writing.
+
+    With its files gone it soon gives up. A draft that stays all the same is in nobody's way.
+    """
+    until = time.monotonic() + 5
+    while draft.exists() and time.monotonic() < until:
+        shutil.rmtree(draft, ignore_errors=True)
+        time.sleep(0.02)
 
 
 def _nameless_file(text: str, account: Account | None) -> int:

@@ -204,7 +204,7 @@ def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> keeper.Orde
     }
 
 
-class _EndedEarly(Exception):  # noqa: N818 - an inner signal, never seen by a caller
+class _EndedEarly(Exception):
     """The server ended before it was ready; `passing` when the reason goes away by itself.
 
     Such as: its port was taken between our look and its own; or the last backends of a killed server still hold the
@@ -238,7 +238,7 @@ def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoin
                     return Endpoint(port=server.port, socket_dir=server.socket_dir, version=version)
             gone = server is None and kept.try_exclusive()  # no server and no keeper: it has given up
             if gone or time.monotonic() >= until:
-                said = folder.log_since(log_from)
+                said = folder.log_since(log_from) or "(nothing: it may have been killed)"
                 ending = f"its log {folder.log} ends with:\n{said}"
                 if gone:
                     passing = any(words in said for words in _PASSING)

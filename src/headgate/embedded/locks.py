@@ -36,8 +36,12 @@ class FileLock:
     def shared(self, *, until: float) -> bool:
         return self._poll(fcntl.LOCK_SH, until)
 
-    def release(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+    def is_current(self) -> bool:
+        """Tell whether the path still leads to the file we hold: not so when its folder was removed, or made anew."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def fileno(self) -> int:
         return self._fd

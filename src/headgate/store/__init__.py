@@ -1,1 +1,29 @@
-""""""
+"""The store: all SQL, and the only place that speaks to PostgreSQL.
+
+Who is here
+- `migrations/NNNN_name.sql` and `functions/NAME_vN.sql` make the schema. A hot statement is a versioned PL/pgSQL
+  function: one round trip, a fresh snapshot per inner statement, planner settings pinned by the function itself.
+- `submit`, `claim`, `settle`, `leases`: thin callers of the hot functions. They move parallel lists, and return only
+  what is not as expected: no row for a created job, none for an applied completion.
+- `verbs`, `control`: what operators do. `reads`, `listing`: what people look at. `names`: numbers for tenants, topics
+  and retry policies. `partitions`, `upkeep`: what keeps it small. `connect`, `errors`, `preflight`, `migrate`: the
+  edges.
+
+Who owns which state
+- The row decides, nobody's memory does. A job is in `jobs` (live) or in `archive` (finished), never in both; it moves
+  in the statement that settles it. Every change is guarded by state and epoch, on the newest version of the row.
+- The database's clock decides leases and due times: `headgate.clock_v1()`, one reading per flush.
+- Names and policies are cached in the process for good: a number never changes its meaning.
+
+What failures do
+- Every verb is one transaction. An error means that nothing of it happened, except `OutcomeUnknown`: the connection
+  broke while a write was on its way. Sending the same write again is always safe: submits are known by job id and
+  key, outcomes and renewals by id and epoch.
+- A row the database cannot take is found by halving the flush; its neighbours are written.
+- Claims never wait for a row lock (SKIP LOCKED), and everybody who does wait takes locks in id order.
+
+How the hot table is touched: read in claim order with a LIMIT, or by `key = ANY (array)`. It is never joined to a
+set, and a state that some partial index has as its predicate never stands as a plain condition in a key look-up. A
+queue's statistics are stale whenever it fills or drains, and the planner was seen to walk a whole partial index
+instead of ten keys.
+"""

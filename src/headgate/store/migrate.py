@@ -88,7 +88,8 @@ async def migrate(
     """Apply what is missing, and return what *this* runner applied; nothing left to do is an empty list.
 
     Raises MigrationFailed naming file, line and reason; SchemaMismatch if the database is newer than this release can
-    work with. Steps that were applied before the failure stay; run it again to continue.
+    work with. Steps that were applied before the failure stay; run it again to continue. Waits for another runner as
+    long as that one takes.
     """
     if connection.is_in_transaction():
         raise ValueError("migrate() commits step by step: it cannot run inside a transaction of its caller")

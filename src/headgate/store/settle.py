@@ -6,8 +6,10 @@ comes back as nothing at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
 from typing import Final
 from uuid import UUID
 
@@ -97,6 +99,27 @@ class OutcomeFlush:
         else:
             self._add_other(place, tenant_no, job_id, epoch, outcome)
         return place
+
+    def add_completed(
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
+    ) -> range:
+        """Append many completions, already checked, with no work per job; returns their places."""
+        start = self._size
+        if start + len(ids) > limits.SETTLE_FLUSH_MAX_ROWS:
+            raise TooLarge("outcomes", size=start + len(ids), limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows")
+        pairs = set(zip(repeat(tenant_no), ids))
+        if len(pairs) < len(ids) or not self._seen.isdisjoint(pairs):
+            for job_id, epoch, result in zip(ids, epochs, results, strict=True):
+                self.add(tenant_no, job_id, epoch, Completed(result=result))
+            return range(start, self._size)
+        self._seen |= pairs
+        self._size += len(ids)
+        done = self._done.setdefault(tenant_no, _Done())
+        done.places += range(start, self._size)
+        done.ids += ids
+        done.epochs += epochs
+        done.results += results
+        return range(start, self._size)
 
     def _add_other(
         self, place: int, tenant_no: int, job_id: UUID, epoch: int, outcome: Failed | Nack | Abandon | Snooze

@@ -99,6 +99,21 @@ class SubmitFlush:
             self.tag_ords.append(place + 1)
             self.tags.append(tag)
 
+    def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, fresh: bool = True) -> None:
+        """Append many jobs of one topic with nothing special about them: no work per job."""
+        place = len(self.ids)
+        count = len(ids)
+        self.tenant_nos += [topic.tenant_no] * count
+        self.ids += ids
+        self.topic_nos += [topic.no] * count
+        self.payloads += payloads
+        if topic.rules.max_attempts != limits.MAX_ATTEMPTS_DEFAULT:
+            self.max_attempts += [None] * (place - len(self.max_attempts)) + [topic.rules.max_attempts] * count
+        if topic.policy_no != DEFAULT_POLICY_NO:
+            self.policy_nos += [None] * (place - len(self.policy_nos)) + [topic.policy_no] * count
+        if not fresh:
+            self.stale_ords += range(place + 1, place + count + 1)
+
     def part(self, start: int, stop: int) -> SubmitFlush:
         """Rows start … stop − 1 as a flush of their own."""
         piece = SubmitFlush()

@@ -14,7 +14,7 @@ BEGIN
         RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason)
-        SELECT tenant_, g.id, v_now, 12, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
+        SELECT tenant_, g.id, v_now, 11, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)

@@ -61,7 +61,7 @@ BEGIN
         -- explain: end
         IF v_odd THEN      -- done before the wish to cancel reached the worker: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
-            SELECT a.tenant_no, a.id, v_now, 11, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
+            SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
              WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_ids) AND a.finished_at = v_now AND a.flags & 16 <> 0;
         END IF;
         IF v_applied < cardinality(v_ids) THEN

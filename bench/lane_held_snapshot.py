@@ -1,0 +1,128 @@
+"""One snapshot held by another connection while jobs of three priorities pass: what a claim then reads.
+
+Nothing can be vacuumed meanwhile, so every claimed job leaves a dead entry at the head of its class in the claim index.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+from bench.lane_store import make_ids
+from headgate.dispatch.watermark import Watermark
+from headgate.domain.ids import TenantName, TopicName
+from headgate.domain.jobs import Submission
+from headgate.domain.keyrange import KeyRanges
+from headgate.store.claim import CLAIM, claim
+from headgate.store.connect import Connection, connect
+from headgate.store.names import Names, Topic
+from headgate.store.settle import OutcomeFlush, settle
+from headgate.store.submit import SubmitFlush, submit
+
+FLUSH = 500
+PRIORITIES = (0, 0, 10, -5)
+
+
+async def run(dsn: str, *, quick: bool = False) -> dict[str, object]:
+    """Pages read by a claim of 100 before and after, with the watermark and from the head."""
+    jobs = 20_000 if quick else 200_000
+    db = await connect(dsn, application_name="headgate bench", statement_timeout=None)
+    other = await connect(dsn, application_name="headgate bench snapshot", statement_timeout=None)
+    try:
+        await db.execute("TRUNCATE headgate.jobs, headgate.archive, headgate.job_events, headgate.flow_deltas")
+        names, mark = Names(), Watermark()
+        topic = await names.topic(db, await names.tenant(db, "bench"), "held")
+        await _pass(db, topic, mark, jobs=5_000)
+        before = await _pages(db, topic, mark)
+        transaction = other.transaction(isolation="repeatable_read", readonly=True)
+        await transaction.start()
+        await other.fetchval("SELECT count(*) FROM headgate.tenants")  # the snapshot is taken here
+        await _pass(db, topic, mark, jobs=jobs)
+        after = await _pages(db, topic, mark)
+        from_head = await _pages(db, topic, None)
+        await transaction.rollback()
+    finally:
+        await db.close()
+        await other.close()
+    return {
+        "held_snapshot": {
+            "jobs": jobs,
+            "claim_pages_before": before,
+            "claim_pages_after": after,
+            "ratio": round(after / before, 3),
+            "claim_pages_after_without_watermark": from_head,
+        }
+    }
+
+
+async def _pass(db: Connection, topic: Topic, mark: Watermark, *, jobs: int) -> None:
+    """Submit, claim and complete `jobs` of mixed priority, a flush at a time."""
+    for _ in range(jobs // FLUSH):
+        await _fill(db, topic, FLUSH)
+        got = await claim(
+            db,
+            tenant_no=topic.tenant_no,
+            topic_nos=[topic.no],
+            limit=FLUSH,
+            owner=1,
+            lease_ms=60_000,
+            workers=["bench"],
+            ranges=mark.ranges([topic.no]),
+        )
+        assert len(got) == FLUSH
+        mark.claimed(got.topic_nos, got.rank_classes, got.ranks_at)
+        outcomes = OutcomeFlush()
+        outcomes.add_completed(topic.tenant_no, got.ids, got.epochs, [b""] * len(got))
+        assert not await settle(db, outcomes)
+
+
+async def _fill(db: Connection, topic: Topic, count: int) -> None:
+    flush = SubmitFlush()
+    for place, job_id in enumerate(make_ids.make(count)):
+        job = Submission(
+            tenant=TenantName("bench"),
+            topic=TopicName("held"),
+            id=job_id,
+            payload=b"x" * 100,
+            priority=PRIORITIES[place % len(PRIORITIES)],
+            fresh=True,
+        )
+        flush.add(job, topic)
+    assert not await submit(db, flush)
+
+
+async def _pages(db: Connection, topic: Topic, mark: Watermark | None) -> float:
+    """Shared buffers touched by the very claim statement for 100 jobs: the median of five, each rolled back."""
+    await _fill(db, topic, 200)
+    ranges = KeyRanges.whole([topic.no]) if mark is None else mark.ranges([topic.no])
+    seen = []
+    for _ in range(5):
+        transaction = db.transaction()
+        await transaction.start()
+        plan = await db.fetchval(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + CLAIM,
+            topic.tenant_no,
+            [topic.no],
+            ranges.topic_nos,
+            ranges.class_from,
+            ranges.rank_from,
+            ranges.class_to,
+            ranges.rank_to,
+            [],
+            100,
+            1,
+            ["bench"],
+            [],
+            60_000,
+        )
+        await transaction.rollback()
+        node = json.loads(plan)[0]["Plan"]
+        seen.append(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
+    # Take them out again, so that the next measurement finds the same queue.
+    got = await claim(
+        db, tenant_no=topic.tenant_no, topic_nos=[topic.no], limit=200, owner=1, lease_ms=60_000, workers=["bench"]
+    )
+    outcomes = OutcomeFlush()
+    outcomes.add_completed(topic.tenant_no, got.ids, got.epochs, [b""] * len(got))
+    await settle(db, outcomes)
+    return statistics.median(seen)
