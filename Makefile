@@ -41,6 +41,9 @@ explain: $(READY) ## pages read by a claim of 100 in every hard case
 requirements: $(READY) ## requirement number -> tests that passed in the last run
 	@$(BIN)/python tools/requirements.py
 
+test-versions: $(READY) ## the store's tests on PostgreSQL 14 to 18
+	@$(BIN)/python tools/test_versions.py
+
 lock: ## renew the hash-pinned lock from pyproject.toml
 	@test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv; }
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
