@@ -9,24 +9,25 @@ any value are both among them. Calls are committed, since a rolled-back claim wo
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Final
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from headgate.dispatch.watermark import Watermark
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import PRIORITY_MAX
 from headgate.domain.outcomes import Completed
-from headgate.domain.rank import unix_us
 from headgate.domain.states import State
 from headgate.store import leases, settle, submit
 from headgate.store.claim import CLAIM
@@ -36,7 +37,7 @@ from headgate.store.settle import SETTLE, OutcomeFlush
 from headgate.store.submit import SubmitFlush
 from tests.support import explain
 from tests.support.database import Server
-from tests.support.explain import PLAN_MODES, Cost, Inner, PlanMode
+from tests.support.explain import PLAN_MODES, Cost, Node, PlanMode
 from tests.support.queue import Queue, make_ids
 
 pytestmark = pytest.mark.timeout(240)
@@ -45,30 +46,39 @@ N: Final = 100
 """Jobs to claim, promote, reap, settle or renew in one call."""
 GROWTH: Final = 1.5
 """What any case may cost, against the same call on a table of 1,000 rows."""
+GROWTH_BEFORE_17: Final = 2.0
+"""The same for settle, renew, promote and reap on older servers: there every key of an array is a descent of its own,
+one level deeper in a large index, and on a small table the planner reads all rows of the tenant instead."""
+OLD_VERSIONS_GROWTH: Final = 2.0
+"""A renewal under a held snapshot meets its own row's old versions: three, which cannot be pruned, instead of one."""
 TEN_TOPICS_GROWTH: Final = 4.0
 """Ten topics have ten heads to look at: n candidates of each are read, and n in all are claimed."""
 CALLS: Final = 7
 MOST_CANDIDATES: Final = 15 * N
 """What claim_v1 looks at when others hold locks on the head: n, 2n, 4n and 8n, then it gives up for this time."""
-PAGES_PER_LOCKED: Final = 6
-"""Pages per candidate in vain: down the key's index (up to three levels), the row, and the row again to try its lock."""
+PAGES_PER_LOCKED: Final = 2
+"""Pages per candidate in vain: the row in claim order (mostly on a page already at hand) and the attempt to lock it."""
+PAGES_PER_LOCKED_BEFORE_17: Final = 6
+"""And down the key's index for each."""
 LEASE_MS: Final = 60_000
 TEN: Final = tuple(f"topic-{number}" for number in range(10))
-
-Range: TypeAlias = tuple[int, tuple[int, int], tuple[int, int]]
 
 # Rows as submit_v1 (and claim_v1, for running ones) would leave them, a few µs a row. Ids begin with the time, as real
 # ones do. Topics and priorities take turns; rank and, for running rows, the start of the attempt follow the number.
 FILL: Final = r"""
 INSERT INTO headgate.jobs (id, rank_at, created_at, run_at, claimed_at, lease_until, tenant_no, topic_no, rank_class,
                            priority, attempt, max_attempts, epoch, policy_no, owner, state, worker, payload)
-SELECT (lpad(to_hex($1::bigint / 1000 + i / 10), 12, '0') || '7' || substr(m.hash, 1, 3) || '8' || substr(m.hash, 4, 15))::uuid,
-       $1 + i, clock_timestamp(), coalesce($6, clock_timestamp()), $7::timestamptz + i * interval '1 µs', $8,
-       $2, ($4::int[])[1 + i % cardinality($4)], -1 - p.priority, p.priority, ($5 = 1)::int, 20, ($5 = 1)::int, 1,
-       CASE WHEN $5 = 1 THEN 1 END, $5::int, CASE WHEN $5 = 1 THEN 'w' END, '\x78'
-  FROM generate_series(1, $3::int) AS i,
-       LATERAL (SELECT md5(i::text || $1::text) AS hash) AS m,
-       LATERAL (SELECT ($9::int[])[1 + (i / cardinality($4)) % cardinality($9)] AS priority) AS p"""
+SELECT (lpad(to_hex(g.us / 1000 + i / 10), 12, '0') || '7' || left(m.hash, 3) || '8' || right(m.hash, 15))::uuid,
+       g.us + i, clock_timestamp(), coalesce(g.run_at, clock_timestamp()), g.claimed_at + i * interval '1 us',
+       g.lease_until, g.tenant_no, g.topic_nos[1 + i % cardinality(g.topic_nos)], -1 - p.priority, p.priority,
+       (g.state = 1)::int, 20, (g.state = 1)::int, 1, CASE WHEN g.state = 1 THEN 1 END, g.state, NULL, '\x78'
+  FROM (SELECT $1::bigint AS us, $2::int AS tenant_no, $3::int AS count, $4::int[] AS topic_nos,
+               $5::int[] AS priorities, $6::int AS state, $7::timestamptz AS run_at, $8::timestamptz AS claimed_at,
+               $9::timestamptz AS lease_until) AS g
+ CROSS JOIN LATERAL generate_series(1, g.count) AS i
+ CROSS JOIN LATERAL (SELECT md5(i::text || g.us::text) AS hash) AS m
+ CROSS JOIN LATERAL (SELECT g.priorities[1 + i / cardinality(g.topic_nos) % cardinality(g.priorities)] AS priority) AS p
+"""
 CLAIMED_BY: Final = """
 SELECT id, epoch, topic_no, rank_class, rank_at FROM headgate.jobs
  WHERE state = 1 AND worker = $1 AND claimed_at >= $2 ORDER BY rank_class, rank_at, id"""
@@ -117,10 +127,9 @@ class PageTable:
 class Yard:
     """One database to fill and to count in."""
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: Connection, *, tenant: str = "acme") -> None:
         self.db = db
-        self.queue = Queue(db)
-        self._calls = 0
+        self.queue = Queue(db, tenant=tenant)
 
     @classmethod
     async def quiet(cls, db: Connection) -> Yard:
@@ -148,11 +157,11 @@ class Yard:
             await self.queue.tenant_no(),
             count,
             await self.topic_nos(topics),
+            list(priorities),
             int(state),
             run_at,
             claimed_at,
             lease_until,
-            list(priorities),
             timeout=60,
         )
 
@@ -240,6 +249,16 @@ class Usual:
     reap: float
     settle: float
     renew: float
+    modern: bool  # PostgreSQL 17 or newer: neighbouring keys of an array are read from the index in one go
+
+    @property
+    def growth(self) -> float:
+        """The bound for all calls but the claim."""
+        return GROWTH if self.modern else GROWTH_BEFORE_17
+
+    @property
+    def pages_per_locked(self) -> int:
+        return PAGES_PER_LOCKED if self.modern else PAGES_PER_LOCKED_BEFORE_17
 
 
 @asynccontextmanager
@@ -292,17 +311,19 @@ def usual(postgres: Server, fresh: Callable[[], str], table: PageTable) -> Usual
         found["renew"] = renewals
         return settles
 
-    async def measure() -> None:
-        for name, work in (("claim", claims), ("promote", promotions), ("reap", reaps), ("settle", settles)):
-            async with session(fresh()) as db:
-                found[name] = await work(await Yard.quiet(db))
+    async def measure(dsn: str, name: str, work: Callable[[Yard], Awaitable[list[Cost]]]) -> None:
+        async with session(dsn) as db:
+            found[name] = await work(await Yard.quiet(db))
+            versions.append(db.get_server_version().major)
 
     found: dict[str, list[Cost]] = {}
-    postgres.run(measure())
+    versions: list[int] = []
+    for name, work in (("claim", claims), ("promote", promotions), ("reap", reaps), ("settle", settles)):
+        postgres.run(measure(fresh(), name, work))
     usual = {name: median(cost.pages for cost in costs) for name, costs in found.items()}
     for name, costs in found.items():
         table.judge(f"{name}: 1 k rows", costs, usual=usual[name], growth=None)
-    return Usual(**usual)
+    return Usual(**usual, modern=min(versions) >= 17)
 
 
 @pytest.fixture(scope="module")
@@ -332,12 +353,16 @@ async def with_due_rows(yard: Yard, *, waiting: int) -> None:
     await yard.fill(waiting, state=State.SCHEDULED, run_at=now + timedelta(hours=1))
 
 
-async def with_lapsed_rows(yard: Yard, *, running: int) -> None:
-    """Enough lapsed leases for all calls, and `running` that began later and have an hour left."""
-    now = datetime.now(UTC)
-    hour, minute = timedelta(hours=1), timedelta(minutes=1)
-    await yard.fill(N * (1 + CALLS), state=State.RUNNING, claimed_at=now - hour, lease_until=now - minute)
-    await yard.fill(running, state=State.RUNNING, claimed_at=now - minute, lease_until=now + hour)
+async def with_lapsed_rows(yard: Yard, *, running: int) -> datetime:
+    """Enough lapsed leases for all calls, and `running` that began later and have an hour left.
+
+    Returns when the first of them began.
+    """
+    now: datetime = await yard.db.fetchval("SELECT clock_timestamp()")
+    second, hour = timedelta(seconds=1), timedelta(hours=1)
+    await yard.fill(N * (1 + CALLS), state=State.RUNNING, claimed_at=now, lease_until=now)
+    await yard.fill(running, state=State.RUNNING, claimed_at=now + second, lease_until=now + hour)
+    return now
 
 
 # ------------------------------------------------------------------------------------------------ pages of a claim
@@ -389,12 +414,10 @@ async def test_jobs_that_are_not_due_cost_a_claim_nothing(yard: Yard, usual: Usu
 
 @dataclass(slots=True, kw_only=True)
 class Graveyard:
-    """100,000 jobs of three priorities that have passed while somebody held a snapshot, and what a coordinator knows."""
+    """100,000 jobs of three priorities that passed while somebody held a snapshot, and what a coordinator knows."""
 
     dsn: str
     watermark: Watermark
-    began: datetime
-    passed: int = 0
 
 
 @pytest.fixture(scope="module")
@@ -403,12 +426,12 @@ def graveyard(postgres: Server, fresh: Callable[[], str]) -> Iterator[Graveyard]
         holder = await connect(found.dsn, application_name="headgate test, holds a snapshot")
         await holder.execute("SET idle_in_transaction_session_timeout = 0")
         await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        found.began = await holder.fetchval("SELECT now()")
+        await holder.execute("SELECT 1")  # the snapshot is taken by the first statement
         async with session(found.dsn) as db:
             await pass_jobs(await Yard.quiet(db), found, 100_000)
         return holder
 
-    found = Graveyard(dsn=fresh(), watermark=Watermark(), began=BEGINNING)
+    found = Graveyard(dsn=fresh(), watermark=Watermark())
     holder = postgres.run(open_and_fill())
     yield found
     postgres.run(holder.close())
@@ -436,7 +459,6 @@ async def pass_jobs(yard: Yard, found: Graveyard, count: int, *, flush: int = 1_
         for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True):
             outcomes.add(tenant_no, job_id, epoch, Completed())
         assert await settle.settle(db, outcomes) == {}
-        found.passed += flush
 
 
 @pytest.mark.req("D6", "T39")
@@ -449,11 +471,17 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_claim_nothing(
         claimer.watermark = graveyard.watermark
         await yard.fill(1_000, priorities=(0, 5, 10))
         table.judge("claim: 100 k dead rows, watermark", await claimer.costs(), usual=usual.claim)
-        await yard.fill(1_000, priorities=(0, 5, 10))
-        # A round of sweeps in a hundred claims: with a claim every 10 ms, all is seen again within a second.
-        swept = await claimer.costs(sweep_us=graveyard.watermark.span_us // 100)
-        table.judge("claim: 100 k dead rows, sweeping a hundredth", swept, usual=usual.claim)
-        await yard.fill(1_000, priorities=(0, 5, 10))
+        # From here on work of the lowest priority only: a claim has to pass the dead of all three.
+        while (await claimer.cost(short=True)).rows:
+            pass
+        await yard.fill(1_000)
+        low = await claimer.costs()
+        table.judge("claim: 100 k dead rows, watermark, lowest priority", low, usual=usual.claim)
+        # A whole round of sweeps in a hundred claims: with one every 10 ms, all is looked at again within a second.
+        await yard.fill(100 * N)
+        swept = await claimer.costs(95, sweep_us=graveyard.watermark.span_us // 100)
+        table.judge("claim: 100 k dead rows, watermark, sweeping a hundredth", swept, usual=usual.claim)
+        await yard.fill(1_000)
         head = await yard.claimer(marked=False)
         costs = await head.costs(3)
         table.judge("claim: 100 k dead rows, from the head", costs, usual=usual.claim, growth=None)
@@ -468,11 +496,406 @@ async def test_dead_rows_under_a_held_snapshot_cost_no_other_call_anything(
         yard = Yard(db)
         await yard.fill(1_000, priorities=[20])
         settles, renewals = await yard.settled_and_renewed()
-        table.judge("settle: 100 k dead rows", settles, usual=usual.settle)
-        table.judge("renew: 100 k dead rows", renewals, usual=usual.renew)
-        await with_lapsed_rows(yard, running=1_000)
-        # The rows above began an hour ago, before any that died: give them the place they would have.
-        await db.execute("UPDATE headgate.jobs SET claimed_at = clock_timestamp() WHERE state = 1 AND lease_until < now()")
-        floor = await leases.oldest_running(db, floor=graveyard.began + timedelta(milliseconds=1))
+        table.judge("settle: 100 k dead rows", settles, usual=usual.settle, growth=usual.growth)
+        table.judge("renew: 100 k dead rows", renewals, usual=usual.renew, growth=OLD_VERSIONS_GROWTH)
+        began = await with_lapsed_rows(yard, running=1_000)
+        floor = await leases.oldest_running(db, floor=began)
         assert floor is not None
-        table.judge("reap: 100 k dead rows, floor", await yard.counted(REAP, N, floor), usual=usual.reap)
+        table.judge(
+            "reap: 100 k dead rows, floor", await yard.counted(REAP, N, floor), usual=usual.reap, growth=usual.growth
+        )
+
+
+# ------------------------------------------------------------------------------------------------ rows locked by others
+
+
+@asynccontextmanager
+async def holding_the_first(dsn: str, count: int) -> AsyncIterator[None]:
+    """Another connection holds the row locks of the first `count` pending jobs."""
+    async with session(dsn) as db, db.transaction():
+        await db.execute(
+            "SELECT id FROM headgate.jobs WHERE state = 0 ORDER BY rank_class, rank_at LIMIT $1 FOR UPDATE", count
+        )
+        yield
+
+
+@pytest.mark.req("C13", "T39")
+async def test_rows_that_others_hold_cost_a_claim_a_bounded_number_of_pages(
+    database: str, yard: Yard, usual: Usual, table: PageTable
+) -> None:
+    await yard.fill(10_000)
+    await yard.db.execute("SET lock_timeout = '200ms'")  # a claim that waits for a lock fails
+    claimer = await yard.claimer(marked=False)
+    await claimer.cost()
+    async with holding_the_first(database, 500):
+        costs = [await claimer.cost() for _ in range(CALLS)]  # each must bring its full number
+    bound = 1 + usual.pages_per_locked * 7 * N / usual.claim  # three rounds: n, 2n and 4n candidates
+    table.judge("claim: 500 rows locked by another", costs, usual=usual.claim, growth=bound)
+    async with holding_the_first(database, 2_000):
+        costs = [await claimer.cost(short=True) for _ in range(CALLS)]
+        assert [cost.rows for cost in costs] == [0] * CALLS
+    bound = 1 + usual.pages_per_locked * MOST_CANDIDATES / usual.claim
+    table.judge("claim: 2,000 rows locked by another", costs, usual=usual.claim, growth=bound)
+    assert (await claimer.cost()).rows == N  # and once they are free again, they are claimed
+
+
+@pytest.mark.req("C13")
+async def test_skipping_locked_rows_visits_every_one_of_them(database: str, yard: Yard, table: PageTable) -> None:
+    """Why not every worker claims for itself: the K-th claimer of a crowd steps over the rows of K − 1 others."""
+    await yard.fill(10_000)
+    plain = "SELECT id FROM headgate.jobs WHERE topic_no = $1 AND state = 0 ORDER BY rank_class, rank_at LIMIT 100"
+    (topic_no,) = await yard.topic_nos()
+    found: dict[int, Cost] = {}
+    for held in (0, 1_000, 2_000, 4_000):
+        async with holding_the_first(database, held), yard.db.transaction():
+            await yard.db.execute("SET LOCAL enable_sort = off")
+            found[held] = await explain.cost(yard.db, plain + " FOR UPDATE SKIP LOCKED", topic_no)
+    alone = found[0].pages
+    for held, cost in found.items():
+        table.judge(f"plain SKIP LOCKED: {held:,} rows locked", [cost], usual=alone, growth=None)
+        assert cost.rows == N
+        assert cost.pages - alone >= held  # at least a page visit for each row of another
+
+
+# ------------------------------------------------------------------------------------------------ stale statistics
+
+
+async def never_analysed(yard: Yard) -> None:
+    await yard.fill(100_000)
+
+
+async def analysed_when_empty(yard: Yard) -> None:
+    await yard.db.execute("ANALYZE headgate.jobs")
+    await yard.fill(100_000)
+
+
+async def analysed_when_all_ran(yard: Yard) -> None:
+    now = datetime.now(UTC)
+    await yard.fill(20_000, state=State.RUNNING, claimed_at=now, lease_until=now + timedelta(hours=1))
+    await yard.db.execute("ANALYZE headgate.jobs")
+    await yard.fill(100_000)
+
+
+async def analysed_before_the_tenant_came(yard: Yard) -> None:
+    await Yard(yard.db, tenant="other").fill(20_000)
+    await yard.db.execute("ANALYZE headgate.jobs")
+    await yard.fill(100_000)
+
+
+async def analysed_when_full(yard: Yard) -> None:
+    await yard.fill(100_000)
+    await yard.db.execute("ANALYZE headgate.jobs")
+
+
+STATISTICS: Final = (
+    never_analysed,
+    analysed_when_empty,
+    analysed_when_all_ran,
+    analysed_before_the_tenant_came,
+    analysed_when_full,
+)
+
+
+@pytest.mark.req("D6", "D14", "P3", "P7", "T39")
+@pytest.mark.parametrize("prepare", STATISTICS, ids=lambda prepare: prepare.__name__)
+async def test_whatever_the_statistics_say_a_claim_reads_the_index_in_order_and_the_rows_by_key(
+    yard: Yard, usual: Usual, table: PageTable, prepare: Callable[[Yard], Awaitable[None]]
+) -> None:
+    await prepare(yard)
+    costs = await (await yard.claimer()).costs()
+    table.judge(f"claim: 100 k, {prepare.__name__.replace('_', ' ')}", costs, usual=usual.claim)
+    await yard.fill(1_000, topics=TEN)
+    tenant_no, topic_nos = await yard.queue.tenant_no(), await yard.topic_nos(("mail", *TEN))
+    (hint,) = await yard.queue.add(topic="topic-3")
+    for mode in PLAN_MODES:
+        chosen = await check_choosing(yard.db, tenant_no, topic_nos, hint, mode)
+        await check_locking(yard.db, tenant_no, chosen, mode)
+        await check_taking(yard.db, tenant_no, chosen, mode)
+
+
+async def check_choosing(
+    db: Connection, tenant_no: int, topic_nos: Sequence[int], hint: UUID, mode: PlanMode
+) -> list[UUID]:
+    """No more is read than n rows of each topic, in the order of the claim index; only those are merged."""
+    statement = explain.inner("claim_v1", "choose")
+    values = choosing(tenant_no, topic_nos, KeyRanges.whole(topic_nos), hints=[hint])
+    plan = (await explain.explain(db, statement, values, mode=mode)).plan
+    most = len(topic_nos) * N
+    by_hint, by_order = split(plan.scans_of("jobs"), lambda node: node.index == "jobs_claim_order")
+    assert {node.type for node in (*by_hint, *by_order)} == {"Index Scan"}, plan.outline()
+    assert {node.index for node in by_hint} == {"jobs_pkey"}, plan.outline()
+    assert by_order, plan.outline()
+    assert sum(node.rows_read for node in by_order) <= most, plan.outline()
+    assert sum(node.rows_read for node in by_hint) <= 1, plan.outline()
+    # What is sorted has been cut to n per topic before: no sort ever sees the backlog.
+    assert all(node.rows_in <= most + 1 for node in plan if "Sort" in node.type), plan.outline()
+    (row,) = await explain.run(
+        db, statement, values, mode=mode, settings=await explain.own_settings(db, statement.function)
+    )
+    return list(row[0])
+
+
+async def check_locking(db: Connection, tenant_no: int, chosen: Sequence[UUID], mode: PlanMode) -> None:
+    """Ordered first, then locked, one by one, until there are enough; found by key."""
+    values = {"tenant_": tenant_no, "v_chosen": chosen, "n_": N, "v_ids": []}
+    plan = (await explain.explain(db, explain.inner("claim_v1", "lock"), values, mode=mode)).plan
+    assert {(node.type, node.index) for node in plan.scans_of("jobs")} == {("Index Scan", "jobs_pkey")}, plan.outline()
+    assert sum(node.rows_read for node in plan.scans_of("jobs")) == len(chosen) == N, plan.outline()
+    above = [node.type for node in plan]
+    assert above.index("Limit") < above.index("LockRows") < above.index("Sort"), plan.outline()
+
+
+async def check_taking(db: Connection, tenant_no: int, ids: Sequence[UUID], mode: PlanMode) -> None:
+    """Written by key, and nothing else of the table is read."""
+    plan = (await explain.explain(db, explain.inner("claim_v1", "take"), taking(tenant_no, ids), mode=mode)).plan
+    assert {(node.type, node.index) for node in plan.scans_of("jobs")} == {("Index Scan", "jobs_pkey")}, plan.outline()
+    assert sum(node.rows_read for node in plan.scans_of("jobs")) == len(ids) == N, plan.outline()
+
+
+def choosing(
+    tenant_no: int, topic_nos: Sequence[int], ranges: KeyRanges, *, hints: Sequence[UUID] = ()
+) -> dict[str, object]:
+    """Values for claim_v1's first look at its candidates."""
+    return {
+        "tenant_": tenant_no,
+        "v_topics": topic_nos,
+        "range_topics_": ranges.topic_nos,
+        "class_from_": ranges.class_from,
+        "rank_from_": ranges.rank_from,
+        "class_to_": ranges.class_to,
+        "rank_to_": ranges.rank_to,
+        "hints_": hints,
+        "v_round": 0,
+        "v_class": None,
+        "v_rank": None,
+        "v_look": N,
+    }
+
+
+def taking(tenant_no: int, ids: Sequence[UUID]) -> dict[str, object]:
+    """Values for claim_v1's update."""
+    return {
+        "tenant_": tenant_no,
+        "v_ids": ids,
+        "v_now": datetime.now(UTC),
+        "owner_": 1,
+        "lease_ms_": LEASE_MS,
+        "workers_": ["w"],
+        "v_slots": None,
+        "v_sorted": None,
+    }
+
+
+def split(nodes: Sequence[Node], test: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
+    """Those that fail a test and those that pass it."""
+    return [node for node in nodes if not test(node)], [node for node in nodes if test(node)]
+
+
+# ------------------------------------------------------------------------------------------------ forced plans
+
+_SCANS: Final = ("enable_seqscan", "enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan")
+_JOINS: Final = ("enable_nestloop", "enable_hashjoin", "enable_mergejoin")
+
+
+def only(wanted: str, family: Sequence[str], **others: str) -> dict[str, str]:
+    return {name: "on" if name == wanted else "off" for name in family} | others
+
+
+FORCED: Final[Mapping[str, Mapping[str, str]]] = {
+    "the planner's choice": {},
+    "sequential scans": only("enable_seqscan", _SCANS),
+    "bitmap scans": only("enable_bitmapscan", _SCANS),
+    "index scans": only("enable_indexscan", _SCANS),
+    "nested loops over whole tables": only("enable_seqscan", _SCANS, **only("enable_nestloop", _JOINS)),
+    "nested loops, nothing kept": only("enable_nestloop", _JOINS, enable_material="off", enable_memoize="off"),
+    "hash joins": only("enable_hashjoin", _JOINS),
+    "merge joins": only("enable_mergejoin", _JOINS),
+    "no sorts": {"enable_sort": "off", "enable_incremental_sort": "off"},
+    "hashed groups": {"enable_sort": "off", "enable_hashagg": "on", "work_mem": "64kB"},
+    "parallel": {
+        "parallel_setup_cost": "0",
+        "parallel_tuple_cost": "0",
+        "min_parallel_table_scan_size": "0",
+        "min_parallel_index_scan_size": "0",
+        "max_parallel_workers_per_gather": "4",
+        "parallel_leader_participation": "off",
+    },
+    "parallel whole tables": only(
+        "enable_seqscan", _SCANS, parallel_setup_cost="0", parallel_tuple_cost="0", min_parallel_table_scan_size="0"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    id: UUID
+    topic_no: int
+    key: tuple[int, int]
+
+    @property
+    def place(self) -> tuple[tuple[int, int], UUID]:
+        return self.key, self.id
+
+
+async def mixed_jobs(yard: Yard) -> list[Job]:
+    """900 jobs over three topics and four priorities, laid down in an order that is not theirs."""
+    await yard.fill(900, topics=TEN[:3], priorities=(0, 10, -5, 3))
+    await yard.db.execute(
+        """CREATE TEMP TABLE mixed AS SELECT * FROM headgate.jobs ORDER BY md5(id::text);
+           TRUNCATE headgate.jobs;
+           INSERT INTO headgate.jobs SELECT * FROM mixed;
+           DROP TABLE mixed;
+           ANALYZE headgate.jobs"""
+    )
+    rows = await yard.db.fetch("SELECT id, topic_no, rank_class, rank_at FROM headgate.jobs WHERE state = 0")
+    return sorted((Job(id=row[0], topic_no=row[1], key=(row[2], row[3])) for row in rows), key=lambda job: job.place)
+
+
+def some_ranges(dice: random.Random, topic_nos: Sequence[int], jobs: Sequence[Job]) -> tuple[KeyRanges, list[Job]]:
+    """Stretches with gaps between them, as a watermark gives; and the jobs that lie in them."""
+    ranges, inside = KeyRanges(), []
+    for topic_no in topic_nos:
+        own = [job for job in jobs if job.topic_no == topic_no]
+        edges = sorted(job.key for job in dice.sample(own, 6))
+        edges = [LOWEST, *edges, HIGHEST]
+        for low, high in zip(edges[::2], edges[1::2], strict=True):
+            ranges.add(topic_no, low, high)
+            inside += [job for job in own if low <= job.key < high]
+    return ranges, sorted(inside, key=lambda job: job.place)
+
+
+@pytest.mark.req("T14", "P7")
+@pytest.mark.parametrize("mode", PLAN_MODES)
+@pytest.mark.parametrize("forced", FORCED)
+async def test_no_plan_makes_a_claim_take_too_much_twice_or_out_of_order(
+    database: str, yard: Yard, forced: str, mode: PlanMode
+) -> None:
+    db, dice = yard.db, random.Random(forced)
+    jobs = await mixed_jobs(yard)
+    claimer = await yard.claimer(*TEN[:3], marked=False)
+    await force(db, "claim_v1", {**FORCED[forced], "plan_cache_mode": f"force_{mode}_plan"})
+    # Stretch by stretch, with a few ids from outside of them.
+    ranges, inside = some_ranges(dice, claimer.topic_nos, jobs)
+    hints = dice.sample([job for job in jobs if job not in inside], 5)
+    expected = sorted([*inside, *hints], key=lambda job: job.place)[:N]
+    got = await db.fetch(CLAIM, *claimer.arguments(ranges, worker="a", hints=[job.id for job in hints]))
+    assert [row["id"] for row in got] == [job.id for job in expected]
+    left = [job for job in jobs if job not in expected]
+    # Round after round, because another holds the best.
+    async with holding_the_first(database, 250):
+        whole = KeyRanges.whole(claimer.topic_nos)
+        got = await db.fetch(CLAIM, *claimer.arguments(whole, worker="b"))
+    assert [row["id"] for row in got] == [job.id for job in left[250 : 250 + N]]
+    # To the end: nothing twice, nothing left.
+    while rows := await db.fetch(CLAIM, *claimer.arguments(whole, worker="c")):
+        assert len(rows) <= N
+    epochs = await db.fetch("SELECT epoch, state, count(*) FROM headgate.jobs GROUP BY 1, 2")
+    assert [tuple(row) for row in epochs] == [(1, 1, len(jobs))]
+
+
+@pytest.mark.req("T14")
+@pytest.mark.parametrize("mode", PLAN_MODES)
+@pytest.mark.parametrize("forced", FORCED)
+async def test_no_plan_makes_an_inner_statement_give_more_than_asked(yard: Yard, forced: str, mode: PlanMode) -> None:
+    db, dice, settings = yard.db, random.Random(forced), FORCED[forced]
+    tenant_no, topic_nos = await yard.queue.tenant_no(), await yard.topic_nos(TEN[:3])
+    ranges, inside = some_ranges(dice, topic_nos, await mixed_jobs(yard))
+
+    async def rows(name: str, values: Mapping[str, object]) -> list[asyncpg.Record]:
+        return await explain.run(db, explain.inner("claim_v1", name), values, mode=mode, settings=settings)
+
+    ((chosen, *last),) = await rows("choose", choosing(tenant_no, topic_nos, ranges))
+    assert chosen == [job.id for job in inside[:N]]
+    assert tuple(last) == inside[N - 1].key
+    wanted = [*chosen, *chosen]  # an id given twice is still one job
+    ((locked,),) = await rows("lock", {"tenant_": tenant_no, "v_chosen": wanted, "n_": N, "v_ids": chosen[:70]})
+    assert locked == chosen[:30]
+    taken = await rows("take", taking(tenant_no, [*locked, *locked]))
+    assert sorted(row["id"] for row in taken) == sorted(locked)
+
+
+@pytest.mark.req("T14")
+@pytest.mark.parametrize("forced", FORCED)
+async def test_no_plan_gives_one_job_to_two_claimers(database: str, yard: Yard, forced: str) -> None:
+    jobs = await mixed_jobs(yard)
+    claimer = await yard.claimer(*TEN[:3], marked=False)
+    await force(yard.db, "claim_v1", FORCED[forced])
+    whole = KeyRanges.whole(claimer.topic_nos)
+    async with session(database) as one, session(database) as two, session(database) as three:
+        for _ in range(2):
+            got = await asyncio.gather(
+                *(db.fetch(CLAIM, *claimer.arguments(whole, worker="w")) for db in (one, two, three))
+            )
+            assert all(len(rows) <= N for rows in got)
+            ids = [row["id"] for rows in got for row in rows]
+            assert len(ids) == len(set(ids))
+    most = await yard.db.fetchval("SELECT max(epoch) FROM headgate.jobs")
+    assert most == 1
+    assert len(jobs) == await yard.db.fetchval("SELECT count(*) FROM headgate.jobs")
+
+
+async def force(db: Connection, function: str, settings: Mapping[str, str]) -> None:
+    """Take a function's own planner settings away and give it others."""
+    await db.execute(f"ALTER FUNCTION headgate.{function} RESET ALL")
+    for name, value in settings.items():
+        await db.execute(f"ALTER FUNCTION headgate.{function} SET {name} = '{value}'")
+
+
+# ------------------------------------------------------------------------------------------------ the other calls
+
+
+@pytest.mark.req("T39")
+async def test_jobs_that_are_not_due_cost_a_promotion_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+    await with_due_rows(yard, waiting=300_000)
+    table.judge(
+        "promote: 300 k not due", await yard.counted(PROMOTE, N, BEGINNING), usual=usual.promote, growth=usual.growth
+    )
+    values = {"n_": N, "floor_": BEGINNING, "v_now": datetime.now(UTC)}
+    for mode in PLAN_MODES:
+        plan = (await explain.explain(yard.db, explain.inner("promote_v1", "due"), values, mode=mode)).plan
+        assert [node.index for node in plan.scans_of("jobs")] == ["jobs_due"], plan.outline()
+        assert not [node for node in plan if "Sort" in node.type], plan.outline()
+
+
+@pytest.mark.req("T39")
+async def test_leases_that_hold_cost_the_watchdog_little(yard: Yard, usual: Usual, table: PageTable) -> None:
+    began = await with_lapsed_rows(yard, running=10_000)
+    table.judge("reap: 10 k running", await yard.counted(REAP, N, began), usual=usual.reap, growth=usual.growth)
+    # Nothing lapsed: it has to look at every lease that holds, at a row's share of a page for each.
+    idle = await yard.counted(REAP, N, began, rows=0)
+    table.judge("reap: 10 k running, none lapsed", idle, usual=usual.reap, growth=usual.growth)
+    values = {"n_": N, "floor_": began, "v_now": datetime.now(UTC)}
+    for mode in PLAN_MODES:
+        plan = (await explain.explain(yard.db, explain.inner("reap_v1", "lapsed"), values, mode=mode)).plan
+        assert [node.index for node in plan.scans_of("jobs")] == ["jobs_running"], plan.outline()
+        assert not [node for node in plan if "Sort" in node.type], plan.outline()
+
+
+@pytest.mark.req("T39")
+async def test_settling_and_renewing_cost_the_same_at_1_000_000_jobs(
+    million: str, usual: Usual, table: PageTable
+) -> None:
+    async with session(million) as db:
+        yard = Yard(db)
+        settles, renewals = await yard.settled_and_renewed()
+        table.judge("settle: 1 M rows", settles, usual=usual.settle, growth=usual.growth)
+        table.judge("renew: 1 M rows", renewals, usual=usual.renew, growth=usual.growth)
+        ids, epochs = await (await yard.claimer()).take()
+        values: dict[str, object] = {
+            "tenants_": [await yard.queue.tenant_no()],
+            "v_run": 1,
+            "v_ids": ids,
+            "v_epochs": epochs,
+            "v_results": [],
+            "v_now": datetime.now(UTC),
+        }
+        for mode in PLAN_MODES:
+            plan = (await explain.explain(db, explain.inner("settle_v1", "complete"), values, mode=mode)).plan
+            scans = plan.scans_of("jobs")
+            assert {(node.type, node.index) for node in scans} == {("Index Scan", "jobs_pkey")}, plan.outline()
+            assert sum(node.rows_read for node in scans) == N, plan.outline()
+
+
+def test_a_statement_without_its_marks_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="explain: chose"):
+        explain.inner("claim_v1", "chose")

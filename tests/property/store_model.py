@@ -5,7 +5,7 @@ their bodies and histories; idempotency keys; ids that were sent again; pause ro
 stands still during a verb. So every answer is exact, and one step of the model is one call of the store.
 
 Where the store may choose (two jobs of one rank, two due at one instant), the model says which choices are right:
-`ClaimChoice`, `due` and `lapsed`. Its caller then tells it what was chosen.
+`claimable`, `due` and `lapsed`. Its caller then tells it what was chosen.
 """
 
 from __future__ import annotations
@@ -42,6 +42,20 @@ class Target(NamedTuple):
 
     tenant_no: int = 0
     topic_no: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One submission, with the numbers of its names."""
+
+    ref: Ref
+    topic_no: int
+    job: Submission
+    fresh: bool
+
+    @property
+    def key(self) -> tuple[int, str] | None:
+        return None if self.job.key is None else (self.ref.tenant_no, self.job.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,57 +138,79 @@ class StoreModel:
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
-    def submit(self, batch: Sequence[tuple[int, int, Submission]]) -> list[Submitted]:
-        """Submit (tenant, topic, job) triples as one flush; the second job of one id is a flush of its own."""
-        answers: list[Submitted] = []
-        part: set[Ref] = set()
-        for tenant_no, topic_no, asked in batch:
-            ref = Ref(tenant_no, asked.id)
-            if ref in part:
-                part = set()
-            part.add(ref)
-            answers.append(self._submit(ref, topic_no, asked, position=len(part)))
-        return answers
+    def submit(self, batch: Sequence[Asked]) -> list[Submitted]:
+        """Submit jobs as one flush: first the first copies of all ids in it, then the second ones, and so on."""
+        rounds: list[list[int]] = []
+        copies: Counter[Ref] = Counter()
+        for place, asked in enumerate(batch):
+            nth = copies[asked.ref]
+            copies[asked.ref] += 1
+            if nth == len(rounds):
+                rounds.append([])
+            rounds[nth].append(place)
+        answers: dict[int, Submitted] = {}
+        for nth, places in enumerate(rounds):
+            # Whatever a second copy says of itself, its id is not fresh any more.
+            part = [replace(batch[place], fresh=batch[place].fresh and nth == 0) for place in places]
+            answers |= zip(places, self._flush(part), strict=True)
+        return [answers[place] for place in range(len(batch))]
+
+    def _flush(self, batch: Sequence[Asked]) -> list[Submitted]:
+        answers: dict[int, Submitted] = {}
+        freed: set[tuple[int, str]] = set()
+        again: list[int] = []  # they met a key in the hands of a neighbour that was then refused: a flush of their own
+        for place, asked in enumerate(batch):
+            if asked.key in freed:
+                again.append(place)
+                continue
+            held = asked.key is not None and self._holder(asked.key) is not None
+            answers[place] = self._submit(asked, position=place + 1)
+            if asked.key is not None and not held and answers[place].receipt is SubmitReceipt.CONFLICT:
+                freed.add(asked.key)
+        if again:
+            answers |= zip(again, self._flush([batch[place] for place in again]), strict=True)
+        return [answers[place] for place in range(len(batch))]
 
     def may_be_fresh(self, ref: Ref) -> bool:
         """Whether a copy that claims to be the first is safe: a finished twin is only looked for if one was resent."""
         return ref not in self.jobs or not self.jobs[ref].state.is_final or ref in self.remembered
 
-    def _submit(self, ref: Ref, topic_no: int, asked: Submission, *, position: int) -> Submitted:
-        digest = body_digest(asked.topic, asked.payload)
-        if asked.key is not None and asked.key_window is not None:
-            key = self.keys.get((ref.tenant_no, asked.key))
-            if key is not None and key.expires_at > self.now:
-                receipt = SubmitReceipt.DUPLICATE if key.digest == digest else SubmitReceipt.CONFLICT
-                return Submitted(id=JobId(key.job_id), receipt=receipt)
-        receipt = self._insert(ref, topic_no, asked, position)
+    def _submit(self, asked: Asked, *, position: int) -> Submitted:
+        digest = body_digest(asked.job.topic, asked.job.payload)
+        if asked.key is not None and (key := self._holder(asked.key)) is not None:
+            receipt = SubmitReceipt.DUPLICATE if key.digest == digest else SubmitReceipt.CONFLICT
+            return Submitted(id=JobId(key.job_id), receipt=receipt)
+        receipt = self._insert(asked, position)
         if not asked.fresh:
-            self.remembered[ref] = self.now + REMEMBERED_FOR
-        # A key is not spent on a job that was refused; it may then name another one.
-        if asked.key is not None and asked.key_window is not None:
-            if receipt is SubmitReceipt.CONFLICT:
-                self.keys.pop((ref.tenant_no, asked.key), None)
+            self.remembered[asked.ref] = self.now + REMEMBERED_FOR
+        if asked.key is not None and asked.job.key_window is not None:
+            if receipt is SubmitReceipt.CONFLICT:  # a key is not spent on a job that was refused
+                self.keys.pop(asked.key, None)
             else:
-                self.keys[ref.tenant_no, asked.key] = Key(
-                    job_id=ref.id, digest=digest, expires_at=self.now + asked.key_window
-                )
-        return Submitted(id=asked.id, receipt=receipt)
+                expires_at = self.now + asked.job.key_window
+                self.keys[asked.key] = Key(job_id=asked.ref.id, digest=digest, expires_at=expires_at)
+        return Submitted(id=asked.job.id, receipt=receipt)
 
-    def _insert(self, ref: Ref, topic_no: int, asked: Submission, position: int) -> SubmitReceipt:
+    def _holder(self, key: tuple[int, str]) -> Key | None:
+        held = self.keys.get(key)
+        return held if held is not None and held.expires_at > self.now else None
+
+    def _insert(self, asked: Asked, position: int) -> SubmitReceipt:
+        ref, job, topic_no = asked.ref, asked.job, asked.topic_no
         there = self.jobs.get(ref)
         if there is not None:
             assert not asked.fresh or self.may_be_fresh(ref), "a fresh id must not be that of a finished job"
-            same = there.edited or (there.topic_no, there.payload) == (topic_no, asked.payload)
+            same = there.edited or (there.topic_no, there.payload) == (topic_no, job.payload)
             return SubmitReceipt.DUPLICATE if same else SubmitReceipt.CONFLICT
         if asked.fresh and ref in self.remembered:
             return SubmitReceipt.DUPLICATE  # the late first copy of a job that was made, ended and discarded
         self.jobs[ref] = Job(
-            record=lifecycle.submit(asked, now=self.now, rules=self.topics[topic_no], position=position),
+            record=lifecycle.submit(job, now=self.now, rules=self.topics[topic_no], position=position),
             topic_no=topic_no,
-            payload=asked.payload,
+            payload=job.payload,
             created_at=self.now,
-            tags=frozenset(asked.tags),
-            headers=asked.headers,
+            tags=frozenset(job.tags),
+            headers=job.headers,
         )
         return SubmitReceipt.CREATED
 
@@ -274,12 +310,9 @@ class StoreModel:
             return Answer(receipt=Receipt.UNKNOWN)
         step = rule(job.record)
         after = step.job
-        if step.receipt is not Receipt.APPLIED:
-            # The sender learns how the job stands, with the due time of the newest life if it has one.
-            return Answer(
-                receipt=step.receipt, state=after.state, run_at=None if after.state.is_final else after.run_at
-            )
         due = after.run_at if after.state in WAITING else None
+        if step.receipt is not Receipt.APPLIED:
+            return Answer(receipt=step.receipt, state=after.state, run_at=due)
         if step.event is not None:
             # The history tells of the attempt that was made, also where it is given back.
             again = None if after.state.is_final or step.event is EventKind.ABANDONED else after.run_at
@@ -398,7 +431,7 @@ class StoreModel:
         return Counter((ref.tenant_no, job.topic_no, job.state) for ref, job in self.jobs.items())
 
     def history(self, ref: Ref) -> list[Event]:
-        """The job's events in the order of their stamps; a clock that stepped back reorders them here as in the store."""
+        """The job's events in the order of their stamps, which a clock that stepped back does not keep."""
         return sorted(self.events.get(ref, ()), key=lambda event: event.at)
 
     def _paused(self, target: Target) -> bool:

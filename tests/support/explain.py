@@ -3,10 +3,10 @@
 `cost()` runs EXPLAIN (ANALYZE, BUFFERS) on the very text and arguments that the server uses. The figures of a function
 call include all that its inner statements touched, index pages, toast and the catalogue too.
 
-`inner()` cuts a statement out of `store/functions/NAME.sql`, between its lines `-- explain: name` and `-- explain: end`,
-and makes parameters of its PL/pgSQL variables, so that `explain()` can show the plan that the function hides. It runs
-under the settings of the function as installed. A missing mark, variable or value is an error: a shape that is no
-longer looked at would else count as good.
+`inner()` cuts a statement out of `store/functions/NAME.sql`, between `-- explain: name` and `-- explain: end`, and
+makes parameters of its PL/pgSQL variables, so that `explain()` can show the plan that the function hides. It runs under
+the settings of the function as installed. A missing mark, variable or value is an error: a shape that is no longer
+looked at would else count as good.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ class Node:
     @property
     def rows(self) -> int:
         """Rows it gave, over all its runs."""
-        return round(self.facts["Actual Rows"] * self.facts["Actual Loops"])
+        given: float = self.facts["Actual Rows"] * self.facts["Actual Loops"]
+        return round(given)
 
     @property
     def rows_read(self) -> int:
         """Rows a scan looked at, over all its runs, given or not."""
         removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck", "Rows Removed by Join Filter")
-        return self.rows + round(sum(self.facts.get(name, 0) for name in removed) * self.facts["Actual Loops"])
+        passed_over: float = sum(self.facts.get(name, 0) for name in removed) * self.facts["Actual Loops"]
+        return self.rows + round(passed_over)
 
     @property
     def rows_in(self) -> int:
@@ -201,7 +203,9 @@ async def _prepared(
 
 async def own_settings(db: Connection, function: str) -> dict[str, str]:
     """The SET clauses of a function as installed."""
-    pairs = await db.fetchval("SELECT proconfig FROM pg_catalog.pg_proc WHERE oid = $1::regproc", f"headgate.{function}")
+    pairs = await db.fetchval(
+        "SELECT proconfig FROM pg_catalog.pg_proc WHERE oid = $1::regproc", f"headgate.{function}"
+    )
     return dict(pair.split("=", 1) for pair in pairs or ())
 
 
@@ -221,7 +225,7 @@ def _types(function: str, source: str) -> dict[str, str]:
         raise AssertionError(f"{function}.sql: the list of arguments is not where it should be")
     arguments = (" ".join(part.split()) for part in signature[2].split(","))
     types = dict(part.split(" ", 1) for part in arguments)
-    types |= {name: "int" for name in _COUNTED.findall(source)}
+    types |= dict.fromkeys(_COUNTED.findall(source), "int")
     types |= dict(_DECLARED.findall(source))
     return types
 

@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
+from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -20,6 +22,12 @@ SELECT id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at
        headers, payload
   FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
  ORDER BY rank_class, rank_at, id"""
+
+_NAMES: Final = (
+    *("tenant_no", "topic_nos", "ranges", "ranges", "ranges", "ranges", "ranges", "hints"),
+    *("limit", "owner", "workers", "runs", "lease_ms"),
+)
+_TOPICS_MAX: Final = 100_000  # no tenant has that many; a list without any bound would be a way to fill the memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,18 +70,24 @@ async def claim(
     `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
     that may lie outside of `ranges`.
     """
+    check_tenant_no(tenant_no)
     check_claim_size(limit, field="limit")
+    check_integer(owner, field="owner", low=0, high=INT32_MAX)
     check_integer(lease_ms, field="lease_ms", low=1, high=86_400_000)
-    if not workers:
+    if not check_rows(workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
         raise InvalidInput("workers", "must name at least one worker")
     for worker in workers:
         check_worker_id(worker, field="workers")
-    if len(workers) > 1 and (len(runs) != len(workers) or sum(runs) < limit or min(runs) < 1):
+    check_rows(runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
+    for run in runs:
+        check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
+    if len(workers) > 1 and (len(runs) != len(workers) or sum(runs) < limit):
         raise InvalidInput("runs", f"must give each of the {len(workers)} workers at least one of the {limit} jobs")
-    if not topic_nos:
+    check_rows(hints, field="hints", limit=_TOPICS_MAX, unit="ids")
+    if not check_rows(topic_nos, field="topic_nos", limit=_TOPICS_MAX, unit="topics"):
         return Claimed()
-    where = ranges or KeyRanges.whole(topic_nos)
-    with translating(writing=True):
+    where = _ranges(topic_nos, ranges)
+    with translating(writing=True, names=_NAMES):
         rows = await db.fetch(
             CLAIM,
             tenant_no,
@@ -91,3 +105,12 @@ async def claim(
             lease_ms,
         )
     return Claimed(**dict(zip(Claimed.__slots__, zip(*rows, strict=True), strict=False))) if rows else Claimed()
+
+
+def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:
+    if ranges is None:
+        return KeyRanges.whole(topic_nos)
+    check_kind(ranges, KeyRanges, field="ranges")
+    columns = {name: getattr(ranges, name) for name in KeyRanges.__slots__}
+    check_parallel("ranges", len(ranges.topic_nos), columns)
+    return ranges

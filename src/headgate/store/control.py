@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Final
 
 from headgate.domain import limits
-from headgate.domain.errors import SchemaMismatch
-from headgate.domain.validation import check_aware, check_text
+from headgate.domain.errors import InvalidInput, NotFound, SchemaMismatch
+from headgate.domain.validation import check_aware, check_integer, check_text, shown
+from headgate.store.arguments import INT32_MAX
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -40,22 +41,29 @@ async def pause(
     who: str = "",
     until: datetime | None = None,
 ) -> datetime:
-    """Stop dispatch of a target everywhere; when this returns nothing of it enters `running`. Returns paused_at."""
+    """Stop dispatch of a target everywhere; when this returns nothing of it enters `running`. Returns paused_at.
+
+    Raises NotFound for a tenant that does not exist, and for a topic that is not this tenant's.
+    """
+    tenant_no, topic_no = _check_target(target)
     check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
     check_text(who, field="who", low=0, high=200)
     if until is not None:
         check_aware(until, field="until")
-    with translating(writing=True):
-        paused_at: datetime = await db.fetchval(
-            "SELECT headgate.pause_v1($1, $2, $3, $4, $5)", *target, reason, who, until
+    with translating(writing=True, names=("target", "target", "reason", "who", "until")):
+        paused_at: datetime | None = await db.fetchval(
+            "SELECT headgate.pause_v1($1, $2, $3, $4, $5)", tenant_no, topic_no, reason, who, until
         )
+    if paused_at is None:
+        raise NotFound("target", f"tenant {tenant_no}, topic {topic_no}" if topic_no else f"tenant {tenant_no}")
     return paused_at
 
 
 async def resume(db: Connection, target: tuple[int, int] = EVERYTHING) -> bool:
     """Let a target run again; harmless when it does already. Says whether anything changed."""
+    tenant_no, topic_no = _check_target(target)
     with translating(writing=True):
-        changed: bool = await db.fetchval("SELECT headgate.resume_v1($1, $2)", *target)
+        changed: bool = await db.fetchval("SELECT headgate.resume_v1($1, $2)", tenant_no, topic_no)
     return changed
 
 
@@ -78,3 +86,12 @@ async def controls(db: Connection) -> list[Control]:
     if not found or (found[0].tenant_no, found[0].topic_no) != EVERYTHING:
         raise SchemaMismatch("the row for everything is missing from headgate.dispatch_control; restore it, not paused")
     return found
+
+
+def _check_target(target: object) -> tuple[int, int]:
+    if not isinstance(target, tuple) or len(target) != 2:
+        raise InvalidInput("target", f"must be a pair (tenant_no, topic_no), got {shown(target)}")
+    tenant_no, topic_no = (check_integer(number, field="target", low=0, high=INT32_MAX) for number in target)
+    if topic_no and not tenant_no:
+        raise InvalidInput("target", f"topic {topic_no} needs its tenant's number beside it")
+    return tenant_no, topic_no

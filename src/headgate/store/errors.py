@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import asyncpg
 
 from headgate.domain.errors import (
     HeadgateError,
+    InvalidInput,
     OutcomeUnknown,
     ReadOnly,
     SchemaMismatch,
@@ -25,6 +26,7 @@ from headgate.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
+from headgate.domain.validation import shown
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
@@ -45,14 +47,22 @@ _ENDED = {"57P01", "57P02", "57P04", "57P05"}
 # database.
 _TURNED_AWAY = {"57P03", "08001", "08004", "28000", "28P01", "3D000"}
 _UNDEFINED = {"42P01", "42883", "3F000"}  # table, function, schema
+# A value that the checks let through and a column cannot hold: number, time, text with a NUL, malformed text or bytes.
+_UNFIT = {"22003", "22008", "22021", "22P02", "22P03", "22P05"}
 _OUR_SCHEMA = re.compile(r"\bheadgate\b")
+_ARGUMENT = re.compile(r"query argument \$(\d+)")
 _NEVER_SENT = re.compile(r"\b(connection|pool) is (closed|closing)\b")
 
 
-def translate(error: BaseException, *, writing: bool) -> HeadgateError:
-    """The Headgate error for what a driver call raised; `writing`: a statement that writes was under way."""
+def translate(error: BaseException, *, writing: bool, names: Sequence[str] = ()) -> HeadgateError:
+    """The Headgate error for what a driver call raised.
+
+    `writing`: a statement that writes was under way. `names`: what its arguments are called, in their order.
+    """
     if isinstance(error, HeadgateError):
         return error
+    if isinstance(error, asyncpg.DataError) and error.__cause__ is not None:
+        return _not_encoded(error, error.__cause__, names)
     if isinstance(error, asyncpg.PostgresError):
         return _from_server(error, writing=writing)
     if isinstance(error, asyncpg.InterfaceError):
@@ -73,7 +83,7 @@ def translate(error: BaseException, *, writing: bool) -> HeadgateError:
 
 
 @contextmanager
-def translating(*, writing: bool) -> Iterator[None]:
+def translating(*, writing: bool, names: Sequence[str] = ()) -> Iterator[None]:
     """Turn driver errors of the enclosed calls into Headgate's; other exceptions and cancellation pass untouched.
 
     Acquire from a pool outside of a `writing=True` block: running out of time there has written nothing.
@@ -81,7 +91,19 @@ def translating(*, writing: bool) -> Iterator[None]:
     try:
         yield
     except DRIVER_ERRORS as error:
-        raise translate(error, writing=writing) from error
+        raise translate(error, writing=writing, names=names) from error
+
+
+def _not_encoded(error: asyncpg.DataError, cause: BaseException, names: Sequence[str]) -> HeadgateError:
+    """The driver could not encode an argument, so nothing was sent. Its text repeats the value; ours does not."""
+    found = _ARGUMENT.search(str(error))
+    place = int(found[1]) if found else 0
+    field = names[place - 1] if 0 < place <= len(names) else f"argument {place}"
+    if isinstance(cause, AttributeError):  # it takes whatever has the attribute of a UUID for one
+        return InvalidInput(field, f"must be a UUID, got {shown(cause.obj)}")
+    if isinstance(cause, UnicodeError):
+        return InvalidInput(field, "has a lone surrogate and no UTF-8 form")
+    return InvalidInput(field, f"cannot be stored: {cause}")
 
 
 def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateError:
@@ -97,6 +119,8 @@ def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateErro
         return StorageFull(f"the database has no room left: {message}; free or add disk space")
     if state == "25006":
         return ReadOnly(f"the database is read-only: {message}; connect to the primary")
+    if state in _UNFIT:
+        return InvalidInput("value", f"cannot be stored: {message} ({state})")
     if state in _UNDEFINED and _OUR_SCHEMA.search(message):
         return SchemaMismatch(f"the database schema does not fit this release: {message}; run `headgate migrate`")
     return StoreError(f"the database refused: {message} ({state or 'no SQLSTATE'})")

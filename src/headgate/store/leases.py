@@ -11,7 +11,8 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.errors import TooLarge
 from headgate.domain.states import State
-from headgate.domain.validation import check_integer
+from headgate.domain.validation import check_aware, check_integer
+from headgate.store.arguments import check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
@@ -64,15 +65,22 @@ class Reaped:
 
 async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], Renewal]:
     """Push leases forward in one statement; returns only those that are lost or to be cancelled."""
+    check_rows(held, field="leases", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="tenants")
+    for part in held:
+        check_kind(part, Held, field="leases")
+        check_tenant_no(part.tenant_no)
+        check_rows(part.epochs, field="epochs", limit=limits.SETTLE_FLUSH_MAX_ROWS)
+        check_parallel(
+            "epochs", check_rows(part.ids, field="ids", limit=limits.SETTLE_FLUSH_MAX_ROWS), {"epochs": part.epochs}
+        )
+        check_integer(part.lease_ms, field="lease_ms", low=1, high=86_400_000)
     size = sum(len(part.ids) for part in held)
     if size > limits.SETTLE_FLUSH_MAX_ROWS:
         raise TooLarge("leases", size=size, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows", hint="renew less at once")
-    for part in held:
-        check_integer(part.lease_ms, field="lease_ms", low=1, high=86_400_000)
     if not size:
         return {}
     pairs = [(part.tenant_no, job_id) for part in held for job_id in part.ids]
-    with translating(writing=True):
+    with translating(writing=True, names=("tenant_no", "counts", "ids", "epochs", "lease_ms")):
         rows = await db.fetch(
             RENEW,
             [part.tenant_no for part in held],
@@ -87,7 +95,8 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], 
 async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:
     """Make at most `limit` due jobs claimable, the longest due first."""
     check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
-    with translating(writing=True):
+    check_aware(floor, field="floor")
+    with translating(writing=True, names=("limit", "floor")):
         rows = await db.fetch(PROMOTE, limit, floor)
     return [
         Promoted(tenant_no=row[0], topic_no=row[1], id=row[2], rank_class=row[3], rank_at=row[4], run_at=row[5])
@@ -97,7 +106,8 @@ async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGIN
 
 async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
     """When the next waiting job falls due: what the promotion timer aims at."""
-    with translating(writing=False):
+    check_aware(floor, field="floor")
+    with translating(writing=False, names=("floor",)):
         due: datetime | None = await db.fetchval(
             # The partial index holds exactly these rows, in this order.
             "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) AND run_at >= $1 ORDER BY run_at LIMIT 1",
@@ -109,13 +119,15 @@ async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime |
 async def reap(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Reaped]:
     """End at most `limit` attempts whose lease has run out, as failed attempts."""
     check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
-    with translating(writing=True):
+    check_aware(floor, field="floor")
+    with translating(writing=True, names=("limit", "floor")):
         rows = await fetch_into_days(db, REAP, limit, floor)
     return [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows]
 
 
 async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
     """When the oldest attempt that still runs began: nothing older need be looked at by the next reap."""
-    with translating(writing=False):
+    check_aware(floor, field="floor")
+    with translating(writing=False, names=("floor",)):
         began: datetime | None = await db.fetchval("SELECT headgate.oldest_running_v1($1)", floor)
     return began

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -31,7 +31,9 @@ from headgate.domain.validation import (
     check_priority,
     check_tags,
     check_text,
+    shown,
 )
+from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -40,24 +42,8 @@ LOOK_AT: Final = 20_000
 CHUNK: Final = 1_000
 NEWEST: Final = UUID(int=2**128 - 1)
 
-# Choosing: $1 tenant, $2 below this id, $3 how many.
-ALL: Final = """
-SELECT u.id FROM (SELECT j.id FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id < $2
-                   UNION ALL
-                  SELECT a.id FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id < $2) AS u
- ORDER BY u.id DESC LIMIT $3"""
-LIVE: Final = "SELECT id FROM headgate.jobs WHERE tenant_no = $1 AND id < $2 ORDER BY id DESC LIMIT $3"
-RUNNING: Final = "SELECT id FROM headgate.jobs WHERE tenant_no = $1 AND id < $2 AND state = 1 ORDER BY id DESC LIMIT $3"
-WAITING: Final = """
-SELECT id FROM headgate.jobs WHERE tenant_no = $1 AND id < $2 AND state IN (2, 3) ORDER BY id DESC LIMIT $3"""
-UNHAPPY: Final = """
-SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id < $2 AND state IN (6, 7) ORDER BY id DESC LIMIT $3"""
-FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id < $2 ORDER BY id DESC LIMIT $3"
-TAGGED: Final = """
-SELECT job_id FROM headgate.job_tags WHERE tenant_no = $1 AND job_id < $2 AND tag = $4 ORDER BY job_id DESC LIMIT $3"""
-SCHEDULED: Final = """
-SELECT job_id FROM headgate.schedule_jobs
- WHERE tenant_no = $1 AND job_id < $2 AND schedule_no = $4 ORDER BY job_id DESC LIMIT $3"""
+# Choosing: $1 tenant, $2 below this id, $3 how many, $4 the order to take them from.
+CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7) AS id ORDER BY id DESC"
 
 # Looking up: $2 the ids, then the filters, each of which may be NULL; a job that moves to the archive between the two
 # steps is found there.
@@ -106,9 +92,12 @@ class Filter:
             check_tags(self.tags)
         if self.schedule_no is not None:
             check_integer(self.schedule_no, field="schedule_no", low=1, high=2**31 - 1)
-        for name, values in (("states", self.states), ("topics", self.topic_nos)):
-            if values is not None and not values:
-                raise InvalidInput(name, "is an empty choice, which nothing can match; leave it out for any")
+        if self.states is not None:
+            for state in _choice_of(self.states, field="states"):
+                check_kind(state, State, field="states")
+        if self.topic_nos is not None:
+            for topic_no in _choice_of(self.topic_nos, field="topics"):
+                check_integer(topic_no, field="topics", low=0, high=INT32_MAX)
 
     @property
     def is_open(self) -> bool:
@@ -166,49 +155,59 @@ async def list_jobs(
     cursor: str | None = None,
 ) -> Page:
     """One page of the tenant's jobs. Pass the page's cursor, with the same filter, to go on."""
+    check_tenant_no(tenant_no)
     check_page_size(limit)
-    matching = matching or Filter()
+    matching = Filter() if matching is None else matching
+    check_kind(matching, Filter, field="matching")
     below = NEWEST if cursor is None else _read_cursor(cursor, matching.digest(tenant_no))
-    choose, extra = _choice(matching)
-    # With no filter every id chosen is a row, so no more are chosen than the page needs.
-    step = limit if matching.is_open else max(limit, CHUNK)
+    choice = _choice(matching)
+    # With no filter every id chosen is a row, so no more are chosen than the page needs. Running and waiting jobs lie
+    # in another order, so all of them are taken at once.
+    chunk = limit if matching.is_open else max(limit, CHUNK)
+    step = LOOK_AT if choice[0] in ("running", "waiting") else chunk
     rows: list[Row] = []
     more, looked = True, 0
     with translating(writing=False):
         while more and len(rows) < limit and looked < LOOK_AT:
-            ids: list[UUID] = [row[0] for row in await db.fetch(choose, tenant_no, below, step, *extra)]
+            ids: list[UUID] = [row[0] for row in await db.fetch(CHOOSE, tenant_no, below, step, *choice, LOOK_AT)]
             more = len(ids) == step
             looked += len(ids)
-            if not ids:
-                break
-            found = await db.fetch(LOOK_UP, tenant_no, ids, *_arguments(matching), limit - len(rows))
-            rows += [_row(record) for record in found]
-            # A full page ends at its last row; else everything chosen was looked at.
-            full = len(rows) == limit
-            below = rows[-1].id if full else ids[-1]
-            more = more or (full and below != ids[-1])
+            for start in range(0, len(ids), chunk):
+                part = ids[start : start + chunk]
+                found = await db.fetch(LOOK_UP, tenant_no, part, *_arguments(matching), limit - len(rows))
+                rows += [_row(record) for record in found]
+                below = part[-1]
+                if len(rows) == limit:  # a full page ends at its last row
+                    below = rows[-1].id
+                    more = more or below != ids[-1]
+                    break
     return Page(rows=rows, cursor=_write_cursor(below, matching.digest(tenant_no)) if more else None)
 
 
-def _choice(matching: Filter) -> tuple[str, tuple[object, ...]]:
-    """The narrowest order that holds everything the filter can match."""
+def _choice_of(values: object, *, field: str) -> Set[object]:
+    if not isinstance(values, Set):
+        raise InvalidInput(field, f"must be a frozenset, got {shown(values)}")
+    if not values:
+        raise InvalidInput(field, "is an empty choice, which nothing can match; leave it out for any")
+    return values
+
+
+def _choice(matching: Filter) -> tuple[str, str | None, int | None]:
+    """The narrowest order that holds everything the filter can match, with the tag or the schedule that owns it."""
     if matching.tags:
-        return TAGGED, (matching.tags[0],)
+        return "tagged", matching.tags[0], None
     if matching.schedule_no is not None:
-        return SCHEDULED, (matching.schedule_no,)
-    states = matching.states
-    if states is None:
-        return ALL, ()
-    for few, statement in (
-        ({State.RUNNING}, RUNNING),
-        ({State.SCHEDULED, State.RETRYING}, WAITING),
-        ({State.DEAD, State.CANCELLED}, UNHAPPY),
-        ({state for state in State if not state.is_final}, LIVE),
-        ({state for state in State if state.is_final}, FINISHED),
+        return "scheduled", None, matching.schedule_no
+    for few, name in (
+        ({State.RUNNING}, "running"),
+        ({State.SCHEDULED, State.RETRYING}, "waiting"),
+        ({State.DEAD, State.CANCELLED}, "unhappy"),
+        ({state for state in State if not state.is_final}, "live"),
+        ({state for state in State if state.is_final}, "finished"),
     ):
-        if states <= few:
-            return statement, ()
-    return ALL, ()
+        if matching.states is not None and matching.states <= few:
+            return name, None, None
+    return "all", None, None
 
 
 def _arguments(matching: Filter) -> tuple[object, ...]:
@@ -232,7 +231,7 @@ def _row(record: asyncpg.Record) -> Row:
 
 
 def _write_cursor(below: UUID, digest: bytes) -> str:
-    return base64.urlsafe_b64encode(below.bytes + digest).decode().rstrip("=")
+    return base64.urlsafe_b64encode(below.bytes + _seal(below.bytes, digest)).decode()
 
 
 def _read_cursor(cursor: str, digest: bytes) -> UUID:
@@ -242,6 +241,11 @@ def _read_cursor(cursor: str, digest: bytes) -> UUID:
         raw = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise problem from error
-    if len(raw) != 24 or raw[16:] != digest:
+    if len(raw) != 24 or raw[16:] != _seal(raw[:16], digest) or len(cursor) != 32:  # superfluous padding decodes too
         raise problem
     return UUID(bytes=raw[:16])
+
+
+def _seal(place: bytes, digest: bytes) -> bytes:
+    # Over the place too, so that a cursor that was cut or mistyped is refused rather than read as another place.
+    return sha256(place + digest).digest()[:8]

@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import asyncpg
+
 from headgate.domain.backoff import BackoffKind, RetryPolicy
-from headgate.domain.errors import NotFound
+from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.ids import TenantNo, TopicNo
 from headgate.domain.jobs import TopicRules
 from headgate.domain.rank import MICROSECOND
-from headgate.domain.validation import check_tenant, check_topic
+from headgate.domain.validation import check_integer, check_tenant, check_topic, shown
+from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -45,6 +48,7 @@ class Names:
 
     async def tenant(self, db: Connection, name: str) -> TenantNo:
         """The tenant's number, made on first use."""
+        check_kind(name, str, field="tenant")
         known = self._tenants.get(name)
         if known is None:
             check_tenant(name)
@@ -59,18 +63,24 @@ class Names:
 
     async def topics(self, db: Connection, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic]:
         """Topics in the order asked for, made on first use, in one round trip for all that are new."""
+        if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+            raise InvalidInput("topics", f"must be a list of topic names, got {shown(names)}")
         names = list(names)
-        missing = sorted({name for name in names if (tenant_no, name) not in self._topics})
+        for name in names:
+            check_kind(name, str, field="topic")
+        missing = {check_topic(name) for name in names if (tenant_no, name) not in self._topics}
         if missing:
-            for name in missing:
-                check_topic(name)
+            check_tenant_no(tenant_no)
             with translating(writing=True):
-                rows = await db.fetch(
-                    "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no"
-                    " FROM headgate.intern_topics_v1($1, $2)",
-                    tenant_no,
-                    missing,
-                )
+                try:
+                    rows = await db.fetch(
+                        "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no"
+                        " FROM headgate.intern_topics_v1($1, $2)",
+                        tenant_no,
+                        sorted(missing),
+                    )
+                except asyncpg.ForeignKeyViolationError as error:
+                    raise NotFound("tenant", str(tenant_no)) from error
             for name, no, step_us, attempts, policy_no in rows:
                 await self._remember(db, tenant_no, name, no, step_us, attempts, policy_no)
         return [self._topics[tenant_no, name] for name in names]
@@ -85,6 +95,7 @@ class Names:
 
     async def policy_no(self, db: Connection, policy: RetryPolicy) -> int:
         """The number of a retry policy, made on first use."""
+        check_kind(policy, RetryPolicy, field="policy")
         known = self._policies.get(policy)
         if known is None:
             with translating(writing=True):
@@ -102,6 +113,7 @@ class Names:
     async def policy_by_no(self, db: Connection, no: int) -> RetryPolicy:
         """The retry policy behind a number found in a row."""
         if no not in self._policies_by_no:
+            check_integer(no, field="policy_no", low=1, high=INT32_MAX)
             with translating(writing=False):
                 row = await db.fetchrow(
                     "SELECT kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1", no

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.domain.validation import check_integer, check_span
+from headgate.domain.validation import check_integer, check_span, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -21,8 +21,19 @@ DAYS_AHEAD: Final = 7
 CHUNK: Final = 1_000
 _RETENTION_MIN, _RETENTION_MAX = timedelta(days=1), timedelta(days=3650)
 
-# Partitions of days before $1, oldest first, each with the statement that detaches it (the server quotes the names). A
-# detach that was interrupted is finished instead of begun again.
+# What ends one step and is no error: a reader holds the table; another instance is at it, or was quicker (the table is
+# no partition any more, or gone); a neighbour is still being detached.
+_IN_THE_WAY: Final = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.ObjectInUseError,
+    asyncpg.UndefinedTableError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+)
+
+# Partitions of days before $1 (as in their names), oldest first, each with the statement that detaches it (the server
+# quotes the names). A detach that was interrupted is finished instead of begun again, and first of all: until then no
+# other partition of that table can be detached.
 OVERDUE: Final = """
 SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname, c.relname)
          || CASE WHEN i.inhdetachpending THEN 'FINALIZE' ELSE 'CONCURRENTLY' END
@@ -30,12 +41,12 @@ SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname
   JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
   JOIN pg_catalog.pg_class p ON p.oid = i.inhparent
  WHERE p.oid IN ('headgate.archive'::regclass, 'headgate.job_events'::regclass)
-   AND to_date(right(c.relname, 8), 'YYYYMMDD') < $1
- ORDER BY c.relname"""
+   AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND right(c.relname, 8) < $1
+ ORDER BY i.inhdetachpending DESC, c.relname"""
 DETACHED: Final = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = 'headgate' AND c.relkind = 'r' AND NOT c.relispartition
-   AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < $1
+   AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND right(c.relname, 8) < $1
  ORDER BY c.relname"""
 
 
@@ -56,7 +67,8 @@ async def fetch_into_days(db: Connection, statement: str, *arguments: object) ->
     try:
         return await db.fetch(statement, *arguments)
     except asyncpg.CheckViolationError as error:
-        if "no partition" not in str(error):
+        # A broken CHECK names its constraint, a missing partition names none; the text is in the server's language.
+        if error.constraint_name is not None:
             raise
         await ensure_partitions(db)
         return await db.fetch(statement, *arguments)
@@ -69,17 +81,19 @@ async def drop_expired(db: Connection, *, keep: timedelta, lock_wait: timedelta 
     dropped now is left for the next run.
     """
     check_span(keep, field="keep", low=_RETENTION_MIN, high=_RETENTION_MAX)
+    # Not 0: to PostgreSQL that means to wait for ever.
+    check_span(lock_wait, field="lock_wait", low=timedelta(milliseconds=1), high=timedelta(minutes=10))
     dropped: list[str] = []
     with translating(writing=True):
         now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
-        oldest = (now.astimezone(UTC) - keep).date()
+        oldest = f"{now.astimezone(UTC) - keep:%Y%m%d}"
         before = await db.fetchval("SELECT current_setting('lock_timeout')")
-        await _set_lock_timeout(db, f"{lock_wait // timedelta(milliseconds=1)}ms")
+        await _set_lock_timeout(db, f"{to_ms(lock_wait)}ms")
         try:
             for (detach,) in await db.fetch(OVERDUE, oldest):
                 try:
                     await db.execute(detach)
-                except (asyncpg.LockNotAvailableError, asyncpg.ObjectInUseError):
+                except _IN_THE_WAY:
                     continue
             for (name,) in await db.fetch(DETACHED, oldest):
                 if await _retire(db, name):
@@ -90,15 +104,15 @@ async def drop_expired(db: Connection, *, keep: timedelta, lock_wait: timedelta 
 
 
 async def _retire(db: Connection, name: str) -> bool:
-    if name.startswith("archive"):
-        tenant_no, job_id = 0, UUID(int=0)
-        while last := await db.fetchrow(
-            "SELECT tenant_no, id FROM headgate.retire_chunk_v1($1, $2, $3, $4)", name, tenant_no, job_id, CHUNK
-        ):
-            tenant_no, job_id = last
     try:
+        if name.startswith("archive"):
+            tenant_no, job_id = 0, UUID(int=0)
+            while last := await db.fetchrow(
+                "SELECT tenant_no, id FROM headgate.retire_chunk_v1($1, $2, $3, $4)", name, tenant_no, job_id, CHUNK
+            ):
+                tenant_no, job_id = last
         await db.execute("SELECT headgate.retire_day_v1($1)", name)
-    except (asyncpg.LockNotAvailableError, asyncpg.UndefinedTableError):  # held by a reader, or another one dropped it
+    except _IN_THE_WAY:
         return False
     return True
 

@@ -17,6 +17,7 @@ from headgate.domain.errors import NotFound
 from headgate.domain.ids import JobId
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
+from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -53,6 +54,7 @@ SELECT s.topic_no, s.state, sum(s.n)::bigint
          UNION ALL
         SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1) AS s
  WHERE s.state >= 0 GROUP BY 1, 2 HAVING sum(s.n) <> 0"""
+_KEY: Final = ("tenant_no", "job_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,8 @@ class JobEvent:
 
 async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
     """The job, live or finished. Raises NotFound, also for another tenant's."""
-    with translating(writing=False):
+    check_tenant_no(tenant_no)
+    with translating(writing=False, names=_KEY):
         row = await db.fetchrow(GET, tenant_no, job_id)
     if row is None:
         raise NotFound("job", str(job_id))
@@ -144,7 +147,8 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
 
 async def payload(db: Connection, tenant_no: int, job_id: UUID) -> bytes:
     """The job's body, wherever it lies."""
-    with translating(writing=False):
+    check_tenant_no(tenant_no)
+    with translating(writing=False, names=_KEY):
         row = await db.fetchrow(PAYLOAD, tenant_no, job_id)
     if row is None:
         raise NotFound("job", str(job_id))
@@ -154,7 +158,8 @@ async def payload(db: Connection, tenant_no: int, job_id: UUID) -> bytes:
 
 async def result(db: Connection, tenant_no: int, job_id: UUID) -> JobResult:
     """The job's state and, once it has completed, its result."""
-    with translating(writing=False):
+    check_tenant_no(tenant_no)
+    with translating(writing=False, names=_KEY):
         row = await db.fetchrow(RESULT, tenant_no, job_id)
     if row is None:
         raise NotFound("job", str(job_id))
@@ -164,8 +169,9 @@ async def result(db: Connection, tenant_no: int, job_id: UUID) -> JobResult:
 
 async def events(db: Connection, tenant_no: int, job_id: UUID, *, limit: int = 1_000) -> list[JobEvent]:
     """The job's history, oldest first. It outlives the job itself."""
+    check_tenant_no(tenant_no)
     check_integer(limit, field="limit", low=1, high=10_000)
-    with translating(writing=False):
+    with translating(writing=False, names=_KEY):
         rows = await db.fetch(EVENTS, tenant_no, job_id, limit)
     return [
         JobEvent(
@@ -190,6 +196,7 @@ async def events(db: Connection, tenant_no: int, job_id: UUID, *, limit: int = 1
 
 async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
     """Jobs by topic number and state, from the rollups: exact, and never a count over the jobs themselves."""
+    check_tenant_no(tenant_no)
     with translating(writing=False):
         rows = await db.fetch(COUNTS, tenant_no)
     by_topic: dict[int, dict[State, int]] = {}

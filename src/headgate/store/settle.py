@@ -7,17 +7,18 @@ comes back as nothing at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import repeat
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.outcomes import Abandon, Completed, Failed, Nack, Outcome, Snooze, kind_of
-from headgate.domain.states import Receipt, State
-from headgate.domain.validation import shown, to_ms
+from headgate.domain.states import OutcomeKind, Receipt, State
+from headgate.domain.validation import check_integer, shown, to_ms
+from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
@@ -36,6 +37,11 @@ class Settled:
     run_at: datetime | None = None
 
 
+_Repeat: TypeAlias = tuple[int, int, UUID, int, Outcome]  # place, tenant, job, epoch, outcome
+_NAMES: Final = (
+    *("tenant_no", "counts", "ids", "epochs", "results", "tenant_no", "counts", "ids", "epochs", "kinds"),
+    *("delays", "permanents", "reasons", "error types", "error messages", "error traces"),
+)
 APPLIED: Final = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
 
 
@@ -73,7 +79,7 @@ class OutcomeFlush:
         self._done: dict[int, _Done] = {}
         self._others: dict[int, _Other] = {}
         self._seen: set[tuple[int, UUID]] = set()
-        self._repeats: list[tuple[int, int, UUID, int, Outcome]] = []
+        self._repeats: list[_Repeat] = []  # a job's second and later outcomes
 
     def __len__(self) -> int:
         return self._size
@@ -84,6 +90,9 @@ class OutcomeFlush:
             raise TooLarge("outcomes", size=self._size + 1, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows")
         if not isinstance(outcome, Completed | Failed | Nack | Abandon | Snooze):
             raise InvalidInput("outcome", f"must be one of the five outcomes, got {shown(outcome)}")
+        if tenant_no not in self._done and tenant_no not in self._others:
+            check_tenant_no(tenant_no)
+        check_integer(epoch, field="epoch", low=-INT32_MAX, high=INT32_MAX)  # one that never was is merely stale
         place = self._size
         self._size += 1
         if (tenant_no, job_id) in self._seen:
@@ -104,6 +113,8 @@ class OutcomeFlush:
         self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
     ) -> range:
         """Append many completions, already checked, with no work per job; returns their places."""
+        check_tenant_no(tenant_no)
+        check_parallel("outcomes", len(ids), {"epochs": epochs, "results": results})
         start = self._size
         if start + len(ids) > limits.SETTLE_FLUSH_MAX_ROWS:
             raise TooLarge("outcomes", size=start + len(ids), limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows")
@@ -139,15 +150,17 @@ class OutcomeFlush:
 
     def _arguments(self) -> tuple[tuple[object, ...], list[int]]:
         """The call's arguments, and the place of each of its ords."""
-        done, others = list(self._done.values()), list(self._others.values())
+        # Tenants ascending: everybody who waits for row locks takes them in key order.
+        done_by_tenant, others_by_tenant = dict(sorted(self._done.items())), dict(sorted(self._others.items()))
+        done, others = list(done_by_tenant.values()), list(others_by_tenant.values())
         results = [result for part in done for result in part.results]
         arguments = (
-            list(self._done),
+            list(done_by_tenant),
             [len(part.ids) for part in done],
             [job_id for part in done for job_id in part.ids],
             [epoch for part in done for epoch in part.epochs],
             results if any(results) else [],
-            list(self._others),
+            list(others_by_tenant),
             [len(part.ids) for part in others],
             [job_id for part in others for job_id in part.ids],
             [epoch for part in others for epoch in part.epochs],
@@ -162,29 +175,55 @@ class OutcomeFlush:
         places = [place for part in done for place in part.places]
         return arguments, places + [place for part in others for place in part.places]
 
-    def _second_part(self) -> tuple[OutcomeFlush, list[int]]:
-        rest = OutcomeFlush()
-        for _, tenant_no, job_id, epoch, outcome in self._repeats:
-            rest.add(tenant_no, job_id, epoch, outcome)
-        return rest, [place for place, *_ in self._repeats]
-
 
 async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
     """Write a flush; returns by place whatever is not simply a completion that was applied."""
+    check_kind(flush, OutcomeFlush, field="outcomes")
     if not len(flush):
         return {}
+    answers = await _settle_firsts(db, flush)
+    if flush._repeats:
+        answers |= await _settle_repeats(db, flush._repeats)
+    return answers
+
+
+async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
     arguments, places = flush._arguments()
-    with translating(writing=True):
+    with translating(writing=True, names=_NAMES):
         rows = await fetch_into_days(db, SETTLE, *arguments)
-    answers = {
+    return {
         places[ord_ - 1]: Settled(
             receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
         )
         for ord_, receipt, state, run_at in rows
     }
-    if flush._repeats:
-        rest, their_places = flush._second_part()
-        answers |= {their_places[place]: answer for place, answer in (await settle(db, rest)).items()}
+
+
+async def _settle_repeats(db: Connection, repeats: list[_Repeat]) -> dict[int, Settled]:
+    """A job's second and later outcomes, one after the other; equal ones are sent once, or a worker that stutters would
+    cost a call for each."""
+    answers: dict[int, Settled] = {}
+    said: dict[tuple[int, UUID, int, OutcomeKind], list[_Repeat]] = {}
+    for row in repeats:
+        _, tenant_no, job_id, epoch, outcome = row
+        said.setdefault((tenant_no, job_id, epoch, kind_of(outcome)), []).append(row)
+    waiting = list(said.values())
+    while waiting:
+        flush = OutcomeFlush()
+        for (_, tenant_no, job_id, epoch, outcome), *_ in waiting:
+            flush.add(tenant_no, job_id, epoch, outcome)
+        found = await _settle_firsts(db, flush)
+        later = {place: None for place, *_ in flush._repeats}  # in their order
+        for place, ((first, *_), *copies) in enumerate(waiting):
+            if place in later:
+                continue
+            answer = found.get(place, APPLIED)
+            if place in found:
+                answers[first] = answer
+            if answer.receipt is Receipt.APPLIED:
+                answer = replace(answer, receipt=Receipt.DUPLICATE)
+            answers |= {copy: answer for copy, *_ in copies}
+        waiting = [waiting[place] for place in later]
     return answers
 
 

@@ -7,8 +7,8 @@ column in which every row has the default stays an empty list, which the functio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Final, TypeVar
 from uuid import UUID
@@ -16,12 +16,13 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, StoreBusy, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted, body_digest
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_run_at, to_ms
+from headgate.store.arguments import check_kind, check_parallel
 from headgate.store.connect import Connection
 from headgate.store.errors import translate, translating
 from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
@@ -29,6 +30,20 @@ from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
 SUBMIT: Final = """
 SELECT ord, receipt, job_id
   FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"""
+# The columns of a flush by how they are filled; those of a key or a tag are sparse.
+_FULL: Final = ("tenant_nos", "ids", "topic_nos", "payloads")
+_ENDS_EARLY: Final = (
+    *("priorities", "rank_classes", "rank_offsets", "delays_ms", "run_ats", "max_attempts", "policy_nos", "headers"),
+)
+_KEYED: Final = ("keys", "key_hashes", "key_windows_ms")
+# One row's fault; everything else concerns the whole flush, and halving it would only repeat the error.
+_OF_A_ROW: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.RaiseError,  # an operator's own trigger
+)
+_ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
 _Value = TypeVar("_Value")
 
@@ -114,26 +129,45 @@ class SubmitFlush:
         if not fresh:
             self.stale_ords += range(place + 1, place + count + 1)
 
-    def part(self, start: int, stop: int) -> SubmitFlush:
-        """Rows start … stop − 1 as a flush of their own."""
+    def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
+        """The rows at these places (ascending) as a flush of their own; `resent`: none of them counts as fresh."""
         piece = SubmitFlush()
-        dense = ("tenant_nos", "ids", "topic_nos", "payloads", "priorities", "rank_classes", "rank_offsets")
-        for name in (*dense, "delays_ms", "run_ats", "max_attempts", "policy_nos", "headers"):
-            setattr(piece, name, getattr(self, name)[start:stop])
-        piece.stale_ords = [place - start for place in self.stale_ords if start < place <= stop]
-        for place, key, digest, window in zip(
+        for name in (*_FULL, *_ENDS_EARLY):
+            column = getattr(self, name)
+            setattr(piece, name, [column[place] for place in places if place < len(column)])
+        ords = {place + 1: ord_ for ord_, place in enumerate(places, 1)}
+        piece.stale_ords = list(ords.values()) if resent else [ords[ord_] for ord_ in self.stale_ords if ord_ in ords]
+        for ord_, key, digest, window in zip(
             self.key_ords, self.keys, self.key_hashes, self.key_windows_ms, strict=True
         ):
-            if start < place <= stop:
-                piece.key_ords.append(place - start)
+            if ord_ in ords:
+                piece.key_ords.append(ords[ord_])
                 piece.keys.append(key)
                 piece.key_hashes.append(digest)
                 piece.key_windows_ms.append(window)
-        for place, tag in zip(self.tag_ords, self.tags, strict=True):
-            if start < place <= stop:
-                piece.tag_ords.append(place - start)
+        for ord_, tag in zip(self.tag_ords, self.tags, strict=True):
+            if ord_ in ords:
+                piece.tag_ords.append(ords[ord_])
                 piece.tags.append(tag)
         return piece
+
+    def check_shape(self) -> None:
+        """Refuse lists that do not fit together; looks at their lengths, not at the rows."""
+        for names, size, may_end_early in (
+            (_FULL, len(self.ids), False),
+            (_ENDS_EARLY, len(self.ids), True),
+            (_KEYED, len(self.key_ords), False),
+            (("tags",), len(self.tag_ords), False),
+        ):
+            check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
+        for ords in (self.stale_ords, self.key_ords, self.tag_ords):
+            if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
+                raise InvalidInput(
+                    "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"
+                )
+
+
+_NAMES: Final = tuple(column.name for column in fields(SubmitFlush))  # the arguments are the columns, in their order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,24 +185,49 @@ async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     A row the database cannot take is found by halving the flush: its neighbours are written, in their order. Ids that
     occur twice in the flush are sent one after the other, so that the second is answered as a repeat.
     """
+    check_kind(flush, SubmitFlush, field="jobs")
     if len(flush) > limits.SUBMIT_FLUSH_MAX_ROWS:
         raise TooLarge(
             "jobs", size=len(flush), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="rows", hint="send less at once"
         )
-    if not len(flush):
-        return {}
-    repeats = _first_repeat(flush)
-    if repeats is not None:
-        answers = await submit(db, flush.part(0, repeats))
-        later = await submit(db, flush.part(repeats, len(flush)))
-        return answers | {repeats + place: answer for place, answer in later.items()}
-    with translating(writing=True):
+    flush.check_shape()
+    answers: dict[int, SubmitAnswer] = {}
+    rounds = _rounds(flush)
+    for nth, places in enumerate(rounds):
+        # The first copy of an id is committed by the time the next is sent, so that one is a resend whatever it says.
+        part = flush if len(rounds) == 1 else flush.pick(places, resent=nth > 0)
+        for place, answer in (await _submit(db, part)).items():
+            answers[places[place]] = answer
+    return answers
+
+
+async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    """Write rows with ids that all differ; those that met a key held by a row which was then not made, once more."""
+    answers: dict[int, SubmitAnswer] = {}
+    places: Sequence[int] = range(len(flush))
+    for _ in range(_ROUNDS_FOR_KEYS):  # nearly always one
+        if not places:
+            return answers
+        found = await _write(db, flush)
+        orphans = _orphans(flush, found) if flush.keys and found else []
+        answers |= {places[place]: answer for place, answer in found.items() if place not in orphans}
+        if not orphans:
+            return answers
+        places, flush = [places[place] for place in orphans], flush.pick(orphans)
+    for place, job_id in zip(places, flush.ids, strict=True):
+        busy = StoreBusy(f"job {job_id}: its key was held again and again by submits that failed; send it again")
+        answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
+    return answers
+
+
+async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    with translating(writing=True, names=_NAMES):
         try:
             rows = await db.fetch(SUBMIT, *_arguments(flush))
-        except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+        except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
     return {
-        place - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for place, receipt, job_id in rows
+        ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for ord_, receipt, job_id in rows
     }
 
 
@@ -207,16 +266,37 @@ def _put(column: list[_Value | None], place: int, value: _Value) -> None:
     column.append(value)
 
 
-def _first_repeat(flush: SubmitFlush) -> int | None:
-    """The first place whose (tenant, id) stood before in this flush."""
+def _rounds(flush: SubmitFlush) -> list[Sequence[int]]:
+    """The places, by how often their (tenant, id) stood before in this flush: nearly always one round of all."""
     if len(set(flush.ids)) == len(flush.ids):
-        return None
-    seen: set[tuple[int, UUID]] = set()
+        return [range(len(flush))]
+    rounds: list[list[int]] = []
+    copies: dict[tuple[int, UUID], int] = {}
     for place, pair in enumerate(zip(flush.tenant_nos, flush.ids, strict=True)):
-        if pair in seen:
-            return place
-        seen.add(pair)
-    return None
+        nth = copies.get(pair, 0)
+        copies[pair] = nth + 1
+        if nth == len(rounds):
+            rounds.append([])
+        rounds[nth].append(place)
+    return [*rounds]
+
+
+def _orphans(flush: SubmitFlush, answers: Mapping[int, SubmitAnswer]) -> list[int]:
+    """Places that were taken for repeats of a neighbour with their key, which was then not made.
+
+    That happens when the neighbour's id was there with another body. Its key is free again, so these may try anew.
+    """
+    tenants, ids = flush.tenant_nos, flush.ids
+    not_made = {
+        (tenants[place], ids[place])
+        for place, answer in answers.items()
+        if answer.receipt is SubmitReceipt.CONFLICT and answer.job_id == ids[place]
+    }
+    return sorted(
+        place
+        for place, answer in answers.items()
+        if answer.job_id != ids[place] and (tenants[place], answer.job_id) in not_made
+    )
 
 
 def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
@@ -245,10 +325,10 @@ def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
 
 async def _isolate(db: Connection, flush: SubmitFlush, error: asyncpg.PostgresError) -> dict[int, SubmitAnswer]:
     if len(flush) == 1:
-        reason = translate(error, writing=True)
+        reason = translate(error, writing=True, names=_NAMES)
         refused = InvalidInput("job", f"{flush.ids[0]} cannot be stored ({reason})")
         return {0: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[0]), error=refused)}
     half = len(flush) // 2
-    answers = await submit(db, flush.part(0, half))
-    later = await submit(db, flush.part(half, len(flush)))
+    answers = await _submit(db, flush.pick(range(half)))
+    later = await _submit(db, flush.pick(range(half, len(flush))))
     return answers | {half + place: answer for place, answer in later.items()}

@@ -8,9 +8,10 @@ from datetime import timedelta
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.errors import InvalidInput
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
+from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
@@ -38,7 +39,7 @@ async def cancel(
     db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = ""
 ) -> dict[UUID, Changed]:
     """Cancel jobs: queued ones end at once, running ones are flagged for their worker. Unknown ids are left out."""
-    _check(ids, who, reason)
+    _check(tenant_no, ids, who, reason)
     with translating(writing=True):
         rows = await fetch_into_days(
             db, "SELECT ord, state, changed FROM headgate.cancel_v1($1, $2, $3, $4)", tenant_no, ids, who, reason
@@ -57,8 +58,9 @@ async def redrive(
     reason: str = "",
 ) -> dict[UUID, Requeued]:
     """Put finished jobs back on their topic, some with an edited body; what is not finished is left out."""
-    _check(ids, who, reason)
-    if payloads and len(payloads) != len(ids):
+    _check(tenant_no, ids, who, reason)
+    bodies = check_rows(payloads, field="payloads", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="bodies")
+    if bodies and bodies != len(ids):
         raise InvalidInput("payloads", f"{len(payloads)} bodies for {len(ids)} jobs; give one for each, or none at all")
     for payload in payloads:
         if payload is not None:
@@ -82,7 +84,7 @@ async def reprioritise(
     db: Connection, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str = "", reason: str = ""
 ) -> dict[UUID, tuple[Changed, Requeued | None]]:
     """Give queued jobs another priority, keeping their age; running and finished ones are refused, unknown left out."""
-    _check(ids, who, reason)
+    _check(tenant_no, ids, who, reason)
     check_priority(priority)
     with translating(writing=True):
         rows = await fetch_into_days(
@@ -106,7 +108,7 @@ async def reprioritise(
 
 async def discard(db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = "") -> set[UUID]:
     """Remove dead or cancelled jobs for good; returns the ids removed."""
-    _check(ids, who, reason)
+    _check(tenant_no, ids, who, reason)
     with translating(writing=True):
         rows = await fetch_into_days(
             db, "SELECT ord FROM headgate.discard_v1($1, $2, $3, $4)", tenant_no, ids, who, reason
@@ -114,9 +116,11 @@ async def discard(db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: s
     return {ids[row[0] - 1] for row in rows}
 
 
-def _check(ids: Sequence[UUID], who: str, reason: str) -> None:
-    if len(ids) > limits.SETTLE_FLUSH_MAX_ROWS:
-        raise TooLarge("ids", size=len(ids), limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="jobs", hint="work in chunks")
+def _check(tenant_no: int, ids: Sequence[UUID], who: str, reason: str) -> None:
+    check_tenant_no(tenant_no)
+    check_rows(ids, field="ids", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="jobs")
+    for job_id in ids:  # an operator's list, not the hot path
+        check_kind(job_id, UUID, field="ids")
     if len(set(ids)) != len(ids):
         raise InvalidInput("ids", "the same id is given twice")
     check_text(who, field="who", low=0, high=200)

@@ -65,12 +65,27 @@ BEGIN
                               AS r(topic_no, class_from, rank_from, class_to, rank_to)
                         CROSS JOIN LATERAL (
                               -- Not locked here: that would lock topics × n rows and hide them from other instances.
-                              SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j      -- index: jobs_claim_order
-                               WHERE j.topic_no = t.topic_no AND j.state = 0
-                                 AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from)
-                                 AND (j.rank_class, j.rank_at) < (r.class_to, r.rank_to)
-                                 AND (v_round = 0 OR (j.rank_class, j.rank_at) > (v_class, v_rank))
-                               ORDER BY j.rank_class, j.rank_at LIMIT v_look) AS j
+                              -- A range is read in two parts, all classes before its last one and then that one. In one
+                              -- part, "< (class_to, rank_to)" would be right, but up to PostgreSQL 17 a scan whose end is
+                              -- decided by the second column of such a pair reads on to the end of the class.
+                              -- What is hinted at is chosen by its id, below: with two places in the list it would take
+                              -- that of another job of its rank, which the next round, looking beyond it, would miss.
+                              (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j     -- index: jobs_claim_order
+                                WHERE r.class_from < r.class_to AND j.topic_no = t.topic_no AND j.state = 0
+                                  AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from)
+                                  AND j.rank_class < r.class_to
+                                  AND (v_round = 0 OR (j.rank_class, j.rank_at) > (v_class, v_rank))
+                                  AND (v_round > 0 OR j.id <> ALL (hints_))
+                                ORDER BY j.rank_class, j.rank_at LIMIT v_look)
+                              UNION ALL
+                              (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j     -- index: jobs_claim_order
+                                WHERE r.class_from <= r.class_to AND j.topic_no = t.topic_no AND j.state = 0
+                                  AND j.rank_class = r.class_to AND j.rank_at < r.rank_to
+                                  AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
+                                                        ELSE '-9223372036854775808'::bigint END
+                                  AND (v_round = 0 OR (j.rank_class, j.rank_at) > (v_class, v_rank))
+                                  AND (v_round > 0 OR j.id <> ALL (hints_))
+                                ORDER BY j.rank_class, j.rank_at LIMIT v_look)) AS j
                         WHERE r.topic_no = t.topic_no
                         LIMIT v_look) AS c
                  UNION ALL

@@ -8,9 +8,13 @@ DECLARE
     v_now timestamptz := headgate.clock_v1();
     v_ids uuid[];
 BEGIN
+    -- Locked first, in id order, as a redrive does: a DELETE comes to its rows day by day.
+    SELECT array_agg(l.id) INTO v_ids
+      FROM (SELECT a.id FROM headgate.archive a
+             WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_) AND a.state + 0 IN (6, 7) ORDER BY a.id FOR UPDATE) AS l;
     WITH gone AS (
         DELETE FROM headgate.archive a
-         WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_) AND a.state + 0 IN (6, 7)
+         WHERE a.tenant_no = tenant_ AND a.id = ANY (v_ids) AND a.state + 0 IN (6, 7)
         RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason)

@@ -12,7 +12,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
            f.state, f.run_at
       FROM unnest(ids_, epochs_, kinds_) WITH ORDINALITY AS t(id, epoch, kind, n)
       LEFT JOIN LATERAL (
-           (SELECT j.id, j.epoch, j.state, j.last_outcome, j.run_at FROM headgate.jobs j
+           (SELECT j.id, j.epoch, j.state, j.last_outcome,
+                   CASE WHEN j.state IN (2, 3) THEN j.run_at END AS run_at     -- only while it waits: as told when applied
+              FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = t.id LIMIT 1)
            UNION ALL
            (SELECT a.id, a.epoch, a.state, a.last_outcome, NULL FROM headgate.archive a

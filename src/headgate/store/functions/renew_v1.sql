@@ -11,6 +11,9 @@ DECLARE
     v_ids    uuid[];
     v_now    timestamptz := headgate.clock_v1();
 BEGIN
+    IF cardinality(tenants_) > 1 THEN      -- one run is updated in id order, several are not
+        PERFORM headgate.lock_jobs_v1(tenants_, counts_, ids_);
+    END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
         v_to := v_from + counts_[v_run] - 1;
         v_ids := ids_[v_from:v_to];

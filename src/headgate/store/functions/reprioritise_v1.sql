@@ -21,7 +21,8 @@ BEGIN
        SET priority = priority_,
            (rank_class, rank_at) = (
                SELECT CASE WHEN p.ageing_step_us IS NULL THEN -1 - priority_ ELSE -1 END,
-                      j.rank_at + coalesce((j.priority::bigint - priority_) * p.ageing_step_us, 0)
+                      -- The old bonus off, the new one on, in this order: their difference alone may not fit a bigint.
+                      j.rank_at + coalesce(j.priority * p.ageing_step_us, 0) - coalesce(priority_ * p.ageing_step_us, 0)
                  FROM headgate.topics p WHERE p.topic_no = j.topic_no)
      WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids);
     RETURN QUERY

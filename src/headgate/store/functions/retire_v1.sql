@@ -28,6 +28,8 @@ CREATE FUNCTION headgate.retire_day_v1(table_ text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF table_ !~ '^(archive|job_events)_[0-9]{8}$' THEN RAISE EXCEPTION 'not a day partition: %', table_; END IF;
+    -- Locked before it is counted: two that had both counted would wait for each other with the drop.
+    EXECUTE format('LOCK TABLE headgate.%I IN ACCESS EXCLUSIVE MODE', table_);
     IF table_ LIKE 'archive%' THEN
         EXECUTE format('INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at) '
                        'SELECT tenant_no, topic_no, state, -1, count(*), headgate.clock_v1() FROM headgate.%I '

@@ -8,7 +8,9 @@ CREATE FUNCTION headgate.settle_other_v1(
     reasons_ text[], error_types_ text[], error_messages_ text[], error_traces_ text[])
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off
+SET enable_hashjoin = on        -- the watchdog, which calls this too, has switched it off for its own statement
+SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now      timestamptz := headgate.clock_v1();

@@ -2,7 +2,8 @@
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
 -- 3 unknown). ords count the completed ones first, then the others, in the order given.
 --
--- tenants_/counts_ cut the arrays into runs, one per tenant: nearly always one. Repeated ids were folded by the caller.
+-- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
+-- caller.
 CREATE FUNCTION headgate.settle_v1(
     tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
@@ -22,8 +23,12 @@ DECLARE
     v_applied int;
     v_gone    uuid[];
     v_base    int := cardinality(ids_);
-    v_odd     boolean;
+    v_odd     uuid[];          -- completed although a cancel was requested
 BEGIN
+    -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
+    IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0 THEN
+        PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);
+    END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
         v_to := v_from + counts_[v_run] - 1;
         IF cardinality(tenants_) > 1 THEN
@@ -55,14 +60,14 @@ BEGIN
                    g.progress, g.payload, t.result
               FROM gone g JOIN told t ON t.id = g.id
             RETURNING id, flags)
-        SELECT count(*), bool_or(k.flags & 16 <> 0),
+        SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
           INTO v_applied, v_odd, v_gone FROM kept k;
         -- explain: end
-        IF v_odd THEN      -- done before the wish to cancel reached the worker: the work stands, the history says so
+        IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
-             WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_ids) AND a.finished_at = v_now AND a.flags & 16 <> 0;
+             WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_odd) AND a.finished_at = v_now;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
             RETURN QUERY

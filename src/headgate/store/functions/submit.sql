@@ -15,10 +15,17 @@ DECLARE
     v_id      uuid := id;
     v_said    record;
     v_now     timestamptz := headgate.clock_v1();
+    -- As they will be stored: rounded up, and in the one length of a month and a year that arithmetic uses (comparing
+    -- intervals uses another one). Numeric, because an interval may be infinite.
+    v_delay   numeric := ceil(extract(epoch FROM delay) * 1000);
+    v_window  numeric := ceil(extract(epoch FROM key_window) * 1000);
+    v_tags    text[] := coalesce(tags, '{}');
+    -- Control and bidirectional characters. E'': a caller may have switched standard_conforming_strings off.
+    v_unfit   text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
     -- The same limits as domain/limits.py; a test holds the two together.
     v_problem := CASE
-        WHEN topic IS NULL OR topic !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$' OR topic ~ '\.\.|//' THEN
+        WHEN topic IS NULL OR topic !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$' OR topic ~ '[.][.]|//' THEN
             'topic: must be 1 to 200 characters of A-Z a-z 0-9 . _ : / -, starting with a letter or digit, without ".." or "//"'
         WHEN tenant IS NULL OR tenant !~ '^[a-z0-9][a-z0-9-]{0,62}$' THEN
             'tenant: must be 1 to 63 characters of a-z 0-9 -, starting with a letter or digit'
@@ -27,19 +34,27 @@ BEGIN
             format('payload: %s bytes is over the limit of 1048576 bytes', octet_length(payload))
         WHEN priority IS NULL THEN 'priority: must be an int32'
         WHEN delay IS NOT NULL AND run_at IS NOT NULL THEN 'delay: give either delay or run_at, not both'
-        WHEN delay < interval '0' OR delay > interval '1825 days' THEN 'delay: must be between 0 and 1825 days'
-        WHEN run_at < '2000-01-01 00:00:00+00' OR run_at > v_now + interval '1825 days' THEN
+        WHEN v_delay < 0 OR v_delay > 157680000000 THEN 'delay: must be between 0 and 1825 days'
+        -- In hours: a day of the caller's time zone may have 23 or 25.
+        WHEN run_at < '2000-01-01 00:00:00+00' OR run_at > v_now + interval '43800 hours' THEN
             'run_at: must be between 2000-01-01 and 1825 days from now'
         WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
-        WHEN length(key) NOT BETWEEN 1 AND 255 THEN 'key: must be 1 to 255 characters'
-        WHEN key_window IS NULL OR key_window < interval '1 second' OR key_window > interval '365 days' THEN
+        WHEN length(key) NOT BETWEEN 1 AND 255 OR key ~ v_unfit THEN
+            'key: must be 1 to 255 characters, none of them a control character'
+        WHEN v_window IS NULL OR v_window < 1000 OR v_window > 31536000000 THEN
             'key_window: must be between 1 second and 365 days'
-        WHEN id IS NOT NULL AND substr(id::text, 15, 1) NOT IN ('7', '8') THEN
-            'id: must be a UUID of version 7; leave it out, or pass a key to submit only once'
-        WHEN cardinality(tags) > 20 OR EXISTS (SELECT FROM unnest(tags) AS t WHERE coalesce(length(t), 0) NOT BETWEEN 1 AND 100)
-            THEN 'tags: at most 20, each of 1 to 100 characters'
-        WHEN headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object' OR octet_length(headers::text) > 8192) THEN
-            'headers: must be a JSON object of at most 8192 bytes' END;
+        WHEN id::text !~ '^.{14}[78].{4}[89ab]' THEN      -- version and variant
+            'id: must be a UUID of version 7 or 8; leave it out, or pass a key to submit only once'
+        WHEN cardinality(v_tags) > 20
+          OR EXISTS (SELECT FROM unnest(v_tags) AS t WHERE coalesce(length(t), 0) NOT BETWEEN 1 AND 100 OR t ~ v_unfit) THEN
+            'tags: at most 20, each of 1 to 100 characters, none of them a control character'
+        WHEN jsonb_typeof(headers) <> 'object'
+          OR (SELECT count(*) > 32 OR sum(octet_length(h.key) + octet_length(h.value #>> '{}')) > 8192
+                  OR bool_or(jsonb_typeof(h.value) <> 'string' OR h.key !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$'
+                             OR h.value #>> '{}' ~ v_unfit)
+                FROM jsonb_each(CASE WHEN jsonb_typeof(headers) = 'object' THEN headers END) AS h) THEN
+            'headers: must be a JSON object of at most 32 texts on one line, 8192 bytes with their names; a name has 1 to 100 '
+            'characters of A-Z a-z 0-9 . _ : / -, starting with a letter or digit' END;
     IF v_problem IS NOT NULL THEN
         RAISE EXCEPTION '%', v_problem USING ERRCODE = 'invalid_parameter_value', HINT = 'headgate code: invalid_input';
     END IF;
@@ -54,15 +69,15 @@ BEGIN
         ARRAY[v_tenant], ARRAY[v_id], ARRAY[v_topic.topic_no], ARRAY[payload], ARRAY[priority],
         ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
         ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
-        ARRAY[(extract(epoch FROM delay) * 1000)::bigint], ARRAY[run_at],
+        ARRAY[v_delay::bigint], ARRAY[run_at],
         ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_topic.policy_no], ARRAY[headers],
         CASE WHEN id IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
         CASE WHEN key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
         CASE WHEN key IS NULL THEN '{}'::text[] ELSE ARRAY[key] END,
         CASE WHEN key IS NULL THEN '{}'::bytea[]
-             ELSE ARRAY[substring(sha256(convert_to(topic, 'UTF8') || '\x00'::bytea || payload) FOR 16)] END,
-        CASE WHEN key IS NULL THEN '{}'::bigint[] ELSE ARRAY[(extract(epoch FROM key_window) * 1000)::bigint] END,
-        array_fill(1, ARRAY[cardinality(tags)]), tags) AS s;
+             ELSE ARRAY[substring(sha256(convert_to(topic, 'UTF8') || E'\\x00'::bytea || payload) FOR 16)] END,
+        CASE WHEN key IS NULL THEN '{}'::bigint[] ELSE ARRAY[v_window::bigint] END,
+        array_fill(1, ARRAY[cardinality(v_tags)]), v_tags) AS s;
     IF v_said.receipt = 2 THEN
         RAISE EXCEPTION '%: job % was submitted before with another body', CASE WHEN key IS NULL THEN 'id' ELSE 'key' END,
             v_said.job_id USING ERRCODE = 'unique_violation', HINT = 'headgate code: conflict';

@@ -70,6 +70,7 @@ BEGIN
                     max_attempts, policy_no, headers, n)
          CROSS JOIN LATERAL (SELECT coalesce(u.run_at, v_now + u.delay_ms * interval '1 ms', v_now) AS run_at) AS d
          WHERE cardinality(v_skip) = 0 OR u.n <> ALL (v_skip)
+         ORDER BY u.tenant_no, u.id     -- two flushes may carry the same jobs, in any order: no deadlock
         ON CONFLICT (tenant_no, id) DO NOTHING
         RETURNING tenant_no, id, topic_no, state),
     counted AS (

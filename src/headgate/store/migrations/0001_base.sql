@@ -92,13 +92,17 @@ CREATE TABLE headgate.jobs (
     CONSTRAINT jobs_lease CHECK ((state = 1) = (lease_until IS NOT NULL) AND (state = 1) = (owner IS NOT NULL)),
     CONSTRAINT jobs_attempts CHECK (attempt BETWEEN 0 AND max_attempts AND attempt <= epoch
                                     AND (state = 1 OR attempt < max_attempts)),
-    CONSTRAINT jobs_cancel CHECK (flags & 16 = 0 OR state = 1)
+    CONSTRAINT jobs_cancel CHECK (flags & 16 = 0 OR state = 1),
+    CONSTRAINT jobs_payload CHECK ((payload IS NULL) = (flags & 1 <> 0))
 ) WITH (
     fillfactor = 90,                                     -- room for HOT renewals and progress
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
 );
+-- No statistics on the tenant: up to PostgreSQL 16 a tenant that is estimated small (it came after the last ANALYZE) makes
+-- a look-up by (tenant_no, id) walk all of the tenant's rows, 16,000 pages instead of 1,500 for a claim of 100.
+ALTER TABLE headgate.jobs ALTER COLUMN tenant_no SET STATISTICS 0;
 -- Four indexes and no more: a claim is never HOT, so each one costs every job. A topic belongs to one tenant, so its
 -- number alone leads the claim order.
 CREATE INDEX jobs_claim_order ON headgate.jobs (topic_no, rank_class, rank_at) WHERE state = 0;
@@ -298,6 +302,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/submit_v1.sql
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql
+-- include: functions/lock_jobs_v1.sql
 -- include: functions/settle_other_v1.sql
 -- include: functions/settle_v1.sql
 -- include: functions/renew_v1.sql
@@ -309,5 +314,6 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/reprioritise_v1.sql
 -- include: functions/discard_v1.sql
 -- include: functions/fold_flows_v1.sql
+-- include: functions/list_ids_v1.sql
 
 SELECT headgate.ensure_partitions_v1(7);

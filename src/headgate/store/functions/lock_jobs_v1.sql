@@ -1,0 +1,21 @@
+-- Locks the running jobs among those given, in key order, for a call that would else come to them in parts: whoever waits
+-- for row locks takes them in that order, or two such calls would wait for each other. tenants_/counts_ cut ids_ into
+-- runs, in any order; a tenant may have several.
+CREATE FUNCTION headgate.lock_jobs_v1(tenants_ int[], counts_ int[], ids_ uuid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_tenant int;
+    v_ids    uuid[];
+BEGIN
+    FOR v_tenant, v_ids IN
+        SELECT p.tenant_no, array_agg(p.id)
+          FROM (SELECT r.tenant_no, unnest(ids_[r.till - r.n + 1 : r.till]) AS id
+                  FROM (SELECT u.tenant_no, u.n, (sum(u.n) OVER (ORDER BY u.o))::int AS till
+                          FROM unnest(tenants_, counts_) WITH ORDINALITY AS u(tenant_no, n, o)) AS r) AS p
+         GROUP BY 1 ORDER BY 1
+    LOOP
+        PERFORM FROM headgate.jobs j
+          WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 1 ORDER BY j.id FOR UPDATE;
+    END LOOP;
+END $$;
