@@ -1006,9 +1006,9 @@ def test_the_store_waits_as_long_as_the_policy_says(database: str, asked: list[t
         try:
             numbers = [await names.policy_no(db, policy) for policy, _, _ in asked]
             rows = await db.fetch(
-                "SELECT headgate.retry_delay_ms_v1(u.policy_no, u.attempt, u.id)"
+                "SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, u.attempt, u.id)"
                 " FROM unnest($1::int[], $2::int[], $3::uuid[]) WITH ORDINALITY AS u(policy_no, attempt, id, n)"
-                " ORDER BY u.n",
+                " JOIN headgate.retry_policies p USING (policy_no) ORDER BY u.n",
                 numbers,
                 [attempt for _, attempt, _ in asked],
                 [job_id for _, _, job_id in asked],

@@ -39,7 +39,8 @@ BEGIN
                     WHEN t.kind IN (3, 4) THEN coalesce(t.delay_ms, 0)                         -- abandon, snooze: free
                     WHEN t.permanent OR h.attempt >= h.max_attempts THEN NULL
                     WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
-                    ELSE headgate.retry_delay_ms_v1(h.policy_no, h.attempt, h.id) END AS wait_ms,
+                    ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
+                            FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
                h.flags & 16 <> 0 AS cancelled
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
