@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test check format bench explain requirements lock test-versions clean
+.PHONY: help demo dev test test-faults check format bench explain requirements lock test-versions wire clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,17 +17,27 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+demo: $(READY) ## a server, a worker and a few thousand jobs, live; ends by itself
+	@$(BIN)/python -m examples.demo
+
 dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reach it
 	@$(BIN)/headgate dev
 
-test: $(READY) ## all tests, against a real PostgreSQL of its own
-	@$(BIN)/python -m pytest
+test: $(READY) ## all tests but the faults, against a real PostgreSQL of its own
+	@$(BIN)/python -m pytest --ignore=tests/fault
+
+test-faults: $(READY) ## kill -9 of workers, servers and PostgreSQL, outages, drains, a thousand links
+	@$(BIN)/python -m pytest tests/fault
 
 check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tools/generate_wire.py --check
+
+wire: $(READY) ## generate src/headgate/wire from proto/
+	@$(BIN)/python tools/generate_wire.py
 
 format: $(READY) ## format and fix what can be fixed
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet .
