@@ -835,9 +835,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.run(upkeep.fold_flows(self.db, limit=limit)) <= limit
         if vacuum == 0:
             self.run(upkeep.vacuum_hot_tables(self.db, dead_rows=0))
-        if marks:
-            for mark in self.marks.values():
-                mark.forget()
+        if marks:  # as after a lost connection: claims start from the head again
+            self.marks = {no: Watermark(max_classes=2) for no in self.marks}
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ TABLE: list[tuple[BaseException, type[HeadgateError], type[HeadgateError]]] = [
     (ConnectionResetError("reset by peer"), StoreUnavailable, OutcomeUnknown),
     (BrokenPipeError("x"), StoreUnavailable, OutcomeUnknown),
     (EOFError(), StoreUnavailable, OutcomeUnknown),
+    (pg.InternalClientError("cannot switch to state 12; another"), StoreUnavailable, OutcomeUnknown),
     (OSError(113, "No route to host"), StoreUnavailable, OutcomeUnknown),
     (TimeoutError(), StoreBusy, OutcomeUnknown),
     # Never sent: nothing can have been written.
@@ -64,7 +65,6 @@ TABLE: list[tuple[BaseException, type[HeadgateError], type[HeadgateError]]] = [
     (pg.UniqueViolationError("x"), StoreError, StoreError),
     (pg.InsufficientPrivilegeError("permission denied for schema headgate"), StoreError, StoreError),
     (asyncpg.InterfaceError("cannot perform operation: another operation is in progress"), StoreError, StoreError),
-    (pg.InternalClientError("x"), StoreError, StoreError),
     (ValueError("x"), StoreError, StoreError),
 ]
 

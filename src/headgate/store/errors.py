@@ -77,7 +77,8 @@ def translate(error: BaseException, *, writing: bool, names: Sequence[str] = ())
                 "the database did not answer a write in time; it may have been committed: send it again"
             )
         return StoreBusy("the database did not answer in time; try again")
-    if isinstance(error, OSError | EOFError):
+    # The driver lost track of the protocol: mostly because PostgreSQL has said farewell and not yet hung up.
+    if isinstance(error, OSError | EOFError | asyncpg.InternalClientError):
         return _connection_lost(str(error) or type(error).__name__, writing=writing)
     return StoreError(f"the database call failed: {type(error).__name__}: {error}")
 

@@ -57,6 +57,19 @@ class Names:
             self._tenants[name] = known
         return known
 
+    def known_tenant(self, name: str) -> TenantNo | None:
+        """The tenant's number, if it is cached."""
+        return self._tenants.get(name)
+
+    def known_topics(self, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic] | None:
+        """The topics, if all of them are cached."""
+        found = [self._topics.get((tenant_no, name)) for name in names]
+        return None if None in found else [topic for topic in found if topic is not None]
+
+    def known_topic(self, no: int) -> Topic:
+        """A topic that was looked up before."""
+        return self._topics_by_no[no]
+
     async def topic(self, db: Connection, tenant_no: TenantNo, name: str) -> Topic:
         """One topic, made on first use."""
         return (await self.topics(db, tenant_no, [name]))[0]

@@ -129,6 +129,39 @@ class SubmitFlush:
         if not fresh:
             self.stale_ords += range(place + 1, place + count + 1)
 
+    def extend(self, other: SubmitFlush) -> None:
+        """Append another flush's rows behind these."""
+        start = len(self.ids)
+        self.tenant_nos += other.tenant_nos
+        self.ids += other.ids
+        self.topic_nos += other.topic_nos
+        self.payloads += other.payloads
+        for name in (
+            "priorities",
+            "rank_classes",
+            "rank_offsets",
+            "delays_ms",
+            "run_ats",
+            "max_attempts",
+            "policy_nos",
+            "headers",
+        ):
+            theirs = getattr(other, name)
+            if theirs:
+                ours = getattr(self, name)
+                ours += [None] * (start - len(ours)) + theirs
+        self.stale_ords += [place + start for place in other.stale_ords]
+        self.key_ords += [place + start for place in other.key_ords]
+        self.keys += other.keys
+        self.key_hashes += other.key_hashes
+        self.key_windows_ms += other.key_windows_ms
+        self.tag_ords += [place + start for place in other.tag_ords]
+        self.tags += other.tags
+
+    def never_fresh(self) -> None:
+        """These rows are sent again: each may have been committed already."""
+        self.stale_ords = list(range(1, len(self.ids) + 1))
+
     def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
         """The rows at these places (ascending) as a flush of their own; `resent`: none of them counts as fresh."""
         piece = SubmitFlush()

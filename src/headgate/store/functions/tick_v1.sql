@@ -1,0 +1,40 @@
+-- Once a second per instance, whatever the number of links: everything that is due, in one call.
+--   pending   a topic of topics_ with claimable jobs          paused   a target that is paused
+--   promoted  a job made claimable just now                   reaped   a lapsed attempt that was ended
+--   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
+--   running   when the oldest attempt that still runs began
+--   others    how many other instances were seen lately (in topic_no)
+-- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
+-- until the workers had time to renew).
+CREATE FUNCTION headgate.tick_v1(
+    instance_ int, topics_ int[], promote_n_ int, promote_floor_ timestamptz, reap_n_ int, running_floor_ timestamptz)
+RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch int, at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE v_now timestamptz := headgate.clock_v1();
+BEGIN
+    UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
+    RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::int, NULL::timestamptz
+                   FROM headgate.instances i
+                  WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';
+    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::int, NULL::timestamptz
+                   FROM headgate.dispatch_control c
+                  WHERE c.paused AND (c.paused_until IS NULL OR c.paused_until > v_now);
+    RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::int, p.run_at
+                   FROM headgate.promote_v1(promote_n_, promote_floor_) AS p;
+    IF reap_n_ > 0 THEN
+        RETURN QUERY SELECT 'reaped', r.tenant_no, NULL::int, r.id, NULL::int, r.run_at
+                       FROM headgate.reap_v1(reap_n_, running_floor_) AS r;
+    END IF;
+    RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
+                  WHERE j.state = 1 AND j.claimed_at >= running_floor_ AND j.owner = instance_ AND j.flags & 16 <> 0
+                  LIMIT 1000;
+    RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::int, o.at
+                   FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
+    RETURN QUERY SELECT 'pending', NULL::int, t.no, NULL::uuid, NULL::int, NULL::timestamptz FROM unnest(topics_) AS t(no)
+                  WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.topic_no = t.no AND j.state = 0);
+    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::int, d.run_at
+                   FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) AND j.run_at >= promote_floor_
+                          ORDER BY j.run_at LIMIT 1) AS d;
+END $$;
