@@ -1,1 +1,21 @@
-"""Dispatch: from demand to claims. So far the watermark; coordinator, links and writers come with the server."""
+"""Dispatch: from demand to claims, from outcomes to receipts. One of each per instance; composed in server.py.
+
+Who is here
+- `links`: the connected workers; each owns its credit and what it holds. `demand`: links that want the same.
+- `coordinator`: the only claimer. It reserves credit, claims, deals, gives back; and ticks once a second.
+- `watermark`: where a claim need not look. `watchdog`: when it is too early to reap.
+- `writer`: group writing. `submits` and `outcomes` are its two uses, `progress` a slower one.
+- `renewals`: keeps the leases of what links hold. `ports`: what all of them ask of the store.
+
+Who owns which state
+- Credit is in the book of a demand, reserved by a claim in flight, or spent. Nothing else may hold it.
+- A job that was claimed is in a link's queue, written to its stream, or on its way back. A link's end moves the first,
+  never the second: a worker may come back for it.
+- The database decides everything else. What is kept here may be lost at any moment: the lease brings the job back.
+
+What failures do
+- A claim or a tick that fails: links stay up, it is tried again with a growing, jittered wait.
+- A write to a stream that fails: that link ends, and what was never written to it is handed back at once.
+- A flush whose fate is unknown: sent again. Submits then count as resent, outcomes are known by their epoch.
+- A service that dies of a bug ends the process: half an instance would look alive and do nothing.
+"""

@@ -87,9 +87,15 @@ class Watermark:
             mark.rank = min(mark.rank, rank_at)
             mark.floor = min(mark.floor, rank_at)
 
-    def forget(self) -> None:
-        """Start from the head again: after a lost database connection, or when the database's clock stepped back."""
-        self._marks.clear()
+    def forget(self, topic_nos: Iterable[int]) -> None:
+        """Start from the head of these topics again: what lies below their marks is known to be there."""
+        for topic_no in topic_nos:
+            self._marks.pop(topic_no, None)
+
+    def is_below(self, topic_no: int, rank_class: int, rank_at: int) -> bool:
+        """Whether a claim from the marks on would not see it."""
+        mark = self._marks.get(topic_no, {}).get(rank_class)
+        return mark is not None and rank_at < mark.rank
 
     @property
     def span_us(self) -> int:

@@ -1,0 +1,369 @@
+"""The coordinator: exactly one per instance. It claims for all links and deals what it gets.
+
+It acts on wakes (a submit committed here, credit, a promotion, a resume, a word from another instance) and on one
+tick a second, the net under all of them. Without credit, or when nothing is due, it asks nothing. A claim error never
+ends a link: it backs off and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+from random import uniform
+from uuid import UUID
+
+from headgate.dispatch.demand import Demand
+from headgate.dispatch.links import Delivery, Link, Links, Told
+from headgate.dispatch.ports import ClaimedJobs, ClaimStore, Tick
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.dispatch.watermark import Watermark
+from headgate.domain.errors import HeadgateError, StoreError
+from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
+from headgate.domain.rank import unix_us
+
+log = logging.getLogger("headgate.dispatch")
+
+CLAIM_LIMIT = 500
+TICK_SECONDS = 1.0
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+_TICKS_APART, _STUCK_TICKS_APART = 0.002, 0.05
+_SWEEP_AT_LEAST_US = 1_000_000
+
+
+class Coordinator:
+    """Owns demands, credit, watermarks and the pause gate of one instance."""
+
+    def __init__(
+        self,
+        store: ClaimStore,
+        links: Links,
+        *,
+        hand_back: Callable[[Delivery], None],
+        claim_limit: int = CLAIM_LIMIT,
+        tick_seconds: float = TICK_SECONDS,
+        wakes: bool = True,
+        watchdog: WatchdogGate | None = None,
+    ) -> None:
+        self._store = store
+        self._links = links
+        self._hand_back = hand_back
+        self._claim_limit = claim_limit
+        self._tick_seconds = tick_seconds
+        self._wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
+        self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
+        self._demands: dict[tuple[int, tuple[int, ...], int], Demand] = {}
+        self._by_topic: dict[int, set[Demand]] = {}
+        self._marks: dict[int, Watermark] = {}
+        self._event = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._unannounced: set[int] = set()
+        self._news = asyncio.Event()
+        self.paused: frozenset[tuple[int, int]] = frozenset()
+        self.others = 0
+        self.claims = self.claimed = self.claim_errors = self.ticks = 0
+
+    # ------------------------------------------------------------------ what links and writers say
+
+    def grant(self, link: Link, topic_nos: Sequence[int], lease_ms: int, count: int) -> None:
+        """A link asks for `count` more jobs of these topics. One that has ended gets none."""
+        if link.ended is not None:
+            return
+        key = (link.tenant_no, tuple(sorted(topic_nos)), lease_ms)
+        demand = self._demands.get(key)
+        if demand is None:
+            demand = self._demands[key] = Demand(*key)
+            for topic_no in key[1]:
+                self._by_topic.setdefault(topic_no, set()).add(demand)
+        demand.grant(link, count)
+        if demand.stirred:
+            self._event.set()
+
+    def submitted(self, topic_nos: Iterable[int]) -> None:
+        """Jobs were committed by this instance: claim here, and let the others know."""
+        for topic_no in topic_nos:
+            self.stir(topic_no)
+            self._unannounced.add(topic_no)
+        self._news.set()
+
+    def stir(self, topic_no: int, hint: UUID | None = None) -> None:
+        """There may be work on this topic; `hint` is a job that may lie below the watermark."""
+        for demand in self._by_topic.get(topic_no, ()):
+            demand.stirred = self._wakes or demand.stirred
+            if hint is not None:
+                demand.look_for((hint,))
+        if self._wakes:
+            self._event.set()
+
+    def stir_hint(self, tenant_no: int, job_id: UUID) -> None:
+        """A job came back, and its topic is not known here: all of its tenant's demands look for it by its id."""
+        for demand in self._demands.values():
+            if demand.tenant_no == tenant_no:
+                demand.look_for((job_id,))
+                demand.stirred = self._wakes or demand.stirred
+        if self._wakes:
+            self._event.set()
+
+    def stir_all(self) -> None:
+        """There may be work anywhere: after a resume, a reconnect, a lost notification."""
+        for demand in self._demands.values():
+            demand.stirred = demand.from_head = True
+        self._event.set()
+
+    def forget(self, link: Link) -> None:
+        """A link has ended: void its credit, and hand back what was never written to it."""
+        for demand in tuple(link.credit):
+            demand.forget(link)
+            if demand.unused:
+                self._drop(demand)
+        for delivery in link.take_unsent():
+            self._hand_back(delivery)
+
+    def is_paused(self, tenant_no: int, topic_no: int) -> bool:
+        """The gate: a set look-up. The claim's own check is the truth."""
+        paused = self.paused
+        return bool(paused) and not paused.isdisjoint({(0, 0), (tenant_no, 0), (tenant_no, topic_no)})
+
+    def flip(self, paused: Iterable[tuple[int, int]]) -> None:
+        """Set the gate to what the control rows say; what was resumed is looked at again."""
+        before, self.paused = self.paused, frozenset(paused)
+        if before - self.paused:
+            self.stir_all()
+
+    # ------------------------------------------------------------------ claiming
+
+    async def run(self) -> None:
+        """Claim until `stop`; returns when no claim is in flight."""
+        backoff = 0.0
+        while not self._stopped.is_set():
+            try:
+                worked = await self.claim_once()
+                backoff = 0.0
+            except HeadgateError as error:
+                # The next connection may lead to a database whose clock is behind: new jobs would rank below the marks.
+                self._marks.clear()
+                backoff = min(_BACKOFF_MOST, max(_BACKOFF_FIRST, backoff * 2))
+                log.warning("claim_failed error=%s retry_in=%.2fs", error, backoff)
+                # Jittered: after a database restart all instances would come back in step.
+                await self._pause(backoff * uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                continue
+            if not worked and not self._stopped.is_set():
+                self._event.clear()
+                if not self._has_work():
+                    await self._event.wait()
+
+    async def claim_once(self) -> int:
+        """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
+        dealt = 0
+        for demand in tuple(self._demands.values()):
+            if not (demand.credit and demand.stirred) or self._stopped.is_set():
+                continue
+            try:
+                dealt += await self._claim_for(demand)
+            except StoreError:
+                self.claim_errors += 1
+                raise
+            except HeadgateError as error:
+                # Something about this demand: it must not keep the others from their work. The tick tries it again.
+                self.claim_errors += 1
+                demand.stirred = False
+                log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
+        return dealt
+
+    def stop(self) -> None:
+        """Claim no more. A claim in flight is dealt or handed back before `run` returns."""
+        self._stopped.set()
+        self._event.set()
+        self._news.set()
+
+    async def _claim_for(self, demand: Demand) -> int:
+        topics = demand.topic_nos
+        if self.paused:
+            topics = tuple(no for no in topics if not self.is_paused(demand.tenant_no, no))
+            if not topics:
+                demand.stirred = False  # a resume stirs it again
+                return 0
+        runs = demand.reserve(self._claim_limit)
+        asked = sum(count for _, count in runs)
+        if not asked:  # all its links have ended
+            return 0
+        # Cleared before asking: whatever is committed or said from here on stirs it again.
+        hints, from_head, sweep = demand.hints, demand.from_head, demand.sweep
+        demand.hints, demand.from_head, demand.sweep = {}, False, False
+        demand.stirred, demand.claiming = False, True
+        got: ClaimedJobs | None = None
+        dealt = 0
+        try:
+            self.claims += 1
+            got = await self._store.claim(
+                tenant_no=demand.tenant_no,
+                topic_nos=topics,
+                limit=asked,
+                lease_ms=demand.lease_ms,
+                workers=[link.worker_id for link, _ in runs],
+                runs=[count for _, count in runs],
+                ranges=self._ranges(demand.tenant_no, topics, from_head=from_head, sweep=sweep),
+                hints=list(hints),
+            )
+            self.claimed += len(got)
+            if len(got) == asked:
+                demand.stirred = True  # there may be more
+                demand.look_for(hints.keys() - set(got.ids) if hints else ())
+            self._learn(demand, topics, got, hints, full=len(got) == asked, from_head=from_head, sweep=sweep)
+            for link, count in runs:
+                stop = min(dealt + count, len(got))
+                if stop == dealt:
+                    break
+                delivery = _delivery(demand, got, slice(dealt, stop))
+                if not link.deliver(delivery):
+                    self._hand_back(delivery)
+                dealt = stop
+            return dealt
+        except BaseException:
+            demand.stirred = True
+            demand.from_head, demand.sweep = demand.from_head or from_head, demand.sweep or sweep
+            demand.look_for(hints)
+            if got is not None and dealt < len(got):
+                self._hand_back(_delivery(demand, got, slice(dealt, len(got))))
+            raise
+        finally:
+            demand.claiming = False
+            demand.give_back(runs, dealt)
+            if demand.unused:
+                self._drop(demand)
+
+    def _ranges(self, tenant_no: int, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:
+        if from_head:
+            return KeyRanges.whole(topics)
+        mark = self._marks.setdefault(tenant_no, Watermark())
+        # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
+        ageing = [no for no in topics if self._store.is_ageing(no)]
+        strict = [no for no in topics if no not in ageing] if ageing else topics
+        ranges = mark.ranges(strict, sweep_us=max(_SWEEP_AT_LEAST_US, mark.span_us // 2) if sweep else 0)
+        for topic_no in ageing:
+            ranges.add(topic_no, LOWEST, HIGHEST)
+        return ranges
+
+    def _learn(
+        self,
+        demand: Demand,
+        topics: Sequence[int],
+        got: ClaimedJobs,
+        hints: Container[UUID],
+        *,
+        full: bool,
+        from_head: bool,
+        sweep: bool,
+    ) -> None:
+        """Move the marks. A full claim that began below them may have left more there, right behind its last job."""
+        if not len(got):
+            return
+        mark = self._marks.setdefault(demand.tenant_no, Watermark())
+        last = (got.topic_nos[-1], got.rank_classes[-1], got.ranks_at[-1])
+        if full and from_head:
+            mark.forget(topics)
+        mark.claimed(got.topic_nos, got.rank_classes, got.ranks_at)
+        if full and sweep and got.ids[-1] not in hints and mark.is_below(*last):
+            mark.lower(*last)
+
+    def _has_work(self) -> bool:
+        return any(demand.credit and demand.stirred for demand in self._demands.values())
+
+    def _drop(self, demand: Demand) -> None:
+        self._demands.pop((demand.tenant_no, demand.topic_nos, demand.lease_ms), None)
+        for topic_no in demand.topic_nos:
+            demands = self._by_topic.get(topic_no, set())
+            demands.discard(demand)
+            if not demands:
+                self._by_topic.pop(topic_no, None)
+
+    # ------------------------------------------------------------------ the tick
+
+    async def run_ticks(self) -> None:
+        """One tick a second, sooner when a waiting job falls due sooner; until `stop`."""
+        wait = 0.0
+        while not self._stopped.is_set():
+            await self._pause(wait)
+            if self._stopped.is_set():
+                return
+            wait = self._tick_seconds
+            try:
+                tick = await self.tick_once()
+            except HeadgateError as error:
+                log.warning("tick_failed error=%s", error)
+                continue
+            if tick.next_due is not None and tick.now is not None:
+                # Due and not promoted: somebody holds its row. Asking without a pause would not free it.
+                least = _TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
+                wait = min(wait, max(least, (tick.next_due - tick.now).total_seconds()))
+
+    async def tick_once(self) -> Tick:
+        """Promote, reap, look for pending topics, read the pause rows: one call."""
+        wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
+        try:
+            tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
+        except HeadgateError:
+            if self._watchdog is not None:
+                self._watchdog.lost()
+            raise
+        if self._watchdog is not None:
+            self._watchdog.answered()
+        self.ticks += 1
+        self.others = tick.others
+        self.flip(tick.paused)
+        for tenant_no, topic_no, job_id in tick.promoted:
+            del tenant_no
+            self.stir(topic_no, job_id)
+        # Something may lie below the watermark of which nobody told. A busy demand sweeps for it, whether or not it has
+        # credit at this moment; an idle one is known to miss something, and starts anew.
+        for demand in self._demands.values():
+            demand.sweep = demand.sweep or demand.busy
+        for topic_no in tick.pending:
+            for demand in self._by_topic.get(topic_no, ()):
+                demand.from_head = demand.from_head or not demand.busy
+                demand.stirred = True
+        for tenant_no, job_id, epoch in tick.cancels:
+            holder = self._links.holder(tenant_no, job_id)
+            if holder is not None:
+                holder.tell(Told(cancel=[(job_id, epoch)]))
+        if tick.pending or tick.promoted:
+            self._event.set()
+        return tick
+
+    async def run_announcements(self, *, apart: float = 0.02) -> None:
+        """Tell other instances of topics with new jobs: coalesced, and only while there are others."""
+        while not self._stopped.is_set():
+            await self._news.wait()
+            self._news.clear()
+            topics, self._unannounced = self._unannounced, set()
+            if topics and self.others:
+                try:
+                    await self._store.notify(sorted(topics))
+                except HeadgateError as error:  # a hint only: their tick finds the jobs
+                    log.debug("notify_failed error=%s", error)
+                await self._pause(apart)
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:
+    return Delivery(
+        tenant_no=demand.tenant_no,
+        lease_ms=demand.lease_ms,
+        ids=got.ids[part],
+        topic_nos=got.topic_nos[part],
+        epochs=got.epochs[part],
+        attempts=got.attempts[part],
+        max_attempts=got.max_attempts[part],
+        priorities=got.priorities[part],
+        created_us=[unix_us(at) for at in got.created_ats[part]],
+        lease_until_us=unix_us(got.lease_untils[part][0]),
+        headers=got.headers[part],
+        payloads=got.payloads[part],
+    )

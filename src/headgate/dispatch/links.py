@@ -1,0 +1,277 @@
+"""Links: the workers connected to this instance, what each holds, and what is on its way to it.
+
+A link owns its credit (how many more jobs it will take, per demand) and a dict of what it holds: id → (epoch, when to
+renew). Jobs that are queued for it but were never written go back at once when it ends. What was written stays
+leased: the worker may come back, here or elsewhere, and declare it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError
+from headgate.domain.identity import Identity
+
+if TYPE_CHECKING:
+    from headgate.dispatch.demand import Demand
+
+MAX_QUEUED_PARTS = 256
+"""Frames waiting to be written to one link. Credits bound the jobs among them; a peer that does not read is closed
+here."""
+FRAME_BYTES = 1_000_000
+"""What one frame of jobs holds at most, or a single job: gRPC clients take 4 MiB, unless they are told otherwise."""
+
+
+class LinkEnded(HeadgateError):
+    """The server ended a link, for the reason given."""
+
+    code = "link_ended"
+
+
+class Superseded(LinkEnded):
+    """A newer link with the same worker id took this one's place."""
+
+    code = "superseded"
+
+
+class LinkSilent(LinkEnded):
+    """Nothing was heard of the worker for longer than its lease."""
+
+    code = "link_silent"
+
+
+class LinkOverflow(LinkEnded):
+    """The worker does not read what it is sent."""
+
+    code = "link_overflow"
+
+
+class TokenRevoked(LinkEnded):
+    """The token this link was opened with is not valid any more."""
+
+    code = "token_revoked"
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery:
+    """Jobs dealt to one link by one claim, as parallel sequences: ready to become a frame."""
+
+    tenant_no: int
+    lease_ms: int
+    ids: Sequence[UUID]
+    topic_nos: Sequence[int]
+    epochs: Sequence[int]
+    attempts: Sequence[int]
+    max_attempts: Sequence[int]
+    priorities: Sequence[int]
+    created_us: Sequence[int]
+    lease_until_us: int
+    headers: Sequence[str | None]
+    payloads: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def split(self, most_bytes: int) -> tuple[Delivery, Delivery | None]:
+        """As many jobs from the front as fit, at least one; and the rest, if there is any."""
+        sizes = [len(payload) + len(text or "") for payload, text in zip(self.payloads, self.headers, strict=True)]
+        if sum(sizes) <= most_bytes:
+            return self, None
+        totals = list(accumulate(sizes))
+        place = max(1, bisect_right(totals, most_bytes))
+        if place == len(self):
+            return self, None
+        return self._part(slice(None, place)), self._part(slice(place, None))
+
+    def _part(self, part: slice) -> Delivery:
+        return replace(
+            self,
+            ids=self.ids[part],
+            topic_nos=self.topic_nos[part],
+            epochs=self.epochs[part],
+            attempts=self.attempts[part],
+            max_attempts=self.max_attempts[part],
+            priorities=self.priorities[part],
+            created_us=self.created_us[part],
+            headers=self.headers[part],
+            payloads=self.payloads[part],
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """Anything else a link is sent: receipts of a frame, jobs lost or to be cancelled, an error, the wish to drain."""
+
+    receipts_seq: int | None = None
+    receipts_odd: Sequence[object] = ()
+    beat_ack: bool = False
+    lost: Sequence[tuple[UUID, int]] = ()
+    cancel: Sequence[tuple[UUID, int]] = ()
+    drain_seconds: int | None = None
+    error: HeadgateError | None = None
+
+    @property
+    def weight(self) -> int:
+        """What it counts for among the frames that wait: a frame of five thousand receipts is not one of few."""
+        return 1 + len(self.receipts_odd) // 40
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One connected worker."""
+
+    identity: Identity
+    tenant_no: int
+    worker_id: str
+    now: Callable[[], float]
+    default_lease_ms: int
+    # Jobs this link holds: id → [epoch, lease_ms, when its lease needs renewing (monotonic)]
+    held: dict[UUID, tuple[int, int, float]] = field(default_factory=dict)
+    credit: dict[Demand, int] = field(default_factory=dict)
+    ended: HeadgateError | None = None
+    last_heard: float = 0.0
+    last_delivery: float = 0.0
+    delivered: int = 0
+    on_freed: Callable[[int], None] | None = None  # set by a stream whose credit comes back with reported outcomes
+    _parts: deque[Delivery | Told] = field(default_factory=deque)
+    _words: int = 0  # the weight of all Told among them
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def heard(self) -> None:
+        """Something arrived from the worker."""
+        self.last_heard = self.now()
+
+    @property
+    def longest_lease(self) -> float:
+        """Seconds of silence after which the link counts as dead."""
+        longest = max((demand.lease_ms for demand in self.credit), default=self.default_lease_ms)
+        return max(longest, self.default_lease_ms) / 1000
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Queue jobs; False when the link has ended, and the jobs must go back."""
+        if self.ended is not None:
+            return False
+        if len(self._parts) >= MAX_QUEUED_PARTS:
+            self.end(LinkOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
+            return False
+        renew_at = self.now() + delivery.lease_ms / 2000
+        lease_ms = delivery.lease_ms
+        entry_of = [(epoch, lease_ms, renew_at) for epoch in delivery.epochs]
+        self.held.update(zip(delivery.ids, entry_of, strict=True))
+        self._parts.append(delivery)
+        self._ready.set()
+        return True
+
+    def tell(self, told: Told) -> None:
+        """Queue anything else. A link that has ended hears nothing."""
+        if self.ended is not None:
+            return
+        self._words += told.weight
+        if self._words > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
+            self.end(LinkOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
+            return
+        self._parts.append(told)
+        self._ready.set()
+
+    def holds(self, job_id: UUID, epoch: int) -> bool:
+        """Whether this very attempt is here."""
+        entry = self.held.get(job_id)
+        return entry is not None and entry[0] == epoch
+
+    def settled(self, ids: Iterable[UUID], epochs: Iterable[int] | None = None) -> None:
+        """These need no more renewing: their outcome is decided.
+
+        With epochs, a job that is held anew is kept: a late word about an earlier attempt must not end its renewals.
+        """
+        held = self.held
+        if epochs is None:
+            for job_id in ids:
+                held.pop(job_id, None)
+            return
+        for job_id, epoch in zip(ids, epochs, strict=True):
+            entry = held.pop(job_id, None)
+            if entry is not None and entry[0] != epoch:
+                held[job_id] = entry
+
+    async def next_part(self) -> Delivery | Told | None:
+        """What to write next; None when the link has ended."""
+        while not self._parts:
+            if self.ended is not None:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        part = self._parts[0]
+        if not isinstance(part, Delivery):
+            self._words -= part.weight
+            return self._parts.popleft()
+        if self.ended is not None:
+            return None
+        first, rest = part.split(FRAME_BYTES)
+        if rest is None:
+            self._parts.popleft()
+        else:
+            self._parts[0] = rest
+        return first
+
+    async def over(self) -> None:
+        """Return when the link has ended. Its writer may not notice: it hangs while the peer reads nothing."""
+        await self._over.wait()
+
+    def end(self, reason: HeadgateError) -> None:
+        """End the link; its writer and reader notice. The first reason counts."""
+        if self.ended is None:
+            self.ended = reason
+        self._ready.set()
+        self._over.set()
+
+    def take_unsent(self) -> list[Delivery]:
+        """What was never written, once, for handing back. Words stay: the peer may still hear them."""
+        unsent = [part for part in self._parts if isinstance(part, Delivery)]
+        self._parts = deque(part for part in self._parts if not isinstance(part, Delivery))
+        for delivery in unsent:
+            self.settled(delivery.ids, delivery.epochs)
+        return unsent
+
+
+class Links:
+    """All links of this instance."""
+
+    def __init__(self) -> None:
+        self._by_worker: dict[tuple[int, str], Link] = {}
+        self._all: set[Link] = set()
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(tuple(self._all))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def open(self, link: Link) -> None:
+        """Register; of two links with one worker id the newer wins, the older is told."""
+        key = (link.tenant_no, link.worker_id)
+        older = self._by_worker.get(key)
+        if older is not None:
+            older.end(Superseded(f"worker {link.worker_id} has connected again; this older connection ends"))
+        self._by_worker[key] = link
+        self._all.add(link)
+
+    def close(self, link: Link) -> None:
+        """Forget a link that has ended."""
+        self._all.discard(link)
+        if self._by_worker.get((link.tenant_no, link.worker_id)) is link:
+            del self._by_worker[link.tenant_no, link.worker_id]
+
+    def holder(self, tenant_no: int, job_id: UUID) -> Link | None:
+        """The link that holds a job, if it is here."""
+        for link in self._all:
+            if link.ended is None and link.tenant_no == tenant_no and job_id in link.held:
+                return link
+        return None

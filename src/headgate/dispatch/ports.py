@@ -1,0 +1,188 @@
+"""What dispatch asks of the store, and nothing more. store/service.py fits these; server.py joins the two.
+
+Ids travel as the 16 bytes the wire has; the store turns them into what its driver likes, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol, Self
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError
+from headgate.domain.ids import JobId
+from headgate.domain.jobs import Submission
+from headgate.domain.keyrange import KeyRanges
+from headgate.domain.outcomes import Outcome
+from headgate.domain.states import Receipt, State, SubmitReceipt
+
+
+class ClaimedJobs(Protocol):
+    """Claimed jobs as parallel tuples, best first."""
+
+    @property
+    def ids(self) -> Sequence[UUID]: ...
+    @property
+    def topic_nos(self) -> Sequence[int]: ...
+    @property
+    def epochs(self) -> Sequence[int]: ...
+    @property
+    def attempts(self) -> Sequence[int]: ...
+    @property
+    def max_attempts(self) -> Sequence[int]: ...
+    @property
+    def priorities(self) -> Sequence[int]: ...
+    @property
+    def rank_classes(self) -> Sequence[int]: ...
+    @property
+    def ranks_at(self) -> Sequence[int]: ...
+    @property
+    def created_ats(self) -> Sequence[datetime]: ...
+    @property
+    def lease_untils(self) -> Sequence[datetime]: ...
+    @property
+    def headers(self) -> Sequence[str | None]: ...
+    @property
+    def payloads(self) -> Sequence[bytes]: ...
+    def __len__(self) -> int: ...
+
+
+class SettledOutcome(Protocol):
+    """What became of one outcome."""
+
+    @property
+    def receipt(self) -> Receipt: ...
+    @property
+    def state(self) -> State | None: ...
+    @property
+    def run_at(self) -> datetime | None: ...
+
+
+class OutcomeRows(Protocol):
+    """One flush of outcomes, being filled."""
+
+    def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int: ...
+    def add_completed(
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
+    ) -> range: ...
+
+
+class RenewalAnswer(Protocol):
+    """What a worker must be told about a job it holds."""
+
+    @property
+    def lost(self) -> bool: ...
+    @property
+    def cancel(self) -> bool: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Tick:
+    """What one second's call found."""
+
+    pending: list[int] = field(default_factory=list)
+    paused: set[tuple[int, int]] = field(default_factory=set)
+    promoted: list[tuple[int, int, UUID]] = field(default_factory=list)  # tenant, topic, id
+    cancels: list[tuple[int, UUID, int]] = field(default_factory=list)  # tenant, id, epoch
+    reaped: int = 0
+    next_due: datetime | None = None
+    now: datetime | None = None
+    others: int = 0
+
+
+class ClaimStore(Protocol):
+    """The coordinator's part."""
+
+    async def claim(
+        self,
+        *,
+        tenant_no: int,
+        topic_nos: Sequence[int],
+        limit: int,
+        lease_ms: int,
+        workers: Sequence[str],
+        runs: Sequence[int],
+        ranges: KeyRanges,
+        hints: Sequence[UUID],
+    ) -> ClaimedJobs: ...
+    def is_ageing(self, topic_no: int) -> bool: ...
+    async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick: ...
+    async def notify(self, topic_nos: Sequence[int]) -> None: ...
+
+
+class LeaseStore(Protocol):
+    """The renewer's part: (tenant, lease) → parallel ids and epochs."""
+
+    async def renew(
+        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
+    ) -> Mapping[tuple[int, UUID], RenewalAnswer]: ...
+    async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
+
+
+class ProgressStore(Protocol):
+    """The progress writer's part: by job, its epoch and the newest word."""
+
+    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+
+
+class OutcomeStore(Protocol):
+    """The outcome writer's part."""
+
+    def new_outcomes(self) -> OutcomeRows: ...
+    async def settle(self, rows: OutcomeRows) -> Mapping[int, SettledOutcome]: ...
+
+
+class KnownTopic(Protocol):
+    """A topic with its number."""
+
+    @property
+    def tenant_no(self) -> int: ...
+    @property
+    def no(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+
+
+class SubmitRows(Protocol):
+    """One flush of submits, being filled."""
+
+    topic_nos: list[int]
+
+    def __len__(self) -> int: ...
+    def never_fresh(self) -> None: ...
+    def extend(self, other: Self) -> None: ...
+
+
+class SubmitAnswerRow(Protocol):
+    """What became of a job that was not simply created."""
+
+    @property
+    def receipt(self) -> SubmitReceipt: ...
+    @property
+    def job_id(self) -> JobId: ...
+    @property
+    def error(self) -> HeadgateError | None: ...
+
+
+class SubmitStore(Protocol):
+    """The submit writer's part, and the names that everybody needs."""
+
+    async def tenant_no(self, tenant: str) -> int: ...
+    async def topics(self, tenant: str, names: Sequence[str]) -> Sequence[KnownTopic]: ...
+    def topic_name(self, topic_no: int) -> str: ...
+    async def fill(self, jobs: Sequence[Submission]) -> SubmitRows: ...
+    async def fill_plain(
+        self,
+        tenant: str,
+        topic: str,
+        ids: Sequence[bytes],
+        payloads: Sequence[bytes],
+        priorities: Sequence[int],
+        *,
+        fresh: bool,
+    ) -> SubmitRows: ...
+    async def submit(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
+    async def submit_atomic(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
+    def uuids(self, raw: Sequence[bytes]) -> list[UUID]: ...

@@ -1,0 +1,137 @@
+"""Keeping leases: beats land in memory, and rows with less than half their time left are renewed in bulk.
+
+A job shorter than half its lease costs no renewal at all. A link that was not heard of for a whole lease is ended;
+the leases of what it holds then run out by themselves, unless its worker comes back and declares them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from headgate.dispatch.links import Link, Links, LinkSilent, Told
+from headgate.dispatch.ports import LeaseStore
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import HeadgateError, StoreError
+
+log = logging.getLogger("headgate.dispatch")
+ROWS_AT_ONCE = 2_000
+SHORT_LEASE_MS = 4_000
+"""Of a shorter one, half is soon over: it is renewed also when it is due before the next pass, not at or after it."""
+
+
+class LeaseRenewer:
+    """Renews for all links of an instance."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        links: Links,
+        *,
+        now: Callable[[], float],
+        every: float = 0.5,
+        watchdog: WatchdogGate | None = None,
+    ) -> None:
+        self._store, self._links, self._now, self._every, self._watchdog = store, links, now, every, watchdog
+        self._stopped = asyncio.Event()
+        self.renewed = self.lost = self.errors = 0
+
+    async def run(self) -> None:
+        """Renew until `stop`."""
+        while not self._stopped.is_set():
+            try:
+                await self.run_once()
+            except HeadgateError as error:
+                self.errors += 1
+                log.warning("renewal_failed error=%s", error)
+            try:
+                await asyncio.wait_for(self._stopped.wait(), self._every)
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """End the loop; last of all services, so that no lease lapses while its outcome is on the way."""
+        self._stopped.set()
+
+    async def run_once(self) -> int:
+        """End silent links, renew what is due; returns how many leases were pushed forward."""
+        try:
+            count = await self._renew_due()
+        except StoreError:
+            if self._watchdog is not None:
+                self._watchdog.lost()
+            raise
+        if self._watchdog is not None:
+            self._watchdog.renewed()
+        return count
+
+    async def _renew_due(self) -> int:
+        now = self._now()
+        next_pass = now + self._every
+        due: list[tuple[Link, UUID, int, int]] = []
+        for link in self._links:
+            if link.ended is not None:
+                continue  # what it holds is its worker's to declare again, or lapses
+            # A plain stream beats only for what it holds.
+            may_be_silent = link.on_freed is not None and not link.held
+            if now - link.last_heard > link.longest_lease and not may_be_silent:
+                link.end(LinkSilent(f"worker {link.worker_id} was not heard of for {now - link.last_heard:.0f} s"))
+                continue
+            due += [
+                (link, job_id, epoch, lease_ms)
+                for job_id, (epoch, lease_ms, renew_at) in link.held.items()
+                if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
+            ]
+        count = 0
+        for start in range(0, len(due), ROWS_AT_ONCE):
+            count += await self._renew(due[start : start + ROWS_AT_ONCE], now)
+        return count
+
+    async def _renew(self, due: Sequence[tuple[Link, UUID, int, int]], now: float) -> int:
+        parts: dict[tuple[int, int], tuple[list[UUID], list[int]]] = {}
+        for link, job_id, epoch, lease_ms in due:
+            ids, epochs = parts.setdefault((link.tenant_no, lease_ms), ([], []))
+            ids.append(job_id)
+            epochs.append(epoch)
+        answers = await self._store.renew(parts)
+        told: dict[Link, Told] = {}
+        for link, job_id, epoch, lease_ms in due:
+            answer = answers.get((link.tenant_no, job_id))
+            if answer is not None and answer.lost:
+                self.lost += 1
+                # Its outcome may have been settled while we asked; then the link does not hold it any more.
+                if link.held.get(job_id, (None,))[0] == epoch:
+                    link.held.pop(job_id)
+                    _told(told, link).lost = [*_told(told, link).lost, (job_id, epoch)]
+                    if link.on_freed is not None:  # its outcome was reported to another instance, most likely
+                        link.on_freed(1)
+                continue
+            # Unless it was delivered anew, or given a longer lease, while we asked.
+            if link.held.get(job_id, (None, None))[:2] == (epoch, lease_ms):
+                link.held[job_id] = (epoch, lease_ms, now + lease_ms / 2000)
+            if answer is not None and answer.cancel:
+                _told(told, link).cancel = [*_told(told, link).cancel, (job_id, epoch)]
+        for link, message in told.items():
+            link.tell(message)
+        renewed = len(due) - sum(answer.lost for answer in answers.values())
+        self.renewed += renewed
+        return renewed
+
+    async def declare(self, link: Link, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int) -> list[UUID]:
+        """A worker is back and says what it still holds: take it over here; returns what is no longer its own."""
+        renew_at = self._now() + lease_ms / 2000
+        lost: set[UUID] = set()
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            answers = await self._store.renew({(link.tenant_no, lease_ms): (ids[part], epochs[part])})
+            lost |= {job_id for (_, job_id), answer in answers.items() if answer.lost}
+        for job_id, epoch in zip(ids, epochs, strict=True):
+            if job_id not in lost:
+                link.held[job_id] = (epoch, lease_ms, renew_at)
+        return [job_id for job_id in ids if job_id in lost]
+
+
+def _told(told: dict[Link, Told], link: Link) -> Told:
+    return told.setdefault(link, Told())

@@ -1,0 +1,100 @@
+"""Submitting: many callers' jobs in one flush, answers after commit.
+
+A flush whose fate is unknown is sent again as not fresh, so nothing is made twice. When the database stays away,
+callers are told so after a few seconds; their own repeat is safe as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import uniform
+
+from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.writer import GroupWriter
+from headgate.domain.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreUnavailable
+
+log = logging.getLogger("headgate.submit")
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class SubmitParcel:
+    """One frame's jobs."""
+
+    flush: SubmitRows
+    size: int
+    done: Callable[[Mapping[int, SubmitAnswerRow]], None]
+    failed: Callable[[HeadgateError], None]
+
+    @property
+    def rows(self) -> int:
+        return len(self.flush)
+
+    def fail(self, error: HeadgateError) -> None:
+        self.failed(error)
+
+
+class Submitter:
+    """The submit writer of an instance."""
+
+    def __init__(self, store: SubmitStore, *, on_submitted: Callable[[set[int]], None]) -> None:
+        self._store = store
+        self._on_submitted = on_submitted  # topics that have new jobs, once they are committed
+        self.writer: GroupWriter[SubmitParcel] = GroupWriter("submits", self._write)
+
+    def put(self, parcel: SubmitParcel) -> None:
+        """Queue one frame's jobs. Raises Overloaded."""
+        self.writer.put(parcel)
+
+    def submitted(self, topic_nos: set[int]) -> None:
+        """Jobs were committed by another way: let dispatch know."""
+        self._on_submitted(topic_nos)
+
+    async def submit(self, flush: SubmitRows, *, size: int) -> Mapping[int, SubmitAnswerRow]:
+        """Submit and wait: for unary calls."""
+        answer: asyncio.Future[Mapping[int, SubmitAnswerRow]] = asyncio.get_running_loop().create_future()
+        self.put(
+            SubmitParcel(
+                flush,
+                size,
+                done=lambda answers: None if answer.done() else answer.set_result(answers),
+                failed=lambda error: None if answer.done() else answer.set_exception(error),
+            )
+        )
+        return await answer
+
+    async def _write(self, parcels: list[SubmitParcel]) -> None:
+        flush = parcels[0].flush
+        starts = [0]
+        for parcel in parcels[1:]:
+            starts.append(len(flush))
+            flush.extend(parcel.flush)
+        # extend() has made the first parcel's rows the whole flush: its own length is where the second one starts.
+        lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
+        odd = await self._patiently(flush)
+        self._on_submitted(set(flush.topic_nos))
+        for parcel, start, length in zip(parcels, starts, lengths, strict=True):
+            parcel.done({place: odd[start + place] for place in range(length) if start + place in odd} if odd else {})
+
+    async def _patiently(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow]:
+        deadline, wait = time.monotonic() + PATIENCE_SECONDS, 0.05
+        while True:
+            try:
+                return await self._store.submit(flush)
+            except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
+                if time.monotonic() + wait > deadline:
+                    raise
+                log.warning("submits_delayed rows=%d error=%s", len(flush), error)
+                flush.never_fresh()
+                await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
+                wait = min(1.0, wait * 2)
+
+
+def sizes(payloads: Sequence[bytes]) -> int:
+    """Bytes that a parcel keeps in memory."""
+    return sum(map(len, payloads)) + 200 * len(payloads)

@@ -1,0 +1,58 @@
+"""Who is calling, and what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headgate.domain.errors import HeadgateError
+
+
+class Scope(StrEnum):
+    """What a token permits. `work` takes jobs and reports outcomes, `submit` hands them in, `read` looks."""
+
+    SUBMIT = "submit"
+    WORK = "work"
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+class Unauthenticated(HeadgateError):
+    """No token, or one that is not valid. The text is the same for every reason; the log knows which."""
+
+    code = "unauthenticated"
+
+    def __init__(self) -> None:
+        super().__init__("the token is missing or not valid; pass one that this server knows (HEADGATE_TOKEN)")
+
+
+class PermissionDenied(HeadgateError):
+    """The token is valid, but does not permit this."""
+
+    code = "permission_denied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A caller. `topics` None means any of the tenant's; `token` ties open links to the credential they came with."""
+
+    tenant: str
+    subject: str
+    scopes: frozenset[Scope]
+    topics: frozenset[str] | None = None
+    token: str = field(default="", repr=False)
+
+    def require(self, scope: Scope) -> None:
+        """Raise PermissionDenied naming the scope that is missing."""
+        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+            raise PermissionDenied(f'this needs the scope "{scope}", which the token of {self.subject} does not have')
+
+    def allowed(self, topics: Iterable[str]) -> list[str]:
+        """The requested topics that are permitted; none left is an error naming them."""
+        requested = list(topics)
+        permitted = [topic for topic in requested if self.topics is None or topic in self.topics]
+        if requested and not permitted:
+            raise PermissionDenied(f"the token of {self.subject} permits none of the topics {', '.join(requested)}")
+        return permitted

@@ -1,0 +1,655 @@
+"""Leases against a real PostgreSQL: kept, lost, declared again, reaped. The database's clock is in the test's hands."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+from types import ModuleType
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from headgate.dispatch import coordinator, demand, links, outcomes, renewals, watchdog, watermark, writer
+from headgate.dispatch.links import LinkSilent, Superseded
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
+from headgate.domain.states import EventKind, Receipt, State
+from headgate.store import verbs
+from headgate.store.connect import Connection
+from headgate.store.service import REAP_AT_ONCE
+from tests.support.dispatching import (
+    Hold,
+    Instance,
+    ManualClock,
+    Worker,
+    completing,
+    failing_with,
+    settle_down,
+    soon,
+)
+from tests.support.queue import Clock
+
+AWAY = StoreUnavailable("the database is away")
+MINUTE = timedelta(minutes=1)
+BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom"))
+
+
+@pytest.fixture
+def seconds() -> ManualClock:
+    """The server's own clock."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def clock(db: Connection) -> Clock:
+    """The database's clock."""
+    return await Clock.install(db)
+
+
+@pytest.fixture
+async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """An instance that moves only when the test says so; leases are of a minute."""
+    async with Instance(database, running=False, now=seconds) as instance:
+        yield instance
+
+
+@pytest.fixture
+async def other(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """Another one, on the same database."""
+    async with Instance(database, name="two", running=False, now=seconds) as instance:
+        yield instance
+
+
+async def pass_time(seconds: ManualClock, clock: Clock, span: float) -> None:
+    """For the server and the database alike."""
+    seconds.advance(span)
+    await clock.advance(seconds=span)
+
+
+async def holding(one: Instance, count: int = 1, worker_id: str = "w", **options: object) -> tuple[Worker, list[UUID]]:
+    """A worker that was sent new jobs."""
+    await one.submit(count, **options)
+    worker = await one.worker(worker_id, slots=count)
+    assert await one.coordinator.claim_once() == count
+    return worker, list((await worker.take()).ids)
+
+
+# ---------------------------------------------------------------------- set by the claim
+
+
+@pytest.mark.req("L1", "L3", "D13")
+async def test_the_claim_sets_owner_worker_lease_epoch_and_attempt_together(still: Instance, db: Connection) -> None:
+    worker, (job,) = await holding(still)
+    row = await db.fetchrow(
+        "SELECT state, owner, worker, epoch, attempt, lease_until - claimed_at AS lease FROM headgate.jobs"
+    )
+    assert dict(row) == {
+        "state": 1,
+        "owner": still.store.instance_no,
+        "worker": worker.link.worker_id,
+        "epoch": 1,
+        "attempt": 1,
+        "lease": MINUTE,
+    }
+    for column in ("owner", "lease_until"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await db.execute(f"UPDATE headgate.jobs SET {column} = NULL WHERE id = $1", job)
+
+
+async def test_each_ready_may_ask_for_a_lease_of_its_own(still: Instance, db: Connection) -> None:
+    await still.submit(2)
+    await still.worker("short", slots=1, lease=timedelta(seconds=5))
+    await still.worker("long", slots=1, lease=timedelta(hours=1))
+    assert await still.coordinator.claim_once() == 2
+    leases = await db.fetch("SELECT lease_until - claimed_at FROM headgate.jobs ORDER BY 1")
+    assert [row[0] for row in leases] == [timedelta(seconds=5), timedelta(hours=1)]
+
+
+# ---------------------------------------------------------------------- kept
+
+
+async def test_a_job_shorter_than_half_its_lease_costs_no_renewal(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    await still.store.count_statements()
+    worker, _ = await holding(still, 5)
+    before = await still.store.sent()
+    for _ in range(9):
+        await pass_time(seconds, clock, 3)
+        worker.link.heard()
+        assert await still.renewer.run_once() == 0
+    worker.complete(worker.delivered[0])
+    await still.flushed()
+    await pass_time(seconds, clock, 300)
+    worker.link.heard()
+    assert await still.renewer.run_once() == 0
+    assert still.store.calls["renew"] == 0
+    assert await still.store.sent() - before == still.store.calls["settle"]
+
+
+@pytest.mark.req("T28")
+async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    """Nothing is known here of what runs: everything delivered is kept, for as long as the worker beats."""
+    worker, jobs = await holding(still, 50)
+    for _ in range(20):  # ten minutes, ten leases
+        await pass_time(seconds, clock, 31)
+        worker.link.heard()  # a beat
+        assert await still.renewer.run_once() == 50
+        assert (await still.coordinator.tick_once()).reaped == 0
+    assert still.store.calls["renew"] == 20  # one statement each time, however many jobs
+    rows = await db.fetch("SELECT attempt, epoch, lease_until - headgate.clock_v1() FROM headgate.jobs")
+    assert {tuple(row) for row in rows} == {(1, 1, MINUTE)}
+    assert set(jobs) == set(worker.link.held)
+
+
+async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    worker, (job,) = await holding(still)
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    hold = still.store.after["renew"] = Hold()
+    renewing = asyncio.create_task(still.renewer.run_once())
+    await hold.reached()
+    worker.link.held[job] = (1, 3_600_000, seconds())  # as a beat with an extension does
+    hold.release()
+    assert await renewing == 1
+    assert await still.renewer.run_once() == 1
+    assert await db.fetchval("SELECT lease_until - headgate.clock_v1() FROM headgate.jobs") == timedelta(hours=1)
+
+
+async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, (job,) = await holding(still)
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    hold = still.store.after["renew"] = Hold()
+    renewing = asyncio.create_task(still.renewer.run_once())
+    await hold.reached()
+    await worker.report(job, 1, Abandon())
+    worker.ready(1)
+    assert await still.coordinator.claim_once() == 1
+    hold.release()
+    await renewing
+    assert worker.link.held[job][0] == 2
+
+
+async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the_new_one(still: Instance) -> None:
+    worker, (job,) = await holding(still)
+    await worker.report(job, 1, Abandon())
+    worker.ready(1)
+    assert await still.coordinator.claim_once() == 1
+    assert (await worker.report(job, 1, Completed())).receipt is Receipt.STALE
+    assert worker.link.held[job][0] == 2
+    assert (await worker.report(job, 2, Completed())).receipt is Receipt.APPLIED
+    assert not worker.link.held
+
+
+async def test_renewals_that_fail_are_tried_again_and_end_no_link(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(still)
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    still.store.before["renew"] = failing_with(AWAY, OutcomeUnknown("lost"))
+    for _ in range(2):
+        with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+            await still.renewer.run_once()
+    assert await still.renewer.run_once() == 1
+    assert worker.link.ended is None
+
+
+# ---------------------------------------------------------------------- silent, cancelled, lost
+
+
+@pytest.mark.req("D19", "T26")
+async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_a_sweep(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    silent, (job,) = await holding(still, worker_id="silent")
+    good = await still.worker("good")
+    for _ in range(2):
+        await pass_time(seconds, clock, 29)
+        good.link.heard()
+        await still.renewer.run_once()
+        await still.coordinator.tick_once()
+    assert silent.link.ended is None
+    await pass_time(seconds, clock, 3)  # 61 s of silence
+    good.link.heard()
+    await still.renewer.run_once()
+    assert isinstance(silent.link.ended, LinkSilent)
+    assert good.link.ended is None
+    # Nothing was heard of it since 0 s, but its lease was renewed at 58 s, while it still counted as alive.
+    await pass_time(seconds, clock, 58)
+    await still.renewer.run_once()
+    assert (await still.coordinator.tick_once()).reaped == 1
+    view = await still.job(job)
+    assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")
+    assert [event.kind for event in view.events] == [EventKind.LAPSED.label]
+
+
+async def test_a_link_that_has_ended_is_not_renewed(still: Instance, seconds: ManualClock, clock: Clock) -> None:
+    worker, _ = await holding(still)
+    worker.link.end(LinkSilent("not heard of"))  # its stream has not noticed yet
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    assert await still.renewer.run_once() == 0
+    assert still.store.calls["renew"] == 0
+
+
+async def test_a_plain_stream_without_jobs_need_not_say_anything(still: Instance, seconds: ManualClock) -> None:
+    plain = await still.worker("plain")
+    plain.link.on_freed = lambda _: None
+    seconds.advance(3_600)
+    await still.renewer.run_once()
+    assert plain.link.ended is None
+
+
+async def test_a_plain_stream_gets_its_credit_back_when_a_job_was_reported_elsewhere(
+    still: Instance, other: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, (job,) = await holding(still)
+    worker.link.on_freed = worker.ready
+    reporter = await other.worker("w")
+    assert (await reporter.report(job, 1, Completed())).receipt is Receipt.APPLIED
+    assert still.free() == 0
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    await still.renewer.run_once()
+    assert still.free() == 1
+
+
+async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    worker, (job,) = await holding(still)
+    await verbs.cancel(db, worker.link.tenant_no, [job], who="ana", reason="")
+    await still.coordinator.tick_once()
+    assert (await worker.hear()).cancel == [(job, 1)]
+    await pass_time(seconds, clock, 31)
+    worker.link.heard()
+    await still.renewer.run_once()
+    assert (await worker.hear()).cancel == [(job, 1)]
+    assert (await worker.report(job, 1, BOOM)).state is State.CANCELLED
+
+
+async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, seconds: ManualClock, clock: Clock) -> None:
+    worker, (job, kept) = await holding(still, 2)
+    await clock.advance(seconds=61)  # only the database's: the worker and its server were asleep
+    await still.store.renew({(worker.link.tenant_no, 60_000): ([kept], [1])})
+    assert (await other.coordinator.tick_once()).reaped == 1
+    seconds.advance(31)
+    worker.link.heard()
+    assert await still.renewer.run_once() == 1
+    assert (await worker.hear()).lost == [(job, 1)]
+    assert set(worker.link.held) == {kept}
+    seconds.advance(31)
+    worker.link.heard()
+    assert await still.renewer.run_once() == 1
+    await settle_down()
+    assert len(worker.told) == 1
+
+
+# ---------------------------------------------------------------------- coming back
+
+
+async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
+    still: Instance, other: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, (running, lost, never_received) = await holding(still, 3)
+    await worker.report(lost, 1, Abandon())
+    worker.lose("the server died")
+    back = await other.worker("w")
+    assert await other.renewer.declare(back.link, [running, lost], [1, 1], 60_000) == [lost]
+    abandoned = await other.store.abandon_undeclared(back.link.tenant_no, "w", [running, lost])
+    assert abandoned == [never_received]
+    view = await other.job(never_received)
+    assert (view.state, view.attempt, view.epoch) == (State.PENDING, 0, 1)  # at no cost
+    for _ in range(4):
+        await pass_time(seconds, clock, 31)
+        back.link.heard()
+        assert await other.renewer.run_once() == 1
+        await other.coordinator.tick_once()
+    assert (await back.report(running, 1, Completed(result=b"r"))).receipt is Receipt.APPLIED
+    assert (await other.job(running)).attempt == 1  # nothing that ran was run again
+
+
+async def test_a_worker_may_declare_more_than_fits_one_statement(
+    still: Instance, other: Instance, db: Connection
+) -> None:
+    worker, jobs = await holding(still, 500)
+    worker.lose()
+    back = await other.worker("w")
+    unknown = other.ids.make(6_000)
+    ids = [*unknown[:3_000], *jobs, *unknown[3_000:]]
+    assert await other.renewer.declare(back.link, ids, [1] * len(ids), 60_000) == unknown
+    assert set(back.link.held) == set(jobs)
+
+
+@pytest.mark.req("D19")
+async def test_the_newer_of_two_links_of_one_worker_wins_and_the_older_is_told(still: Instance) -> None:
+    older, (job,) = await holding(still)
+    older.ready(5)
+    newer = await still.worker("w")
+    assert isinstance(older.link.ended, Superseded)
+    assert await older.link.next_part() is None
+    assert await still.renewer.declare(newer.link, [job], [1], 60_000) == []
+    assert still.links.holder(newer.link.tenant_no, job) is newer.link
+    await still.submit(3)
+    newer.ready(2)
+    assert await still.coordinator.claim_once() == 2
+    assert len(newer.link.held) == 3
+    older.lose()
+    assert still.links.holder(newer.link.tenant_no, job) is newer.link
+    assert list(still.links) == [newer.link]
+
+
+# ---------------------------------------------------------------------- the fence
+
+
+@pytest.mark.req("T27", "L3", "L4", "R2", "R6")
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Completed(result=b"zombie"),
+        BOOM,
+        Failed(error=ErrorInfo(type="Fatal"), permanent=True),
+        Nack(delay=timedelta(0), reason="no"),
+        Abandon(),
+        Snooze(delay=timedelta(hours=1)),
+    ],
+)
+async def test_nothing_a_zombie_says_changes_its_successors_run(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection, outcome: Outcome
+) -> None:
+    zombie, (job,) = await holding(still, worker_id="zombie")
+    await clock.advance(seconds=61)
+    assert (await still.coordinator.tick_once()).reaped == 1
+    await clock.advance(seconds=5)
+    await still.coordinator.tick_once()
+    successor = await still.worker("successor", slots=1)
+    assert await still.coordinator.claim_once() == 1  # while the zombie still runs it: handlers must be idempotent
+    before = await db.fetchrow("SELECT * FROM headgate.jobs")
+    assert (await zombie.report(job, 1, outcome)).receipt is Receipt.STALE
+    seconds.advance(31)
+    answers = await still.store.renew({(zombie.link.tenant_no, 60_000): ([job], [1])})  # its beat
+    assert answers[zombie.link.tenant_no, job].lost
+    assert await db.fetchrow("SELECT * FROM headgate.jobs") == before
+    assert (await successor.report(job, 2, Completed(result=b"mine"))).receipt is Receipt.APPLIED
+    assert await db.fetchval("SELECT result FROM headgate.archive") == b"mine"
+
+
+@pytest.mark.req("T27")
+async def test_what_a_zombie_does_not_declare_is_not_its_own_to_abandon(still: Instance, clock: Clock) -> None:
+    _, (job,) = await holding(still, worker_id="zombie")
+    await clock.advance(seconds=61)
+    await still.coordinator.tick_once()
+    await clock.advance(seconds=5)
+    await still.coordinator.tick_once()
+    successor = await still.worker("successor", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    assert await still.store.abandon_undeclared(successor.link.tenant_no, "zombie", []) == []
+    assert (await still.job(job)).state is State.RUNNING
+
+
+async def test_an_outcome_after_the_lease_ran_out_counts_as_long_as_nobody_has_reaped(
+    still: Instance, clock: Clock
+) -> None:
+    worker, (job,) = await holding(still)
+    await clock.advance(seconds=600)
+    assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
+    assert (await still.coordinator.tick_once()).reaped == 0
+
+
+# ---------------------------------------------------------------------- the watchdog
+
+
+@pytest.mark.req("T30")
+async def test_ten_thousand_lapsed_jobs_are_reaped_in_bounded_batches(
+    database: str, clock: Clock, db: Connection
+) -> None:
+    async with Instance(database, running=False, claim_limit=5_000) as one:
+        await one.submit(10_000)
+        worker = await one.worker(slots=10_000)
+        assert await one.coordinator.claim_once() + await one.coordinator.claim_once() == 10_000
+        one.coordinator._hand_back = lambda _: None
+        worker.lose()
+        await clock.advance(seconds=61)
+        reaped = []
+        while (count := (await one.coordinator.tick_once()).reaped) > 0:
+            reaped.append(count)
+        assert reaped == [REAP_AT_ONCE] * 10
+        assert await db.fetchval("SELECT count(*) FROM headgate.jobs WHERE state = 1") == 0
+
+
+@pytest.mark.req("T31", "R1", "R4", "R6")
+async def test_a_job_that_kills_its_worker_each_time_is_dead_after_its_attempts(
+    still: Instance, clock: Clock, db: Connection
+) -> None:
+    (job,) = await still.submit(max_attempts=3)
+    for attempt in (1, 2, 3):
+        worker = await still.worker(f"w{attempt}", slots=1)
+        await still.coordinator.tick_once()
+        assert await still.coordinator.claim_once() == 1
+        assert (await worker.take()).attempts == (attempt,)
+        worker.lose("killed")
+        await clock.advance(seconds=61)
+        await still.coordinator.tick_once()
+        await clock.advance(seconds=100)
+    view = await still.job(job)
+    assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.DEAD, 3, "LeaseExpired")
+    assert view.finished_at is not None
+    assert [event.kind for event in view.events] == [EventKind.LAPSED.label] * 3
+    await still.worker("next", slots=1)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 0
+
+
+@pytest.mark.req("T29")
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_the_servers_own_clock_does_not_matter(database: str, db: Connection, hours: int) -> None:
+    skew = hours * 3_600
+    async with Instance(
+        database,
+        tick_seconds=0.05,
+        now=lambda: time.monotonic() + skew,
+        clock_ms=lambda: time.time_ns() // 1_000_000 + skew * 1_000,
+    ) as one:
+        await one.worker("busy", "busy", slots=1)
+        (held,) = await one.submit(1, "busy")
+        (later,) = await one.submit(1, delay=timedelta(milliseconds=200))
+        await one.submit(5)
+        await one.worker(slots=2, handler=completing())
+        await one.reach(6, State.COMPLETED, within=timedelta(seconds=10))
+        row = await db.fetchrow(
+            "SELECT a.claimed_at >= a.run_at AND a.claimed_at < a.run_at + interval '5 s' AS in_time,"
+            " abs(extract(epoch FROM a.finished_at - clock_timestamp())) < 60 AS stamped"
+            " FROM headgate.archive a WHERE id = $1",
+            later,
+        )
+        assert (row["in_time"], row["stamped"]) == (True, True)
+        left = await db.fetchval("SELECT lease_until - clock_timestamp() FROM headgate.jobs WHERE id = $1", held)
+        assert timedelta(seconds=45) < left <= MINUTE
+        assert one.links.holder(await one.store.tenant_no("acme"), held) is not None
+
+
+@pytest.mark.req("T29")
+@pytest.mark.parametrize("module", [coordinator, demand, links, outcomes, renewals, watchdog, watermark, writer])
+def test_dispatch_never_asks_for_the_time_of_day(module: ModuleType) -> None:
+    text = inspect.getsource(module)
+    assert "time.time" not in text
+    assert "datetime.now" not in text
+
+
+# ---------------------------------------------------------------------- after an outage
+
+
+@pytest.fixture
+async def gated(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """As server.py builds it, with the watchdog's gate: leases of a minute, beats of 20 s. Awake for a beat."""
+    async with Instance(database, name="gated", running=False, now=seconds, gated=True, tick_seconds=1.0) as one:
+        await one.coordinator.tick_once()
+        await one.renewer.run_once()
+        for _ in range(20):
+            await pass_time(seconds, clock, 1)
+            await one.coordinator.tick_once()
+        yield one
+
+
+async def lapse_of_a_stranger(one: Instance, clock: Clock) -> UUID:
+    """A job of a worker that is connected to no instance, or to another one; its lease has run out."""
+    worker, (job,) = await holding(one, worker_id="stranger")
+    one.links.close(worker.link)
+    await clock.advance(seconds=61)
+    return job
+
+
+async def ticks(one: Instance, seconds: ManualClock, clock: Clock, count: int) -> int:
+    reaped = 0
+    for _ in range(count):
+        await pass_time(seconds, clock, 1)
+        await one.renewer.run_once()
+        reaped += (await one.coordinator.tick_once()).reaped
+    return reaped
+
+
+async def test_in_quiet_times_a_lapsed_lease_is_reaped_by_the_next_tick(gated: Instance, clock: Clock) -> None:
+    await lapse_of_a_stranger(gated, clock)
+    assert (await gated.coordinator.tick_once()).reaped == 1
+
+
+@pytest.mark.parametrize("error", [AWAY, OutcomeUnknown("lost"), StoreBusy("no connection left")])
+async def test_after_an_outage_nothing_is_reaped_for_a_beat(
+    gated: Instance, seconds: ManualClock, clock: Clock, error: StoreUnavailable
+) -> None:
+    await lapse_of_a_stranger(gated, clock)
+    gated.store.before["tick"] = failing_with(error, error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await gated.coordinator.tick_once()
+    assert await ticks(gated, seconds, clock, 20) == 0
+    assert await ticks(gated, seconds, clock, 2) == 1
+
+
+async def test_a_worker_that_beats_again_in_time_keeps_its_job_over_an_outage(
+    gated: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, (job,) = await holding(gated)
+    gated.store.before["tick"] = failing_with(AWAY)
+    gated.store.before["renew"] = failing_with(AWAY)
+    await pass_time(seconds, clock, 59)
+    worker.link.heard()
+    with pytest.raises(StoreUnavailable):
+        await gated.renewer.run_once()
+    with pytest.raises(StoreUnavailable):
+        await gated.coordinator.tick_once()
+    await pass_time(seconds, clock, 30)  # the lease has run out meanwhile
+    worker.link.heard()
+    assert (await gated.coordinator.tick_once()).reaped == 0  # the tick may come first
+    assert await gated.renewer.run_once() == 1
+    assert await ticks(gated, seconds, clock, 25) == 0
+    assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
+
+
+@pytest.mark.req("E6")
+async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
+    gated: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(gated)
+    gated.store.before["renew"] = failing_with(*[AWAY] * 100)
+    await pass_time(seconds, clock, 15)
+    await gated.coordinator.tick_once()
+    for _ in range(16):  # from 30 s on, its lease is due for renewal
+        await pass_time(seconds, clock, 1)
+        worker.link.heard()
+        with suppress(StoreUnavailable):
+            await gated.renewer.run_once()
+        await gated.coordinator.tick_once()
+    assert gated.watchdog is not None
+    assert not gated.watchdog.is_open
+    await lapse_of_a_stranger(gated, clock)
+    assert (await gated.coordinator.tick_once()).reaped == 0
+    gated.store.before.clear()
+    worker.link.heard()
+    assert await ticks(gated, seconds, clock, 19) == 0
+    assert await ticks(gated, seconds, clock, 3) == 1
+    assert worker.link.held  # its own was renewed in time
+
+
+def test_the_gate_opens_a_beat_after_the_first_answer_and_only_when_renewals_went_first(seconds: ManualClock) -> None:
+    gate = WatchdogGate(beat=20, now=seconds, silence=20)
+    assert not gate.is_open  # who has just started knows nothing of what was before
+    gate.answered()
+    seconds.advance(20)
+    assert not gate.is_open
+    gate.renewed()
+    assert gate.is_open
+    gate.lost()
+    gate.renewed()  # nothing was due: that says nothing about the database
+    gate.answered()
+    seconds.advance(10)
+    gate.answered()
+    seconds.advance(10)
+    assert not gate.is_open
+    gate.renewed()
+    assert gate.is_open
+
+
+def test_a_process_that_was_stopped_for_long_does_not_reap_when_it_goes_on(seconds: ManualClock) -> None:
+    gate = WatchdogGate(beat=20, now=seconds, silence=20)
+    gate.answered()
+    gate.renewed()
+    for _ in range(20):
+        seconds.advance(1)
+        gate.answered()
+    assert gate.is_open
+    seconds.advance(300)
+    assert not gate.is_open
+    gate.answered()
+    gate.renewed()
+    assert not gate.is_open
+    for _ in range(20):
+        seconds.advance(1)
+        gate.answered()
+    assert gate.is_open
+
+
+async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database: str) -> None:
+    lease = timedelta(milliseconds=900)
+    async with Instance(database, lease=lease, tick_seconds=0.02, gated=True) as one:
+        one.renewer._every = 0.02
+        worker, (job,) = await holding_running(one)
+        beating = asyncio.create_task(beat(worker))
+        await soon(lambda: one.store.calls["renew"] >= 1, "its lease was renewed")
+        for verb in ("tick", "renew", "claim"):
+            one.store.before[verb] = failing_with(*[AWAY] * 10_000)
+        failures = one.renewer.errors
+        began = time.monotonic()
+        await soon(lambda: one.renewer.errors > failures and time.monotonic() - began > 1.2, "the lease has run out")
+        one.store.before.clear()
+        renewed = one.store.renewed_rows
+        await soon(lambda: one.store.renewed_rows > renewed and one.watchdog and one.watchdog.is_open, "all is well")
+        beating.cancel()
+        assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
+        assert (await one.job(job)).attempt == 1
+
+
+async def holding_running(one: Instance) -> tuple[Worker, list[UUID]]:
+    await one.submit()
+    worker = await one.worker("w", slots=1)
+    return worker, list((await worker.take()).ids)
+
+
+async def beat(worker: Worker) -> None:
+    while True:
+        worker.link.heard()
+        await asyncio.sleep(0.05)
