@@ -1,0 +1,1 @@
+"""Skins: what the outside speaks. A skin translates, delegates and decides nothing."""

@@ -1,0 +1,332 @@
+"""Wire ⇄ domain. The fast path moves whole arrays; nothing here touches a single job unless it is special."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from headgate.api.grpc.errors import message_of
+from headgate.control.ports import JobDetails
+from headgate.dispatch.links import Delivery, Told
+from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
+from headgate.domain import limits
+from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
+from headgate.domain.jobs import Submission
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
+from headgate.domain.rank import unix_us
+from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.validation import check_integer, check_run_at, clean_text
+from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+ID_BYTES: Final = 16
+EPOCH_MAX: Final = 2**31 - 1
+HELD_MAX: Final = 100_000
+
+
+def state_of(state: State | None) -> jobs_pb2.State.ValueType:
+    """The wire's number: the store's plus one, since 0 means unsaid there."""
+    return jobs_pb2.State.ValueType(0 if state is None else int(state) + 1)
+
+
+def at_us(moment: datetime | None) -> int:
+    """Microseconds, 0 for none."""
+    return 0 if moment is None else unix_us(moment)
+
+
+def raw_ids(ids: Sequence[UUID]) -> list[bytes]:
+    """The 16 bytes of each."""
+    return [one.bytes for one in ids]
+
+
+def check_parallel(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:
+    """Parallel arrays must be parallel."""
+    if len(ids) != len(epochs):
+        raise InvalidInput(field, f"{len(ids)} ids with {len(epochs)} epochs; give one epoch for each id")
+
+
+def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:
+    """Parallel arrays must be parallel, ids 16 bytes long, and epochs such as the store can give."""
+    check_parallel(ids, epochs, field=field)
+    for one in ids:
+        if len(one) != ID_BYTES:
+            raise InvalidInput(field, f"an id has {len(one)} bytes; it must be the 16 bytes of a UUID")
+    # The store's epochs are signed: a larger one would fail the whole statement it shares with other workers' jobs.
+    if epochs and max(epochs) > EPOCH_MAX:
+        raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {EPOCH_MAX}")
+
+
+def check_held(held: worker_pb2.Held, *, field: str) -> None:
+    """As `check_ids`, for no more jobs than a link can hold."""
+    if len(held.ids) > HELD_MAX:
+        raise TooLarge(field, size=len(held.ids), limit=HELD_MAX, unit="jobs")
+    check_ids(held.ids, held.epochs, field=field)
+
+
+def held_of(pairs: Sequence[tuple[UUID, int]]) -> worker_pb2.Held:
+    """Jobs by id and epoch."""
+    return worker_pb2.Held(ids=[one.bytes for one, _ in pairs], epochs=[epoch for _, epoch in pairs])
+
+
+# ---------------------------------------------------------------------- to workers
+
+
+def jobs_frame(delivery: Delivery, topic_name: Callable[[int], str]) -> worker_pb2.ServerFrame:
+    """Jobs as parallel arrays."""
+    numbers = delivery.topic_nos
+    distinct = sorted(set(numbers))
+    places = {number: place for place, number in enumerate(distinct)}
+    return worker_pb2.ServerFrame(
+        jobs=worker_pb2.Jobs(
+            ids=raw_ids(delivery.ids),
+            epochs=delivery.epochs,
+            payloads=delivery.payloads,
+            topic_names=[topic_name(number) for number in distinct],
+            topics=[] if len(distinct) == 1 else [places[number] for number in numbers],
+            attempts=delivery.attempts,
+            max_attempts=delivery.max_attempts,
+            priorities=delivery.priorities if any(delivery.priorities) else [],
+            created_us=delivery.created_us,
+            lease_until_us=delivery.lease_until_us,
+            headers=[
+                worker_pb2.JobHeaders(place=place, headers=json.loads(text))
+                for place, text in enumerate(delivery.headers)
+                if text
+            ],
+        )
+    )
+
+
+def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: str) -> list[jobs_pb2.Job]:
+    """Jobs as messages, for the simple streams."""
+    return [
+        jobs_pb2.Job(
+            id=delivery.ids[place].bytes,
+            topic=topic_name(delivery.topic_nos[place]),
+            payload=delivery.payloads[place],
+            epoch=delivery.epochs[place],
+            attempt=delivery.attempts[place],
+            max_attempts=delivery.max_attempts[place],
+            priority=delivery.priorities[place],
+            created_us=delivery.created_us[place],
+            lease_until_us=delivery.lease_until_us,
+            headers=json.loads(delivery.headers[place] or "{}"),
+            tenant=tenant,
+        )
+        for place in range(len(delivery))
+    ]
+
+
+def told_frame(told: Told) -> worker_pb2.ServerFrame:
+    """Everything a link is told that is not jobs."""
+    frame = worker_pb2.ServerFrame()
+    if told.receipts_seq is not None:
+        frame.receipts.seq = told.receipts_seq
+        frame.receipts.odd.extend(told.receipts_odd)  # type: ignore[arg-type]  # made by receipt()
+    if told.beat_ack:
+        frame.beat_ack.SetInParent()
+    if told.lost:
+        frame.lost.CopyFrom(held_of(told.lost))
+    if told.cancel:
+        frame.cancel.CopyFrom(held_of(told.cancel))
+    if told.drain_seconds is not None:
+        frame.drain.grace_seconds = told.drain_seconds
+    if told.error is not None:
+        frame.error.CopyFrom(message_of(told.error))
+    return frame
+
+
+def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:
+    """What was done with one outcome; None means applied as sent."""
+    if settled is None:
+        return jobs_pb2.Receipt(place=place, state=state_of(State.COMPLETED))
+    if isinstance(settled, HeadgateError):
+        return jobs_pb2.Receipt(place=place, code=jobs_pb2.RECEIPT_INVALID, message=str(settled))
+    return jobs_pb2.Receipt(
+        place=place,
+        code=jobs_pb2.ReceiptCode.ValueType(int(settled.receipt)),
+        state=state_of(settled.state),
+        run_at_us=at_us(settled.run_at),
+    )
+
+
+# ---------------------------------------------------------------------- from workers
+
+
+def bad_completions(outcomes: worker_pb2.Outcomes) -> dict[int, HeadgateError]:
+    """What is wrong with single completions of a frame, by place: mostly nothing."""
+    bad: dict[int, HeadgateError] = {}
+    for place, (job_id, epoch) in enumerate(zip(outcomes.ids, outcomes.epochs, strict=True)):
+        if len(job_id) != ID_BYTES or epoch > EPOCH_MAX:
+            try:
+                check_ids([job_id], [epoch], field="outcomes.ids")
+            except InvalidInput as error:
+                bad[place] = error.with_traceback(None)  # which would lead back here, and keep the whole frame
+    for place, result in enumerate(outcomes.results):
+        if len(result) > limits.RESULT_MAX_BYTES:
+            bad[place] = TooLarge("result", size=len(result), limit=limits.RESULT_MAX_BYTES)
+    return bad
+
+
+def outcome_of(message: jobs_pb2.Outcome) -> Outcome:
+    """One outcome; raises InvalidInput, also when none is set."""
+    match message.WhichOneof("kind"):
+        case "completed":
+            return Completed(result=message.completed.result)
+        case "failed":
+            failed = message.failed
+            error = ErrorInfo(type=failed.type or "Error", message=failed.message, traceback=failed.traceback)
+            return Failed(error=error, permanent=failed.permanent)
+        case "nack":
+            return Nack(delay=_span(message.nack.delay_ms, "nack.delay_ms"), reason=message.nack.reason)
+        case "abandon":
+            return Abandon()
+        case "snooze":
+            return Snooze(delay=_span(message.snooze.delay_ms, "snooze.delay_ms"))
+        case _:
+            raise InvalidInput("outcome", "none of completed, failed, nack, abandon, snooze is set")
+
+
+def progress_of(progress: jobs_pb2.Progress) -> dict[str, object]:
+    """How far a job is; raises InvalidInput when that makes no sense."""
+    done = check_integer(progress.done, field="progress.done", low=0, high=2**62)
+    total = check_integer(progress.total, field="progress.total", low=0, high=2**62)
+    if total and done > total:
+        raise InvalidInput("progress.done", f"{done} is more than the total of {total}")
+    message = clean_text(progress.message, limits.REASON_MAX_CHARS)
+    return {"done": done, "total": total, "message": message, "at_us": time.time_ns() // 1000}
+
+
+def _span(milliseconds: int, field: str) -> timedelta:
+    if not 0 <= milliseconds <= 10**15:
+        raise InvalidInput(field, f"must be 0 or more milliseconds, got {milliseconds}")
+    return milliseconds * _MS
+
+
+# ---------------------------------------------------------------------- producers
+
+
+def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[], JobId]) -> Submission:
+    """One job to submit; raises InvalidInput naming the field."""
+    if job.delay_ms and job.run_at_us:
+        raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
+    return Submission(
+        tenant=TenantName(tenant),
+        topic=TopicName(job.topic),
+        id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, new_id),
+        payload=job.payload,
+        priority=job.priority,
+        delay=_span(job.delay_ms, "delay_ms") if job.delay_ms else None,
+        run_at=_moment(job.run_at_us) if job.run_at_us else None,
+        max_attempts=job.max_attempts or None,
+        policy=_policy(job.retry) if job.HasField("retry") else None,
+        headers=dict(job.headers),
+        tags=tuple(job.tags),
+        key=job.key or None,
+        key_window=_span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
+        fresh=job.fresh or not job.id,
+    )
+
+
+def _no_id(given: bytes, new_id: Callable[[], JobId]) -> JobId:
+    if given:
+        raise InvalidInput("id", f"has {len(given)} bytes; it must be the 16 bytes of a UUID, or empty")
+    return new_id()
+
+
+def _moment(microseconds: int) -> datetime:
+    try:
+        moment = _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError as error:
+        raise InvalidInput("run_at_us", f"{microseconds} is no point in time that can be kept") from error
+    return check_run_at(moment, now=datetime.now(UTC), field="run_at_us")
+
+
+def _policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+    if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
+        raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
+    default = RetryPolicy()
+    kind = BackoffKind(policy.kind)
+    return RetryPolicy(
+        kind=kind,
+        base_ms=policy.base_ms or default.base_ms,
+        cap_ms=policy.cap_ms or default.cap_ms,
+        delays_ms=tuple(policy.delays_ms),
+    )
+
+
+def submit_receipt(place: int, job_id: bytes, answer: SubmitAnswerRow | None) -> producer_pb2.SubmitReceipt:
+    """What became of one job."""
+    if answer is None:
+        return producer_pb2.SubmitReceipt(place=place, id=job_id)
+    return producer_pb2.SubmitReceipt(
+        place=place,
+        code=producer_pb2.SubmitCode.ValueType(int(answer.receipt)),
+        id=answer.job_id.bytes,
+        error=_submit_error(answer),
+    )
+
+
+def _submit_error(answer: SubmitAnswerRow) -> jobs_pb2.Error | None:
+    if answer.error is not None:
+        return message_of(answer.error)
+    if answer.receipt is SubmitReceipt.CONFLICT:
+        return jobs_pb2.Error(code="conflict", message=f"job {answer.job_id} was submitted before with another body")
+    return None
+
+
+def refused_receipt(place: int, error: HeadgateError) -> producer_pb2.SubmitReceipt:
+    """A job that was refused before it reached the database."""
+    return producer_pb2.SubmitReceipt(place=place, code=producer_pb2.SUBMIT_REFUSED, error=message_of(error))
+
+
+def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
+    """A job as read."""
+    progress: Mapping[str, object] = job.progress or {}
+    return jobs_pb2.JobInfo(
+        id=job.id.bytes,
+        tenant=job.tenant,
+        topic=job.topic,
+        state=state_of(job.state),
+        priority=job.priority,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        epoch=job.epoch,
+        cancel_requested=job.cancel_requested,
+        worker=job.worker,
+        created_us=at_us(job.created_at),
+        run_at_us=at_us(job.run_at),
+        claimed_us=at_us(job.claimed_at),
+        lease_until_us=at_us(job.lease_until),
+        finished_us=at_us(job.finished_at),
+        last_error=job.last_error,
+        headers=job.headers,
+        payload=job.payload or b"",
+        result=job.result or b"",
+        progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
+        events=[
+            jobs_pb2.Event(
+                at_us=at_us(event.at),
+                kind=event.kind,
+                epoch=event.epoch,
+                attempt=event.attempt,
+                state=state_of(event.state),
+                run_at_us=at_us(event.run_at),
+                claimed_us=at_us(event.claimed_at),
+                worker=event.worker,
+                actor=event.actor,
+                reason=event.reason,
+                error_type=event.error_type,
+                error_message=event.error_message,
+                error_trace=event.error_trace,
+            )
+            for event in job.events
+        ],
+    )

@@ -1,0 +1,69 @@
+"""The one table from error codes to gRPC statuses, and how an error travels."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.wire import jobs_pb2
+
+STATUS: Final = {
+    "invalid_input": grpc.StatusCode.INVALID_ARGUMENT,
+    "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "not_found": grpc.StatusCode.NOT_FOUND,
+    "conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "refused": grpc.StatusCode.FAILED_PRECONDITION,
+    "wrong_state": grpc.StatusCode.FAILED_PRECONDITION,
+    "protocol_error": grpc.StatusCode.FAILED_PRECONDITION,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "token_revoked": grpc.StatusCode.UNAUTHENTICATED,
+    "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
+    "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "superseded": grpc.StatusCode.ABORTED,
+    "link_silent": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "shutting_down": grpc.StatusCode.UNAVAILABLE,
+    "store_unavailable": grpc.StatusCode.UNAVAILABLE,
+    "store_busy": grpc.StatusCode.UNAVAILABLE,
+    "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "read_only": grpc.StatusCode.UNAVAILABLE,
+    "outcome_unknown": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+GONE: Final = (asyncio.CancelledError, grpc.RpcError, grpc.aio.InternalError, OSError)
+"""How a stream whose peer is no more shows itself to whoever reads or writes."""
+
+
+class ProtocolError(HeadgateError):
+    """The peer does not keep to the order of messages."""
+
+    code = "protocol_error"
+
+
+def status_of(error: HeadgateError) -> grpc.StatusCode:
+    """The status of an error; one that no table knows is a bug of ours."""
+    return STATUS.get(error.code, grpc.StatusCode.INTERNAL)
+
+
+def message_of(error: HeadgateError) -> jobs_pb2.Error:
+    """The error as a message, for streams that live on and for results per item."""
+    return jobs_pb2.Error(
+        code=error.code,
+        message=str(error),
+        field=error.field if isinstance(error, InvalidInput) else "",
+        retry_after_ms=getattr(error, "retry_after_ms", 0),
+    )
+
+
+async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: HeadgateError) -> NoReturn:
+    """End a call with an error: the status, the sentence, and the stable code in the trailers."""
+    trailers = (("headgate-code", error.code), ("headgate-retry-after-ms", str(getattr(error, "retry_after_ms", 0))))
+    try:
+        await context.abort(status_of(error), str(error), trailers)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None  # the peer has left: there is nobody to tell, and nothing to log
+    raise AssertionError  # abort never returns

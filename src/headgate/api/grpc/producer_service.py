@@ -1,0 +1,365 @@
+"""What producers call: a pipelined stream, unary twins, reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import grpc
+
+from headgate.api.grpc import codec
+from headgate.api.grpc.auth import token_in
+from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
+from headgate.api.grpc.methods import next_message
+from headgate.control.auth import TokenValidator
+from headgate.control.ports import JobStore
+from headgate.control.results import Waiters
+from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
+from headgate.dispatch.submits import SubmitParcel, Submitter
+from headgate.dispatch.writer import ShuttingDown
+from headgate.domain import limits
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.ids import JobId
+from headgate.domain.states import SubmitReceipt
+from headgate.domain.validation import check_priority, check_topic
+from headgate.wire import jobs_pb2, producer_pb2
+
+log = logging.getLogger("headgate.producer")
+REPLIES_WAITING = 1_024
+WAIT_MOST_MS = 60_000
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerParts:
+    """What the producer calls are made of."""
+
+    validator: TokenValidator
+    store: SubmitStore
+    jobs: JobStore
+    submitter: Submitter
+    waiters: Waiters
+    new_id: Callable[[], JobId]
+    instance: str
+    version: str
+    draining: asyncio.Event
+
+
+class ProducerService:
+    """Produce, Submit, SubmitBatch, GetJob, WaitResult, Echo."""
+
+    def __init__(self, parts: ProducerParts) -> None:
+        self._parts = parts
+
+    async def produce(self, _requests: object, stream: Call) -> None:
+        """The fast path: frames are pipelined, replies come by seq after commit."""
+        try:
+            frame = await next_message(stream, producer_pb2.ProducerFrame)
+            if frame is None or not frame.HasField("hello"):
+                raise ProtocolError("the first frame must carry hello with a token")
+            identity = self._identify(stream, frame.hello.token)
+        except HeadgateError as error:
+            await end_with(stream, error)
+        hello = producer_pb2.ProducerHelloAck(
+            tenant=identity.tenant, instance=self._parts.instance, server=self._parts.version
+        )
+        await stream.write(producer_pb2.ProducerReply(hello_ack=hello))
+        replies = _Replies()
+        writer = asyncio.create_task(replies.write_to(stream), name="replies to a producer")
+        reader = asyncio.create_task(self._read(stream, frame, replies), name="frames of a producer")
+        stopping = asyncio.create_task(self._parts.draining.wait(), name="stop of a producer")
+        tasks: list[asyncio.Task[Any]] = [reader, writer, stopping]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():
+                reader.cancel()
+                await asyncio.wait((reader,))
+            # The producer has said all it had to say, or is not listened to any more; what it sent is still answered.
+            answered = asyncio.create_task(replies.all_written(), name="last replies to a producer")
+            tasks.append(answered)
+            await asyncio.wait((answered, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, HeadgateError):
+                await end_with(stream, end)
+            if isinstance(end, Exception) and not isinstance(end, GONE):
+                raise end
+        if self._parts.draining.is_set():
+            await end_with(stream, ShuttingDown("this instance is shutting down; connect to another one"))
+
+    async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, replies: _Replies) -> None:
+        token = first.hello.token
+        frame: producer_pb2.ProducerFrame | None = first
+        while frame is not None:
+            if frame is not first or frame.HasField("plain") or frame.jobs:
+                # Anew for every frame: a token that was revoked meanwhile submits nothing more.
+                identity = self._identify(stream, token)
+                await replies.promise()
+                await self._take(identity, frame, replies.keep, greeted=frame is not first)
+            frame = await next_message(stream, producer_pb2.ProducerFrame)
+
+    async def _take(
+        self,
+        identity: Identity,
+        frame: producer_pb2.ProducerFrame,
+        reply: Callable[[producer_pb2.ProducerReply], None],
+        *,
+        greeted: bool,
+    ) -> None:
+        seq = frame.seq
+        try:
+            if greeted and frame.HasField("hello"):
+                raise ProtocolError("hello was said already; nothing of this frame was written")
+            if not frame.HasField("plain") and not frame.jobs:
+                raise InvalidInput("frame", "carries no jobs; give plain or jobs")
+            plain, refused = frame.plain, list[producer_pb2.SubmitReceipt]()
+            first = len(plain.ids)
+            rows = await self._plain(identity, plain) if frame.HasField("plain") else None
+            places = list(range(first))
+            sent = list(plain.ids)
+            if frame.jobs:
+                special, bad = await self._special(identity, frame.jobs, first)
+                refused += bad
+                if special is not None:
+                    flush, their_places, their_ids = special
+                    places += their_places
+                    sent += their_ids
+                    if rows is None:
+                        rows = flush
+                    else:
+                        rows.extend(flush)
+            if rows is None:
+                reply(producer_pb2.ProducerReply(seq=seq, odd=refused))
+                return
+            # The server's own ids must be told; a producer's own need no echo.
+            unnamed = {first + place for place, job in enumerate(frame.jobs) if not job.id}
+
+            def done(answers: Mapping[int, SubmitAnswerRow]) -> None:
+                odd = [codec.submit_receipt(places[row], sent[row], answer) for row, answer in answers.items()]
+                odd += [
+                    codec.submit_receipt(place, sent[row], None)
+                    for row, place in enumerate(places)
+                    if place in unnamed and row not in answers
+                ]
+                reply(producer_pb2.ProducerReply(seq=seq, odd=[*odd, *refused]))
+
+            size = sum(map(len, plain.payloads)) + sum(len(job.payload) for job in frame.jobs) + 200 * len(places)
+            self._parts.submitter.put(
+                SubmitParcel(
+                    rows,
+                    size,
+                    done=done,
+                    failed=lambda error: reply(producer_pb2.ProducerReply(seq=seq, error=message_of(error))),
+                )
+            )
+        except HeadgateError as error:
+            reply(producer_pb2.ProducerReply(seq=seq, error=message_of(error)))
+        except asyncio.CancelledError:  # before it was handed on: nothing of it was written
+            away = ShuttingDown("this instance is shutting down; send it to another one")
+            reply(producer_pb2.ProducerReply(seq=seq, error=message_of(away)))
+            raise
+
+    async def _plain(self, identity: Identity, plain: producer_pb2.PlainJobs):  # type: ignore[no-untyped-def]
+        check_topic(plain.topic)
+        identity.allowed([plain.topic])
+        if len(plain.ids) > limits.SUBMIT_FLUSH_MAX_ROWS:
+            raise TooLarge("plain.ids", size=len(plain.ids), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs")
+        if len(plain.payloads) != len(plain.ids):
+            raise InvalidInput("plain.payloads", f"{len(plain.payloads)} payloads for {len(plain.ids)} ids")
+        if plain.priorities and len(plain.priorities) != len(plain.ids):
+            raise InvalidInput("plain.priorities", f"{len(plain.priorities)} priorities for {len(plain.ids)} ids")
+        for one in plain.ids:
+            # The 16 bytes of a version 7 or 8: the version is the high half of byte 6, the variant of byte 8.
+            if len(one) != codec.ID_BYTES or one[6] >> 4 not in (7, 8) or one[8] >> 6 != 2:
+                raise InvalidInput("plain.ids", "must each be the 16 bytes of a UUID of version 7")
+        longest = max(map(len, plain.payloads), default=0)
+        if longest > limits.PAYLOAD_MAX_BYTES:
+            raise TooLarge("payload", size=longest, limit=limits.PAYLOAD_MAX_BYTES)
+        for priority in set(plain.priorities):
+            check_priority(priority)
+        return await self._parts.store.fill_plain(
+            identity.tenant,
+            plain.topic,
+            list(plain.ids),
+            list(plain.payloads),
+            list(plain.priorities),
+            fresh=plain.fresh,
+        )
+
+    async def _special(self, identity: Identity, jobs, first: int):  # type: ignore[no-untyped-def]
+        """Jobs with options; a bad one is refused by itself."""
+        if len(jobs) > limits.SUBMIT_BATCH_MAX:
+            raise TooLarge("jobs", size=len(jobs), limit=limits.SUBMIT_BATCH_MAX, unit="jobs")
+        good, places, refused = [], [], []
+        for place, job in enumerate(jobs, first):
+            try:
+                submission = codec.submission_of(job, tenant=identity.tenant, new_id=self._parts.new_id)
+                identity.allowed([submission.topic])
+            except HeadgateError as error:
+                refused.append(codec.refused_receipt(place, error))
+                continue
+            good.append(submission)
+            places.append(place)
+        if not good:
+            return None, refused
+        return (await self._parts.store.fill(good), places, [job.id.bytes for job in good]), refused
+
+    # ------------------------------------------------------------------ unary
+
+    async def submit(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
+        """One job."""
+        try:
+            identity = self._identify(call)
+            job = codec.submission_of(request.job, tenant=identity.tenant, new_id=self._parts.new_id)
+            identity.allowed([job.topic])
+            rows = await self._parts.store.fill([job])
+            answers = await self._parts.submitter.submit(rows, size=len(job.payload) + 200)
+            answer = answers.get(0)
+            if answer is not None and answer.error is not None:
+                raise answer.error
+            return producer_pb2.SubmitResponse(receipt=codec.submit_receipt(0, job.id.bytes, answer))
+        except HeadgateError as error:
+            await end_with(call, error)
+
+    async def submit_batch(
+        self, request: producer_pb2.SubmitBatchRequest, call: Call
+    ) -> producer_pb2.SubmitBatchResponse:
+        """Many jobs, a result for each; all or nothing when asked for."""
+        try:
+            identity = self._identify(call)
+            if not request.jobs:
+                raise InvalidInput("jobs", "is empty; give at least one job")
+            special, receipts = await self._special(identity, request.jobs, 0)
+            if request.atomic and receipts:
+                worst = receipts[0]
+                raise InvalidInput(f"jobs[{worst.place}]", worst.error.message, hint="nothing was submitted")
+            if special is not None:
+                rows, places, ids = special
+                if len(rows) > limits.SUBMIT_FLUSH_MAX_ROWS and request.atomic:
+                    raise TooLarge(
+                        "jobs", size=len(rows), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
+                    )
+                answers = await self._batch(rows, atomic=request.atomic)
+                receipts += [
+                    codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)
+                ]
+            return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
+        except HeadgateError as error:
+            await end_with(call, error)
+
+    async def _batch(self, rows, *, atomic: bool) -> Mapping[int, SubmitAnswerRow]:  # type: ignore[no-untyped-def]
+        if atomic:
+            answers = await self._parts.store.submit_atomic(rows)
+            for row, answer in answers.items():
+                if answer.receipt is SubmitReceipt.CONFLICT:
+                    raise InvalidInput(
+                        f"jobs[{row}]",
+                        f"job {answer.job_id} was submitted before with another body",
+                        hint="nothing was submitted",
+                    )
+            self._parts.submitter.submitted(set(rows.topic_nos))
+            return answers
+        told: dict[int, SubmitAnswerRow] = {}
+        for start in range(0, len(rows), limits.SUBMIT_FLUSH_MAX_ROWS):
+            part = rows.pick(range(start, min(len(rows), start + limits.SUBMIT_FLUSH_MAX_ROWS)))
+            size = sum(map(len, part.payloads)) + 200 * len(part)
+            part_answers = await self._parts.submitter.submit(part, size=size)
+            told.update({start + row: answer for row, answer in part_answers.items()})
+        return told
+
+    async def echo(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
+        """What a call of this size costs without any work."""
+        del call
+        return producer_pb2.SubmitResponse(receipt=producer_pb2.SubmitReceipt(id=request.job.id))
+
+    async def get_job(self, request: producer_pb2.GetJobRequest, call: Call) -> jobs_pb2.JobInfo:
+        """One job as it stands."""
+        try:
+            identity = self._identify(call, scope=Scope.READ)
+            return await self._info(
+                identity,
+                _id(request.id),
+                payload=request.with_payload,
+                result=request.with_result,
+                events=request.with_events,
+            )
+        except HeadgateError as error:
+            await end_with(call, error)
+
+    async def wait_result(self, request: producer_pb2.WaitResultRequest, call: Call) -> jobs_pb2.JobInfo:
+        """The job when it has ended, or as it stands when the time is over."""
+        try:
+            identity = self._identify(call, scope=Scope.READ)
+            job_id = _id(request.id)
+            info = await self._info(identity, job_id, payload=False, result=True, events=False)
+            if info.state < jobs_pb2.STATE_COMPLETED and request.wait_ms:
+                tenant_no = await self._parts.store.tenant_no(identity.tenant)
+                await self._parts.waiters.wait(tenant_no, job_id, min(request.wait_ms, WAIT_MOST_MS) / 1000)
+                info = await self._info(identity, job_id, payload=False, result=True, events=False)
+                if info.state < jobs_pb2.STATE_COMPLETED and self._parts.draining.is_set():
+                    raise ShuttingDown("this instance is shutting down; ask another one")
+            return info
+        except HeadgateError as error:
+            await end_with(call, error)
+
+    async def _info(
+        self, identity: Identity, job_id: UUID, *, payload: bool, result: bool, events: bool
+    ) -> jobs_pb2.JobInfo:
+        return codec.job_info(
+            await self._parts.jobs.job(identity.tenant, job_id, payload=payload, result=result, events=events)
+        )
+
+    def _identify(self, call: Call, token: str = "", *, scope: Scope = Scope.SUBMIT) -> Identity:
+        identity = self._parts.validator.identify(token or token_in(call.invocation_metadata()))
+        identity.require(scope)
+        return identity
+
+
+class _Replies:
+    """What one producer is still to be told. Bounded: a producer that reads no replies is not read from either."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(REPLIES_WAITING)
+        self._queue: asyncio.Queue[producer_pb2.ProducerReply] = asyncio.Queue(REPLIES_WAITING)
+        self._promised = 0
+        self._none_promised = asyncio.Event()
+        self._none_promised.set()
+
+    async def promise(self) -> None:
+        """A reply will be kept; waits for room."""
+        await self._room.acquire()
+        self._promised += 1
+        self._none_promised.clear()
+
+    def keep(self, reply: producer_pb2.ProducerReply) -> None:
+        """Here is one that was promised."""
+        self._promised -= 1
+        self._queue.put_nowait(reply)
+        if not self._promised:
+            self._none_promised.set()
+
+    async def write_to(self, stream: Call) -> None:
+        """Write until cancelled."""
+        while True:
+            await stream.write(await self._queue.get())
+            self._queue.task_done()
+            self._room.release()
+
+    async def all_written(self) -> None:
+        """Return when every promise is kept and written."""
+        await self._none_promised.wait()
+        await self._queue.join()
+
+
+def _id(raw: bytes) -> UUID:
+    if len(raw) != codec.ID_BYTES:
+        raise InvalidInput("id", f"has {len(raw)} bytes; it must be the 16 bytes of a UUID")
+    return UUID(bytes=raw)

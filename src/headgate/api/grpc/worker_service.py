@@ -1,0 +1,461 @@
+"""What workers call. One reader and one writer per stream; everything else happens in dispatch/."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+import grpc
+
+from headgate.api.grpc import codec
+from headgate.api.grpc.auth import token_in
+from headgate.api.grpc.errors import GONE, ProtocolError, end_with
+from headgate.api.grpc.methods import next_message
+from headgate.control.auth import TokenValidator
+from headgate.dispatch.coordinator import Coordinator
+from headgate.dispatch.links import Delivery, Link, LinkEnded, Links, Told
+from headgate.dispatch.outcomes import OutcomeParcel, OutcomeWriter
+from headgate.dispatch.ports import LeaseStore, SettledOutcome, SubmitStore
+from headgate.dispatch.progress import ProgressWriter
+from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.writer import ShuttingDown
+from headgate.domain import limits
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.outcomes import Outcome
+from headgate.domain.states import Receipt, State
+from headgate.domain.validation import check_integer, check_topic, check_worker_id
+from headgate.wire import jobs_pb2, worker_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("headgate.worker")
+MAX_TOPICS = 1_000
+MAX_CREDIT = 100_000
+MAX_WAIT_MS = 60_000
+FAREWELL_SECONDS = 2.0
+"""What a peer gets to take what it is still to be told, before nobody waits for it any more."""
+# What grpc.aio hands to a servicer; its reads give a message or grpc.aio.EOF, which the stubs do not say.
+WorkStream: TypeAlias = "grpc.aio.ServicerContext[Any, worker_pb2.ServerFrame]"
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class ConnectionLost(LinkEnded):
+    """The worker's end of the stream is gone."""
+
+    code = "connection_lost"
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerParts:
+    """What the worker calls are made of."""
+
+    validator: TokenValidator
+    store: SubmitStore
+    leases: LeaseStore
+    links: Links
+    coordinator: Coordinator
+    outcomes: OutcomeWriter
+    renewer: LeaseRenewer
+    progress: ProgressWriter
+    instance: str
+    version: str
+    now: Callable[[], float]
+    lease_ms: int
+    accepting: Callable[[], bool]
+
+
+class WorkerService:
+    """Work, StreamJobs, Heartbeat, ReportOutcome, Claim."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+
+    # ------------------------------------------------------------------ Work
+
+    async def work(self, _requests: object, stream: WorkStream) -> None:
+        """The fast path: one stream for any number of slots."""
+        try:
+            first = await self._hello(stream)
+            link = await self._open(first.hello, stream)
+        except HeadgateError as error:
+            await end_with(stream, error)
+        await self._serve(link, stream, self._write(link, stream), self._read(link, stream, first, topics=[]))
+
+    async def _serve(
+        self, link: Link, stream: Call, writing: Coroutine[Any, Any, None], *reading: Coroutine[Any, Any, None]
+    ) -> None:
+        """Run a stream's writer and reader until the first of them ends, or the link; then give the peer the reason."""
+        writer = asyncio.create_task(writing, name=f"frames to {link.worker_id}")
+        # The link's own end is awaited as well: a writer whose peer reads nothing hangs in its write.
+        others = [asyncio.create_task(one, name=f"frames from {link.worker_id}") for one in (*reading, link.over())]
+        try:
+            await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
+            if link.ended is not None:
+                self._parts.coordinator.forget(link)  # first: others must not wait for what it never got
+                await asyncio.wait((writer,), timeout=FAREWELL_SECONDS)  # for what the peer is yet to be told
+        finally:
+            link.end(ConnectionLost(f"worker {link.worker_id} closed its stream"))
+            self._parts.links.close(link)
+            self._parts.coordinator.forget(link)
+            for task in (writer, *others):
+                task.cancel()
+            ends = await asyncio.gather(writer, *others, return_exceptions=True)
+            log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, GONE):
+                raise end
+        if link.ended is not None and not isinstance(link.ended, ConnectionLost):
+            try:
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await end_with(stream, link.ended)
+            except TimeoutError:
+                # The peer still reads nothing. The status stays with gRPC until it does, or leaves.
+                raise asyncio.CancelledError from None
+
+    async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
+        if not self._parts.accepting():
+            raise ShuttingDown("this instance is shutting down; connect to another one")
+        frame = await next_message(stream, worker_pb2.WorkerFrame)
+        if frame is None or not frame.HasField("hello"):
+            raise ProtocolError("the first frame must carry hello with a token and a worker_id")
+        return frame
+
+    async def _open(self, hello: worker_pb2.Hello, stream: WorkStream) -> Link:
+        parts = self._parts
+        identity = parts.validator.identify(hello.token or token_in(stream.invocation_metadata()))
+        identity.require(Scope.WORK)
+        check_worker_id(hello.worker_id)
+        codec.check_held(hello.held, field="hello.held")
+        tenant_no = await parts.store.tenant_no(identity.tenant)
+        link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms)
+        link.heard()
+        parts.links.open(link)
+        try:
+            ids = parts.store.uuids(hello.held.ids)
+            lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
+            if hello.resumed:
+                # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
+                kept = [one for one in ids if one in link.held]
+                await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
+                parts.coordinator.stir_all()
+            epochs = dict(zip(ids, hello.held.epochs, strict=True))
+            await stream.write(
+                worker_pb2.ServerFrame(
+                    hello_ack=worker_pb2.HelloAck(
+                        worker_id=hello.worker_id,
+                        tenant=identity.tenant,
+                        instance=parts.instance,
+                        lease_seconds=parts.lease_ms // 1000,
+                        beat_seconds=max(1, parts.lease_ms // 3000),
+                        lost=codec.held_of([(one, epochs[one]) for one in lost]),
+                        server=parts.version,
+                    )
+                )
+            )
+        except BaseException:
+            parts.links.close(link)
+            raise
+        log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
+        return link
+
+    async def _read(self, link: Link, stream: WorkStream, first: worker_pb2.WorkerFrame, topics: list[str]) -> None:
+        frame: worker_pb2.WorkerFrame | None = first  # beside hello it may carry outcomes, a beat and ready already
+        try:
+            while frame is not None and link.ended is None:
+                link.heard()
+                await self._take(link, frame, topics, greeted=frame is not first)
+                frame = await next_message(stream, worker_pb2.WorkerFrame)
+        except HeadgateError as error:
+            link.end(error)
+
+    async def _take(self, link: Link, frame: worker_pb2.WorkerFrame, topics: list[str], *, greeted: bool) -> None:
+        try:
+            if greeted and frame.HasField("hello"):
+                raise ProtocolError("hello was said already; this one is ignored")
+            if frame.HasField("outcomes"):
+                self._take_outcomes(link, frame.outcomes)
+            if frame.HasField("beat"):
+                self._take_beat(link, frame.beat)
+            if frame.HasField("ready"):
+                await self._take_ready(link, frame.ready, topics)
+        except HeadgateError as error:
+            if error.code in ("permission_denied", "shutting_down"):
+                raise
+            link.tell(Told(error=error))
+
+    async def _write(self, link: Link, stream: WorkStream) -> None:
+        name = self._parts.store.topic_name
+        while (part := await link.next_part()) is not None:
+            if isinstance(part, Delivery):
+                await stream.write(codec.jobs_frame(part, name))
+                link.delivered += len(part)
+                link.last_delivery = self._parts.now()
+            else:
+                await stream.write(codec.told_frame(part))
+
+    # ------------------------------------------------------------------ parts of a frame
+
+    async def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
+        if ready.topics or not topics:
+            topics[:] = self._allowed(link.identity, ready.topics, field="ready.topics")
+        check_integer(ready.count, field="ready.count", low=1, high=MAX_CREDIT)
+        lease_ms = self._lease_ms(ready.lease_seconds, "ready.lease_seconds")
+        known = await self._parts.store.topics(link.identity.tenant, topics)
+        self._parts.coordinator.grant(link, [topic.no for topic in known], lease_ms, ready.count)
+
+    def _allowed(self, identity: Identity, topics: Sequence[str], *, field: str) -> list[str]:
+        if not topics:
+            raise InvalidInput(field, "is empty; name the topics to take jobs from")
+        if len(topics) > MAX_TOPICS:
+            raise InvalidInput(field, f"{len(topics)} topics; the limit is {MAX_TOPICS}")
+        for topic in topics:
+            check_topic(topic, field=field)
+        return identity.allowed(dict.fromkeys(topics))
+
+    def _lease_ms(self, seconds: int, field: str) -> int:
+        if not seconds:
+            return self._parts.lease_ms
+        most = int(limits.LEASE_MAX.total_seconds())
+        return check_integer(seconds, field=field, low=1, high=most) * 1000
+
+    def _take_outcomes(self, link: Link, outcomes: worker_pb2.Outcomes) -> None:
+        codec.check_parallel(outcomes.ids, outcomes.epochs, field="outcomes.ids")
+        if outcomes.results and len(outcomes.results) != len(outcomes.ids):
+            raise InvalidInput("outcomes.results", f"{len(outcomes.results)} results for {len(outcomes.ids)} jobs")
+        seq, first_other = outcomes.seq, len(outcomes.ids)
+        _check_count(first_other + len(outcomes.others))
+        ids: Sequence[bytes] = outcomes.ids
+        epochs: Sequence[int] = outcomes.epochs
+        results: Sequence[bytes] = outcomes.results
+        keep: Sequence[int] = range(first_other)
+        bad = codec.bad_completions(outcomes)
+        if bad:
+            keep = [place for place in keep if place not in bad]
+            ids, epochs = [ids[place] for place in keep], [epochs[place] for place in keep]
+            results = [results[place] for place in keep] if results else []
+        bad_others, others, places = self._judge(outcomes.others)
+        refused = [codec.receipt(place, error) for place, error in bad.items()]
+        refused += [codec.receipt(first_other + place, error) for place, error in bad_others.items()]
+
+        def done(answer: Mapping[int, SettledOutcome]) -> None:
+            odd: list[jobs_pb2.Receipt] = []
+            for place, settled in answer.items():
+                if settled.receipt is Receipt.APPLIED and settled.state is State.COMPLETED:
+                    continue
+                wire_place = keep[place] if place < len(keep) else first_other + places[place - len(keep)]
+                odd.append(codec.receipt(wire_place, settled))
+            link.tell(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
+
+        count = len(ids)
+        if not count and not others:
+            done({})  # nothing to write, so nothing to wait for, and nothing to hold on to meanwhile
+            return
+        self._parts.outcomes.put(
+            OutcomeParcel(
+                link.tenant_no,
+                self._parts.store.uuids(ids),
+                list(epochs),
+                list(results) if results else [b""] * count,
+                others,
+                done=done,
+                failed=lambda error: link.tell(Told(error=error)),
+                link=link,
+                size=sum(map(len, results)) + 100 * count,
+            )
+        )
+
+    def _judge(
+        self, messages: Sequence[jobs_pb2.Outcome]
+    ) -> tuple[dict[int, HeadgateError], list[tuple[UUID, int, Outcome]], list[int]]:
+        """Part the bad from the good: a bad outcome is its sender's error, and its neighbours are written."""
+        bad: dict[int, HeadgateError] = {}
+        good: list[tuple[UUID, int, Outcome]] = []
+        places: list[int] = []
+        for place, message in enumerate(messages):
+            try:
+                codec.check_ids([message.id], [message.epoch], field="outcome.id")
+                outcome = codec.outcome_of(message)
+            except HeadgateError as error:
+                # Without its traceback: that leads to this frame, hence to all the others, and only the collector
+                # would part them.
+                bad[place] = error.with_traceback(None)
+                continue
+            good.append((self._parts.store.uuids([message.id])[0], message.epoch, outcome))
+            places.append(place)
+        return bad, good, places
+
+    def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
+        codec.check_held(beat.held, field="beat.held")
+        now = self._parts.now()
+        for job_id, epoch in zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True):
+            if job_id not in link.held:
+                # Not known here (this server forgot, or was restarted): the next renewal asks the database.
+                link.held[job_id] = (epoch, self._parts.lease_ms, now)
+        for wish in beat.extensions:
+            codec.check_ids([wish.id], [wish.epoch], field="beat.extensions")
+            lease_ms = self._lease_ms(wish.lease_seconds, "extension.lease_seconds")
+            (wished,) = self._parts.store.uuids([wish.id])
+            # Not the wish of an earlier attempt: it would put its own epoch in place of the one that is held.
+            if link.holds(wished, wish.epoch):
+                link.held[wished] = (wish.epoch, lease_ms, now)
+        self._note(link, beat.progress)
+        link.tell(Told(beat_ack=True))
+
+    def _note(self, link: Link, words: Sequence[worker_pb2.JobProgress]) -> None:
+        for word in words:
+            codec.check_ids([word.id], [word.epoch], field="progress.id")
+            (job_id,) = self._parts.store.uuids([word.id])
+            self._parts.progress.note(link.tenant_no, job_id, word.epoch, codec.progress_of(word.progress))
+
+    # ------------------------------------------------------------------ unary twins
+
+    async def heartbeat(self, request: worker_pb2.HeartbeatRequest, context: Call) -> worker_pb2.HeartbeatResponse:
+        """Keep leases without a stream."""
+        try:
+            identity = self._identify(context)
+            codec.check_held(request.held, field="held")
+            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+            tenant_no = await self._parts.store.tenant_no(identity.tenant)
+            ids = self._parts.store.uuids(request.held.ids)
+            answers = (
+                await self._parts.leases.renew({(tenant_no, lease_ms): (ids, list(request.held.epochs))}) if ids else {}
+            )
+            epochs = dict(zip(ids, request.held.epochs, strict=True))
+            for word in request.progress:
+                codec.check_ids([word.id], [word.epoch], field="progress.id")
+                (job_id,) = self._parts.store.uuids([word.id])
+                self._parts.progress.note(tenant_no, job_id, word.epoch, codec.progress_of(word.progress))
+            for link in self._parts.links:
+                if link.tenant_no == tenant_no and link.worker_id == request.worker_id:
+                    link.heard()
+            return worker_pb2.HeartbeatResponse(
+                lost=codec.held_of([(one, epochs[one]) for (_, one), answer in answers.items() if answer.lost]),
+                cancel=codec.held_of([(one, epochs[one]) for (_, one), answer in answers.items() if answer.cancel]),
+            )
+        except HeadgateError as error:
+            await end_with(context, error)
+
+    async def report_outcome(
+        self, request: worker_pb2.ReportOutcomeRequest, context: Call
+    ) -> worker_pb2.ReportOutcomeResponse:
+        """Report outcomes without a stream, also for jobs that a stream delivered, here or elsewhere."""
+        try:
+            identity = self._identify(context)
+            tenant_no = await self._parts.store.tenant_no(identity.tenant)
+            _check_count(len(request.outcomes))
+            bad, good, places = self._judge(request.outcomes)
+            answer = await self._settle(tenant_no, good) if good else {}
+            self._free(tenant_no, request.worker_id, good)
+            receipts = [
+                codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
+                for row, place in enumerate(places)
+            ]
+            receipts += [codec.receipt(place, error) for place, error in bad.items()]
+            return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.place))
+        except HeadgateError as error:
+            await end_with(context, error)
+
+    async def _settle(self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]]) -> Mapping[int, SettledOutcome]:
+        answer: asyncio.Future[Mapping[int, SettledOutcome]] = asyncio.get_running_loop().create_future()
+        self._parts.outcomes.put(
+            OutcomeParcel(
+                tenant_no,
+                (),
+                (),
+                (),
+                outcomes,
+                done=lambda told: None if answer.done() else answer.set_result(told),
+                failed=lambda error: None if answer.done() else answer.set_exception(error),
+                size=1000 * len(outcomes),
+            )
+        )
+        return await answer
+
+    def _free(self, tenant_no: int, worker_id: str, outcomes: Sequence[tuple[UUID, int, Outcome]]) -> None:
+        """A report frees the credit of the stream that delivered the job, when that stream is here."""
+        for link in self._parts.links:
+            if link.tenant_no != tenant_no or (worker_id and link.worker_id != worker_id):
+                continue
+            mine = [job_id for job_id, epoch, _ in outcomes if link.holds(job_id, epoch)]
+            link.settled(mine)
+            if mine and link.on_freed is not None:
+                link.on_freed(len(mine))
+
+    async def stream_jobs(self, request: worker_pb2.StreamJobsRequest, stream: Call) -> None:
+        """A plain server stream: max_in_flight is its credit, a reported outcome frees it."""
+        parts = self._parts
+        try:
+            identity = self._identify(stream)
+            check_worker_id(request.worker_id)
+            check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
+            topics = self._allowed(identity, request.topics, field="topics")
+            known = await parts.store.topics(identity.tenant, topics)
+            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+            tenant_no = await parts.store.tenant_no(identity.tenant)
+        except HeadgateError as error:
+            await end_with(stream, error)
+        numbers = [topic.no for topic in known]
+        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
+        link.heard()
+        link.on_freed = lambda count: parts.coordinator.grant(link, numbers, lease_ms, count)
+        parts.links.open(link)
+        parts.coordinator.grant(link, numbers, lease_ms, request.max_in_flight)
+        await self._serve(link, stream, self._write_batches(link, stream))
+
+    async def _write_batches(self, link: Link, stream: Call) -> None:
+        while (part := await link.next_part()) is not None:
+            batch = worker_pb2.JobBatch()
+            if isinstance(part, Delivery):
+                batch.jobs.extend(codec.job_messages(part, self._parts.store.topic_name, link.identity.tenant))
+            else:
+                batch.lost.CopyFrom(codec.held_of(part.lost))
+                batch.cancel.CopyFrom(codec.held_of(part.cancel))
+                if part.drain_seconds is not None:
+                    batch.drain.grace_seconds = part.drain_seconds
+            await stream.write(batch)
+            # A server stream has no way to beat: as long as the wire takes what we write, and leases are kept by
+            # Heartbeat, it counts as heard.
+            link.heard()
+
+    async def claim(self, request: worker_pb2.ClaimRequest, context: Call) -> worker_pb2.ClaimResponse:
+        """A single claim for scripts: a link for the length of the call, through the same coordinator."""
+        parts = self._parts
+        try:
+            identity = self._identify(context)
+            check_worker_id(request.worker_id)
+            count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
+            topics = self._allowed(identity, request.topics, field="topics")
+            known = await parts.store.topics(identity.tenant, topics)
+            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+            tenant_no = await parts.store.tenant_no(identity.tenant)
+        except HeadgateError as error:
+            await end_with(context, error)
+        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
+        link.heard()
+        parts.coordinator.grant(link, [topic.no for topic in known], lease_ms, count)
+        try:
+            async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000 or 0.25):
+                part = await link.next_part()
+        except TimeoutError:
+            part = None
+        finally:
+            link.end(ConnectionLost("a single claim is over"))
+            parts.coordinator.forget(link)
+        jobs = codec.job_messages(part, parts.store.topic_name, identity.tenant) if isinstance(part, Delivery) else []
+        return worker_pb2.ClaimResponse(jobs=jobs)
+
+    def _identify(self, context: Call) -> Identity:
+        identity = self._parts.validator.identify(token_in(context.invocation_metadata()))
+        identity.require(Scope.WORK)
+        return identity
+
+
+def _check_count(outcomes: int) -> None:
+    if outcomes > limits.SETTLE_FLUSH_MAX_ROWS:
+        raise TooLarge("outcomes", size=outcomes, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="outcomes")

@@ -1,0 +1,389 @@
+"""The composition root: builds, starts and stops one instance. The order of stopping is the design.
+
+Start: check the database, the schema and the pause rows, register, open the port; only then is the instance ready.
+Stop: not ready, no new links, no more claims, links told to drain, links end or the grace is over, outcomes written;
+renewals last, so that no lease lapses while its outcome is on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from random import uniform
+from uuid import UUID
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from headgate.api.grpc.methods import bidi_stream, server_stream, unary
+from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.worker_service import WorkerParts, WorkerService
+from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
+from headgate.control.results import Waiters
+from headgate.dispatch.coordinator import Coordinator
+from headgate.dispatch.links import Links, TokenRevoked, Told
+from headgate.dispatch.outcomes import OutcomeWriter
+from headgate.dispatch.progress import ProgressWriter
+from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.submits import Submitter
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import HeadgateError, InvalidSetting
+from headgate.domain.identity import Unauthenticated
+from headgate.domain.ids import JobIdMaker
+from headgate.store.control import controls
+from headgate.store.migrate import check_schema
+from headgate.store.partitions import ensure_partitions
+from headgate.store.preflight import inspect, require_durable
+from headgate.store.service import Store
+from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
+from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+
+log = logging.getLogger("headgate.server")
+MESSAGE_LIMIT = 8 * 1024 * 1024
+UNREADY_SECONDS = 3.0
+"""Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
+off elsewhere; links stay."""
+STOP_SECONDS = 10.0
+"""How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How one instance is to run."""
+
+    database_url: str
+    direct_database_url: str | None = None
+    pooler: bool = False
+    host: str = "127.0.0.1"
+    port: int = 7070
+    tokens_file: Path | None = None
+    dev: bool = False
+    unsafe: bool = False
+    lease: timedelta = timedelta(seconds=60)
+    grace: timedelta = timedelta(seconds=30)
+    claim_limit: int = 500
+    tick_seconds: float = 1.0
+    notifications: bool = True
+    wakes: bool = True
+    name: str = ""
+    version: str = ""
+
+
+class Server:
+    """One instance."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        if options.tokens_file is None and not options.dev:
+            raise InvalidSetting(
+                "tokens", "none are configured", hint="pass --tokens FILE, or --dev for loopback without tokens"
+            )
+        if options.dev and options.tokens_file is None and not _is_loopback(options.host):
+            raise InvalidSetting(
+                "--host", f"{options.host} is reachable from outside, and dev mode has no login", hint="use 127.0.0.1"
+            )
+        self.options = options
+        self.validator: TokenValidator = OpenDoor() if options.tokens_file is None else TokenFile(options.tokens_file)
+        self.store = Store(options.database_url, direct_dsn=options.direct_database_url, pooler=options.pooler)
+        self.links = Links()
+        self.lease_ms = int(options.lease.total_seconds() * 1000)
+        self.waiters = Waiters(self.store)
+        self.outcomes = OutcomeWriter(
+            self.store, on_back=self._came_back, on_final=self.waiters.ended, awaited=self.waiters.any
+        )
+        beat = self.lease_ms / 3000
+        watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
+        self.coordinator = Coordinator(
+            self.store,
+            self.links,
+            hand_back=self.outcomes.hand_back,
+            claim_limit=options.claim_limit,
+            tick_seconds=options.tick_seconds,
+            wakes=options.wakes,
+            watchdog=watchdog,
+        )
+        self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
+        self.progress = ProgressWriter(self.store)
+        self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
+        self.port = 0
+        self._grpc: grpc.aio.Server | None = None
+        self._health = HealthServicer()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._accepting = False
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Lock()
+        self.lag_ms = 0.0
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Check, register, open the port. Raises if the database is not fit to serve from."""
+        name = self.options.name or f"{socket.gethostname()}-{os.getpid()}"
+        async with self.store.lane("tick").use() as db:
+            require_durable(await inspect(db), unsafe=self.options.unsafe)
+            await check_schema(db)
+            # Read before any worker is accepted; without it nobody knows whether dispatch is open.
+            paused = [(row.tenant_no, row.topic_no) for row in await controls(db) if row.paused]
+            await ensure_partitions(db)
+            await self.store.names.refresh(db)
+        self.coordinator.flip(paused)
+        await self.store.register(name, self.options.version)
+        self.port = await self._listen(name)
+        for title, work in (
+            ("claims", self.coordinator.run()),
+            ("ticks", self.coordinator.run_ticks()),
+            ("announcements", self.coordinator.run_announcements()),
+            ("outcomes", self.outcomes.writer.run()),
+            ("submits", self.submitter.writer.run()),
+            ("renewals", self.renewer.run()),
+            ("results", self.waiters.run()),
+            ("progress", self.progress.run()),
+            ("upkeep", self._upkeep()),
+            ("tokens", self._check_tokens()),
+            ("loop lag", self._measure_lag()),
+            ("health", self._tell_health()),
+        ):
+            self._start(title, work)
+        if self.options.notifications and self.store.can_listen:
+            self._start("notifications", self._hear_others())
+        self._accepting = True
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        # Long-lived objects leave the collector's sight; what is left is young, and rarely looked at.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        log.info("ready instance=%s no=%d port=%d", name, self.store.instance_no, self.port)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`, or until a service dies, which ends the instance with its error."""
+        stopping = asyncio.create_task(stop.wait(), name="stop signal")
+        done, _ = await asyncio.wait({stopping, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done - {stopping}:
+            if (error := task.exception()) is not None:
+                log.critical("service_died service=%s error=%r", task.get_name(), error)
+                raise error
+
+    async def stop(self, *, drain: bool = True) -> None:
+        """End in order; with drain, wait for the workers up to the grace. A second call waits for the first."""
+        async with self._stopping:
+            await self._stop(self.options.grace.total_seconds() if drain else 0.0)
+
+    async def _stop(self, grace: float) -> None:
+        self._accepting = False
+        self._draining.set()  # producers are sent away
+        self.waiters.stop()
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.coordinator.stop()
+        await self._finished("claims", STOP_SECONDS)
+        for link in self.links:
+            link.tell(Told(drain_seconds=int(grace)))
+        port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
+        if port is not None:
+            # Refuses new calls at once; streams may go on until the grace is over.
+            await port.stop(grace)
+        self.submitter.writer.close()
+        self.outcomes.writer.close()
+        await self._finished("submits", STOP_SECONDS)
+        await self._finished("outcomes", STOP_SECONDS)
+        self.renewer.stop()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.store.close()
+        log.info("stopped")
+
+    async def _finished(self, title: str, seconds: float) -> None:
+        task = self._tasks.get(title)
+        if task is not None:
+            await asyncio.wait({task}, timeout=seconds)
+
+    def _start(self, title: str, work: Coroutine[object, object, None]) -> None:
+        self._tasks[title] = asyncio.create_task(work, name=title)
+
+    async def _listen(self, name: str) -> int:
+        worker = WorkerService(
+            WorkerParts(
+                validator=self.validator,
+                store=self.store,
+                leases=self.store,
+                links=self.links,
+                coordinator=self.coordinator,
+                outcomes=self.outcomes,
+                renewer=self.renewer,
+                progress=self.progress,
+                instance=name,
+                version=self.options.version,
+                now=time.monotonic,
+                lease_ms=self.lease_ms,
+                accepting=lambda: self._accepting,
+            )
+        )
+        producer = ProducerService(
+            ProducerParts(
+                validator=self.validator,
+                store=self.store,
+                jobs=self.store,
+                submitter=self.submitter,
+                waiters=self.waiters,
+                new_id=self.ids.next_id,
+                instance=name,
+                version=self.options.version,
+                draining=self._draining,
+            )
+        )
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+                ("grpc.max_send_message_length", 4 * MESSAGE_LIMIT),
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", 1000),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.max_metadata_size", 16_384),
+            ]
+        )
+        server.add_generic_rpc_handlers((_worker_methods(worker), _producer_methods(producer)))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self.options.dev:
+            names = ("headgate.v1.WorkerService", "headgate.v1.ProducerService", reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        try:
+            port = server.add_insecure_port(f"{self.options.host}:{self.options.port}")
+        except RuntimeError as error:
+            raise InvalidSetting(
+                "--port", f"{self.options.host}:{self.options.port} cannot be listened on", hint="is it in use?"
+            ) from error
+        await server.start()
+        self._grpc = server
+        return port
+
+    # ------------------------------------------------------------------ small services
+
+    def _came_back(self, tenant_no: int, job_id: UUID) -> None:
+        """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
+        self.coordinator.stir_hint(tenant_no, job_id)
+
+    async def _hear_others(self) -> None:
+        """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""
+        wait = 0.1
+        while True:
+            try:
+                await self.store.listen(self._heard, self.coordinator.stir_all)
+                wait = 0.1
+            except HeadgateError as error:
+                log.warning("listen_failed error=%s", error)
+            await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
+            wait = min(5.0, wait * 2)
+
+    def _heard(self, topic_nos: list[int]) -> None:
+        for topic_no in topic_nos:
+            self.coordinator.stir(topic_no)
+
+    async def _upkeep(self) -> None:
+        """Fold, forget, vacuum, make partitions: on a lane of its own, now and then, on every instance."""
+        beat = 0
+        while True:
+            # Jittered: many instances must not do it in step.
+            await asyncio.sleep(5 * uniform(0.8, 1.2))  # noqa: S311
+            beat += 1
+            try:
+                async with self.store.lane("read").use() as db:
+                    await fold_flows(db)
+                    await self.store.names.refresh(db)
+                    if beat % 12 == 0:
+                        await forget_expired(db)
+                        await ensure_partitions(db)
+                if beat % 12 == 6 and not self.options.pooler:
+                    async with self.store.lane("read").use() as db:
+                        await vacuum_hot_tables(db)
+            except HeadgateError as error:
+                log.warning("upkeep_failed error=%s", error)
+
+    async def _check_tokens(self) -> None:
+        """End links whose token was revoked: within two seconds."""
+        while True:
+            await asyncio.sleep(2)
+            if not isinstance(self.validator, TokenFile):
+                continue
+            try:
+                self.validator.refresh()
+            except (OSError, HeadgateError) as error:
+                log.warning("tokens_unreadable error=%s", error)
+                continue
+            for link in self.links:
+                try:
+                    known = self.validator.identify(link.identity.token)
+                    # Not the subject: the default one is a place in the file, which moves when another token goes.
+                    if replace(known, subject=link.identity.subject) != link.identity:
+                        link.end(TokenRevoked(f"the token of {link.identity.subject} has changed"))
+                except Unauthenticated:
+                    link.end(TokenRevoked(f"the token of {link.identity.subject} is not valid any more"))
+
+    async def _tell_health(self) -> None:
+        """Not ready while the ticks fail or hang, ready again with the first that succeeds. Ends with the drain."""
+        ticks, since, ready = self.coordinator.ticks, time.monotonic(), True
+        while not self._draining.is_set():
+            await asyncio.sleep(0.2)
+            now = time.monotonic()
+            if self.coordinator.ticks != ticks:
+                ticks, since = self.coordinator.ticks, now
+            answers = now - since <= UNREADY_SECONDS + self.options.tick_seconds
+            if answers != ready and not self._draining.is_set():
+                ready = answers
+                log.warning("%s", "ready_again" if ready else "not_ready reason=the database does not answer")
+                word = health_pb2.HealthCheckResponse
+                await self._health.set("", word.SERVING if ready else word.NOT_SERVING)
+
+    async def _measure_lag(self) -> None:
+        """How late the loop is: the first sign of a server that has too much to do."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.5)
+            self.lag_ms = max(0.0, (time.monotonic() - before - 0.5) * 1000)
+            if self.lag_ms > 500:
+                log.warning("loop_lag ms=%.0f", self.lag_ms)
+
+
+def _worker_methods(service: WorkerService) -> grpc.GenericRpcHandler:
+    pb = worker_pb2
+    return grpc.method_handlers_generic_handler(
+        "headgate.v1.WorkerService",
+        {
+            "Work": bidi_stream(service.work, pb.WorkerFrame, pb.ServerFrame),
+            "StreamJobs": server_stream(service.stream_jobs, pb.StreamJobsRequest, pb.JobBatch),
+            "Heartbeat": unary(service.heartbeat, pb.HeartbeatRequest, pb.HeartbeatResponse),
+            "ReportOutcome": unary(service.report_outcome, pb.ReportOutcomeRequest, pb.ReportOutcomeResponse),
+            "Claim": unary(service.claim, pb.ClaimRequest, pb.ClaimResponse),
+        },
+    )
+
+
+def _producer_methods(service: ProducerService) -> grpc.GenericRpcHandler:
+    pb = producer_pb2
+    return grpc.method_handlers_generic_handler(
+        "headgate.v1.ProducerService",
+        {
+            "Produce": bidi_stream(service.produce, pb.ProducerFrame, pb.ProducerReply),
+            "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse),
+            "SubmitBatch": unary(service.submit_batch, pb.SubmitBatchRequest, pb.SubmitBatchResponse),
+            "GetJob": unary(service.get_job, pb.GetJobRequest, jobs_pb2.JobInfo),
+            "WaitResult": unary(service.wait_result, pb.WaitResultRequest, jobs_pb2.JobInfo),
+            "Echo": unary(service.echo, pb.SubmitRequest, pb.SubmitResponse),
+        },
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

@@ -1,0 +1,72 @@
+"""Fixtures for tests of whole processes. Their logs are part of the report of a test that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.support.server import LoggedProcess, ServerProcess
+
+_PROCESSES = pytest.StashKey[list[LoggedProcess]]()
+
+
+class Serve(Protocol):
+    """Starts a server on the test's database; it is ready when this returns, and killed when the test is over."""
+
+    def __call__(
+        self, *args: str, port: int = 0, dsn: str | None = None, environ: Mapping[str, str] | None = None
+    ) -> ServerProcess: ...
+
+
+class Spawn(Protocol):
+    """Starts any other process under the same care."""
+
+    def __call__(self, name: str, *command: str | Path, environ: Mapping[str, str]) -> LoggedProcess: ...
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest, database: str) -> Iterator[ExitStack]:
+    """What a test has started, killed at its end, the newest first."""
+    del database  # asked for so that it is dropped later: a server alive would connect again and again
+    request.node.stash[_PROCESSES] = []
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(request: pytest.FixtureRequest, processes: ExitStack, database: str, tmp_path: Path) -> Serve:
+    """A factory of servers."""
+
+    def start(
+        *args: str, port: int = 0, dsn: str | None = None, environ: Mapping[str, str] | None = None
+    ) -> ServerProcess:
+        server = ServerProcess(dsn or database, folder=tmp_path, port=port, args=args, environ=environ)
+        request.node.stash[_PROCESSES].append(processes.enter_context(server))
+        return server
+
+    return start
+
+
+@pytest.fixture
+def spawn(request: pytest.FixtureRequest, processes: ExitStack, tmp_path: Path) -> Spawn:
+    """A factory of other processes."""
+
+    def start(name: str, *command: str | Path, environ: Mapping[str, str]) -> LoggedProcess:
+        process = LoggedProcess(name, command, folder=tmp_path, environ=environ)
+        request.node.stash[_PROCESSES].append(processes.enter_context(process))
+        return process
+
+    return start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for process in item.stash.get(_PROCESSES, []):
+            report.sections.append((f"Log of {process.name}", process.shown()))
+    return report

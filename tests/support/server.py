@@ -1,0 +1,195 @@
+"""Real processes for tests: `headgate serve` and whatever talks to it. Each writes a log, and none outlives the run.
+
+    with ServerProcess(database_url, folder=tmp_path) as server:   # ready when this returns
+        channel = grpc.aio.insecure_channel(server.address)
+
+Everything here blocks, for about a second at a start. In a test with tasks of its own on the event loop that must go on
+meanwhile, use `await asyncio.to_thread(serve)`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.waiting import until
+
+HEADGATE = Path(sys.executable).with_name("headgate")
+READY = r"^headgate \S+ ready on (?P<host>\S+):(?P<port>\d+)$"
+SHOWN_BYTES = 20_000
+# Blocks until the run that started it ends, however it ends (a timeout leaves by os._exit, without any teardown): then
+# nobody holds the other end of its standard input any more.
+_REAPER = 'read -r _; kill -KILL "$1" 2>/dev/null'
+
+
+class LoggedProcess:
+    """A child whose output goes to a file. It is killed at the latest when the test run is gone."""
+
+    def __init__(self, name: str, command: Sequence[str | Path], *, folder: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = _unused(folder, name)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                env=dict(environ),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            self._reaper = subprocess.Popen(
+                ["/bin/sh", "-c", _REAPER, "sh", str(self.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for pytest; this one must see it through
+            )
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        code = self._process.poll()
+        if code is not None:
+            self._dismiss_reaper()  # at once: the pid it would kill may be a stranger's from now on
+        return code
+
+    def text(self) -> str:
+        """All it has printed, on either stream."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def seen(self, pattern: str) -> list[re.Match[str]]:
+        """The matches of `pattern` so far; ^ and $ are the ends of a line."""
+        return list(re.finditer(pattern, self.text(), re.MULTILINE))
+
+    def saw(self, pattern: str, *, times: int = 1, within: timedelta = timedelta(seconds=20)) -> re.Match[str]:
+        """Wait until it has printed `pattern` so many times. Fails with its log when it does not, or when it ends."""
+
+        def found() -> re.Match[str] | None:
+            ended = self.exit_code  # before reading: what it printed last counts
+            matches = self.seen(pattern)
+            if len(matches) >= times:
+                return matches[times - 1]
+            assert ended is None, f"{self.name} ended with {ended} before it printed {pattern!r}\n{self.shown()}"
+            return None
+
+        try:
+            match = until(found, f"{self.name} printed {pattern!r}", within=within)
+        except AssertionError as error:
+            if "in vain" in str(error):
+                error.add_note(self.shown())
+            raise
+        assert match is not None
+        return match
+
+    def kill(self) -> None:
+        """SIGKILL: no farewell, no flush. Returns when it is gone."""
+        self._dismiss_reaper()
+        self._process.kill()
+        self._process.wait(10)
+
+    def terminate(self, *, within: timedelta = timedelta(seconds=20)) -> int:
+        """SIGTERM; returns the exit code. Fails, having killed it, when it does not end in time."""
+        self.signal(signal.SIGTERM)
+        return self.wait(within=within)
+
+    def wait(self, *, within: timedelta = timedelta(seconds=20)) -> int:
+        """Its exit code, once it has ended. Fails, having killed it, when it does not end in time."""
+        try:
+            until(lambda: self.exit_code is not None, f"{self.name} has ended", within=within)
+        except AssertionError as error:
+            self.kill()
+            error.add_note(self.shown())
+            raise
+        code = self.exit_code
+        assert code is not None
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, such as SIGSTOP and SIGCONT."""
+        self._process.send_signal(number)
+
+    def shown(self) -> str:
+        """Its log for a failure report: the end of it, when it is long."""
+        text = self.text()
+        left_out = f"… {len(text) - SHOWN_BYTES} characters left out …\n" if len(text) > SHOWN_BYTES else ""
+        return f"--- {self.name} (pid {self.pid}, {self.log}) ---\n{left_out}{text[-SHOWN_BYTES:]}"
+
+    def _dismiss_reaper(self) -> None:
+        if self._reaper.returncode is None:
+            self._reaper.kill()
+            self._reaper.wait(10)
+            if self._reaper.stdin is not None:
+                self._reaper.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+class ServerProcess(LoggedProcess):
+    """`headgate serve --dev` on a migrated database, ready when the constructor returns.
+
+    Port 0 takes any free one; give the port of one that is gone to take its place. `args` are further arguments.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        folder: Path,
+        port: int = 0,
+        args: Iterable[str] = (),
+        environ: Mapping[str, str] | None = None,
+        within: timedelta = timedelta(seconds=20),
+    ) -> None:
+        super().__init__(
+            "headgate-serve",
+            [HEADGATE, "serve", "--dev", "--port", str(port), *args],
+            folder=folder,
+            environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
+        )
+        try:
+            ready = self.saw(READY, within=within)
+        except BaseException:
+            self.kill()
+            raise
+        self.host, self.port = ready["host"], int(ready["port"])
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without what would change a test: our own settings, and proxies between two loopback peers."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("HEADGATE_") and not name.lower().endswith("_proxy")
+    }
+
+
+def _unused(folder: Path, name: str) -> Path:
+    return next(path for number in count(1) if not (path := folder / f"{name}-{number}.log").exists())
