@@ -1,1 +1,110 @@
-"""Headgate: a durable job queue whose only infrastructure is PostgreSQL."""
+"""Headgate: a durable job queue whose only infrastructure is PostgreSQL.
+
+The names of the SDK are reachable from here and loaded at their first use: the server and the domain import this
+package too, and need no client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.sdk import (
+        Abandon,
+        Cancelled,
+        CancelToken,
+        Closed,
+        Fail,
+        Forbidden,
+        ForkedProcess,
+        Headgate,
+        HeadgateError,
+        InvalidInput,
+        Job,
+        JobCancelled,
+        JobDead,
+        JobHandle,
+        JobId,
+        JobInfo,
+        JobOptions,
+        Nack,
+        NotAcknowledged,
+        NotConnected,
+        NotFound,
+        OutboxFull,
+        PayloadError,
+        ResultTimeout,
+        RetryPolicy,
+        ServerError,
+        Snooze,
+        SubmitConflict,
+        SubmitManyError,
+        SubmitRefused,
+        Superseded,
+        SyncHandle,
+        SyncHeadgate,
+        Task,
+        TooLarge,
+        Unauthenticated,
+        VersionMismatch,
+        Worker,
+        WorkerOptions,
+        this_job,
+    )
+
+__all__ = [
+    "Abandon",
+    "CancelToken",
+    "Cancelled",
+    "Closed",
+    "Fail",
+    "Forbidden",
+    "ForkedProcess",
+    "Headgate",
+    "HeadgateError",
+    "InvalidInput",
+    "Job",
+    "JobCancelled",
+    "JobDead",
+    "JobHandle",
+    "JobId",
+    "JobInfo",
+    "JobOptions",
+    "Nack",
+    "NotAcknowledged",
+    "NotConnected",
+    "NotFound",
+    "OutboxFull",
+    "PayloadError",
+    "ResultTimeout",
+    "RetryPolicy",
+    "ServerError",
+    "Snooze",
+    "SubmitConflict",
+    "SubmitManyError",
+    "SubmitRefused",
+    "Superseded",
+    "SyncHandle",
+    "SyncHeadgate",
+    "Task",
+    "TooLarge",
+    "Unauthenticated",
+    "VersionMismatch",
+    "Worker",
+    "WorkerOptions",
+    "this_job",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        from headgate import sdk
+
+        value: object = getattr(sdk, name)
+        globals()[name] = value  # found without this function from now on
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,78 @@
+"""What users of Headgate import; also reachable as `from headgate import ...`. Everything else may change.
+
+The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never the server.
+"""
+
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
+from headgate.domain.ids import JobId
+from headgate.sdk.app import Headgate
+from headgate.sdk.errors import (
+    Closed,
+    Forbidden,
+    ForkedProcess,
+    JobCancelled,
+    JobDead,
+    NotAcknowledged,
+    NotConnected,
+    OutboxFull,
+    PayloadError,
+    ResultTimeout,
+    ServerError,
+    SubmitConflict,
+    SubmitManyError,
+    SubmitRefused,
+    Superseded,
+    Unauthenticated,
+    VersionMismatch,
+)
+from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
+from headgate.sdk.job import CancelToken, Job, this_job
+from headgate.sdk.options import JobOptions
+from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
+from headgate.sdk.sync import SyncHeadgate
+from headgate.sdk.tasks import Task
+from headgate.sdk.worker import Worker, WorkerOptions
+
+__all__ = [
+    "Abandon",
+    "CancelToken",
+    "Cancelled",
+    "Closed",
+    "Fail",
+    "Forbidden",
+    "ForkedProcess",
+    "Headgate",
+    "HeadgateError",
+    "InvalidInput",
+    "Job",
+    "JobCancelled",
+    "JobDead",
+    "JobHandle",
+    "JobId",
+    "JobInfo",
+    "JobOptions",
+    "Nack",
+    "NotAcknowledged",
+    "NotConnected",
+    "NotFound",
+    "OutboxFull",
+    "PayloadError",
+    "ResultTimeout",
+    "RetryPolicy",
+    "ServerError",
+    "Snooze",
+    "SubmitConflict",
+    "SubmitManyError",
+    "SubmitRefused",
+    "Superseded",
+    "SyncHandle",
+    "SyncHeadgate",
+    "Task",
+    "TooLarge",
+    "Unauthenticated",
+    "VersionMismatch",
+    "Worker",
+    "WorkerOptions",
+    "this_job",
+]

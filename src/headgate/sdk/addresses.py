@@ -1,0 +1,94 @@
+"""Where the servers are: parsing HEADGATE_URL, turning through several addresses, waiting between attempts."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from headgate.domain.errors import InvalidInput
+
+DEFAULT_PORT: Final = 7070
+DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
+_PLAIN: Final = ("http", "grpc", "headgate")
+_TLS: Final = ("https", "grpcs", "headgates")
+_FORM: Final = "write host:port, or https://host:port for TLS; several with commas between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server: what gRPC dials, and whether by TLS."""
+
+    target: str
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"https://{self.target}" if self.tls else self.target
+
+
+def addresses_of(url: str | Sequence[str] | None) -> tuple[Address, ...]:
+    """Read one or several addresses; None means the environment's HEADGATE_URL, or else this machine."""
+    if url is None:
+        url = os.environ.get("HEADGATE_URL") or DEFAULT_ADDRESS
+    parts = url.split(",") if isinstance(url, str) else list(url)
+    found = tuple(dict.fromkeys(_parse(part.strip()) for part in parts if part.strip()))
+    if not found:
+        raise InvalidInput("url", "names no server", hint=_FORM)
+    return found
+
+
+def _parse(text: str) -> Address:
+    split = urlsplit(text if "://" in text else f"//{text}")
+    try:
+        host, port = split.hostname, split.port
+    except ValueError:
+        raise InvalidInput("url", f"is not an address, got {text[:80]!r}", hint=_FORM) from None
+    known = not split.scheme or split.scheme in (*_PLAIN, *_TLS)
+    if not host or not known or split.path.strip("/") or split.query or split.username:
+        raise InvalidInput("url", f"is not an address, got {text[:80]!r}", hint=_FORM)
+    bracketed = f"[{host}]" if ":" in host else host
+    return Address(f"{bracketed}:{port or DEFAULT_PORT}", tls=split.scheme in _TLS)
+
+
+class Rotation:
+    """Which address to try next, and how long to wait first.
+
+    The start is drawn, so that many processes given the same list spread over it. A round over all addresses is made
+    without waiting; after each fruitless round the wait doubles, jittered: after a server restart all its workers
+    would otherwise come back in step.
+    """
+
+    def __init__(
+        self, addresses: tuple[Address, ...], *, first_wait: float = 0.1, longest: float = 5.0, chance: random.Random
+    ) -> None:
+        self._addresses, self._chance = addresses, chance
+        self._at = chance.randrange(len(addresses))
+        self._first, self._longest = first_wait, longest
+        self._failures = 0
+
+    @property
+    def current(self) -> Address:
+        """The address in use, or to be tried next."""
+        return self._addresses[self._at]
+
+    @property
+    def single(self) -> bool:
+        """True if there is nowhere else to go."""
+        return len(self._addresses) == 1
+
+    def succeeded(self) -> None:
+        """The current address answered."""
+        self._failures = 0
+
+    def move_on(self) -> float:
+        """Turn to the next address, and say how many seconds to wait before trying it."""
+        self._at = (self._at + 1) % len(self._addresses)
+        self._failures += 1
+        rounds, rest = divmod(self._failures, len(self._addresses))
+        if rest:
+            return 0.0
+        ceiling: float = min(self._longest, self._first * 2 ** min(rounds - 1, 16))
+        return ceiling * (0.5 + self._chance.random() / 2)

@@ -1,0 +1,180 @@
+"""`Headgate`: the object users make once, to register functions, submit jobs and run a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from uuid import UUID
+
+from headgate.domain.errors import InvalidInput
+from headgate.domain.ids import parse_job_id
+from headgate.domain.validation import check_payload, check_topic
+from headgate.sdk.addresses import addresses_of
+from headgate.sdk.codec import encode
+from headgate.sdk.connection import Connection
+from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
+from headgate.sdk.job import Job
+from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.submitting import submit, submit_many
+from headgate.sdk.tasks import RunIn, Task
+
+if TYPE_CHECKING:
+    from headgate.sdk.sync import SyncHeadgate
+    from headgate.sdk.testing import Submissions
+    from headgate.sdk.worker import Worker, WorkerOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FLUSH_SECONDS = 5.0
+
+
+class Headgate:
+    """A client of Headgate and the registry of its jobs.
+
+    `url` names one or several servers (`host:port`, `https://host:port`; default HEADGATE_URL, else 127.0.0.1:7070) and
+    `token` is what they know you by (default HEADGATE_TOKEN). Nothing is opened before the first submit, read or work.
+    It may be used from any thread and any number of event loops; not across a fork.
+    """
+
+    def __init__(self, url: str | Sequence[str] | None = None, *, token: str | None = None) -> None:
+        secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
+        self._connection = Connection(addresses_of(url), token=secret)
+        self._tasks: dict[str, Task[Any, Any]] = {}
+
+    # --- registering -------------------------------------------------------------------------------------------------
+
+    def job(self, topic: str, *, run_in: RunIn | None = None, **options: Unpack[JobOptions]) -> JobDecorator:
+        """Make the decorated function the handler of `topic`, and a `Task` that can be submitted.
+
+        `async def` runs on the worker's event loop, `def` in a thread, `def` with `run_in="process"` in a process
+        of its own. A parameter annotated `Job` gets the context. `options` are the defaults of what is submitted.
+        """
+        return JobDecorator(self, topic, run_in, Prepared(options))
+
+    def register(
+        self,
+        topic: str,
+        function: Callable[..., object],
+        *,
+        run_in: RunIn | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Task[..., Any]:
+        """As the decorator, for a function defined elsewhere."""
+        return self._add(topic, function, run_in, Prepared(options))
+
+    @property
+    def tasks(self) -> dict[str, Task[Any, Any]]:
+        """The registered tasks by topic."""
+        return dict(self._tasks)
+
+    def _add(
+        self, topic: str, function: Callable[..., object], run_in: RunIn | None, options: Prepared
+    ) -> Task[..., Any]:
+        task: Task[..., Any] = Task(self._connection, topic, function, run_in=run_in, options=options)
+        if other := self._tasks.get(task.topic):
+            raise InvalidInput("topic", f'"{topic}" is handled by {other.name} already', hint="a topic has one handler")
+        self._tasks[task.topic] = task
+        return task
+
+    # --- submitting and reading --------------------------------------------------------------------------------------
+
+    async def submit(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> JobHandle[Any]:
+        """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
+        return await submit(self._connection, check_topic(topic), body_of(payload), Prepared(options), returns=Any)
+
+    async def submit_many(
+        self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
+    ) -> list[JobHandle[Any]]:
+        """Store many jobs for a topic that is handled elsewhere; see `Task.submit_many`."""
+        bodies = map(body_of, payloads)
+        return await submit_many(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+
+    async def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
+        """Read a job as it stands; its payload and result on request. Raises NotFound."""
+        return job_info(await self._connection.get(parse_job_id(job_id), payload=payload, result=result))
+
+    async def wait_result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:  # noqa: ASYNC109
+        """Wait until a job is finished, and give its result decoded from JSON."""
+        known = parse_job_id(job_id)
+        found = await self._connection.wait(known, timeout=timeout)
+        return value_of(found, Any, job_id=known, seconds=timeout)
+
+    def handle(self, job_id: UUID | str) -> JobHandle[Any]:
+        """A handle on a job by its id; asks nothing."""
+        return JobHandle(self._connection, parse_job_id(job_id), Any)
+
+    @property
+    def sync(self) -> SyncHeadgate:
+        """The same client for code without an event loop."""
+        from headgate.sdk.sync import SyncHeadgate
+
+        return SyncHeadgate(self)
+
+    async def close(self, *, flush: float = FLUSH_SECONDS) -> None:
+        """Send what is on its way, for at most `flush` seconds, and close. Harmless when repeated."""
+        if ending := self._connection.start_close(flush=flush):
+            await asyncio.wrap_future(ending)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- working -----------------------------------------------------------------------------------------------------
+
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
+        """A worker for the registered tasks, to be run and stopped by you; see `WorkerOptions`."""
+        from headgate.sdk.worker import Worker
+
+        return Worker(self._connection, self._tasks, **options)
+
+    async def work(self, **options: Unpack[WorkerOptions]) -> None:
+        """Run the registered tasks until this call is cancelled, or the worker ends by an error that stands."""
+        await self.worker(**options).run()
+
+    def run_worker(self, **options: Unpack[WorkerOptions]) -> None:
+        """Run a worker on an event loop of its own until SIGTERM or SIGINT, then finish what started."""
+        asyncio.run(self.worker(**options).run(signals=True))
+
+    # --- tests -------------------------------------------------------------------------------------------------------
+
+    def testing(self) -> Submissions:
+        """`with hg.testing() as box:` keeps submits in `box.submitted` instead of sending them."""
+        from headgate.sdk.testing import Submissions
+
+        return Submissions(self)
+
+
+class JobDecorator:
+    """What `hg.job(...)` gives: turns a function into a `Task` typed by the function's own parameters.
+
+    A leading positional `Job` parameter is taken off the type of `submit`. For a keyword one, type checkers need its
+    default: `*, job: Job = this_job`.
+    """
+
+    def __init__(self, app: Headgate, topic: str, run_in: RunIn | None, options: Prepared) -> None:
+        self._app, self._topic, self._run_in, self._options = app, topic, run_in, options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
+        """Register the function."""
+        return self._app._add(self._topic, function, self._run_in, self._options)
+
+
+def body_of(payload: object) -> bytes:
+    """Bytes as they are, all else as JSON."""
+    return check_payload(payload if isinstance(payload, bytes) else encode(payload, path="payload"))

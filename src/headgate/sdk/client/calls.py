@@ -1,0 +1,103 @@
+"""Reading jobs and waiting for results, by unary calls over a channel kept for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+from uuid import UUID
+
+import grpc
+import grpc.aio
+
+from headgate.domain.errors import HeadgateError
+from headgate.sdk import rpc
+from headgate.sdk.addresses import Address, Rotation
+from headgate.sdk.errors import Closed
+from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import producer_pb2 as producer
+
+WAIT_SECONDS: Final = 20.0
+"""The longest a single WaitResult stays open: short enough for proxies that cut silent calls."""
+PATIENCE_SECONDS: Final = 10.0
+"""What one unary call may take beyond the wait it asks for."""
+TERMINAL: Final = frozenset({jobs.STATE_COMPLETED, jobs.STATE_DEAD, jobs.STATE_CANCELLED})
+_TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class Calls:
+    """Unary calls to whichever address answers. All methods run on the I/O loop."""
+
+    def __init__(self, addresses: tuple[Address, ...], *, token: str) -> None:
+        self._token = token
+        self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def get(
+        self, job_id: UUID, *, within: float, payload: bool = False, result: bool = False, events: bool = False
+    ) -> jobs.JobInfo:
+        """Read one job as it stands."""
+        request = producer.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result, with_events=events)
+
+        async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:
+            return await rpc.get_job(channel, request, token=self._token, seconds=seconds)
+
+        return await self._anywhere(ask, job_id, deadline=_now() + within)
+
+    async def wait(self, job_id: UUID, *, within: float) -> jobs.JobInfo:
+        """Read one job once it is finished, or as it stands after `within` seconds."""
+        deadline = _now() + within
+
+        async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:
+            wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - _now())) * 1000)
+            request = producer.WaitResultRequest(id=job_id.bytes, wait_ms=wait_ms)
+            allowed = wait_ms / 1000 + PATIENCE_SECONDS
+            return await rpc.wait_result(channel, request, token=self._token, seconds=allowed)
+
+        while True:
+            found = await self._anywhere(ask, job_id, deadline=deadline)
+            if found.state in TERMINAL or _now() >= deadline:
+                return found
+
+    async def close(self) -> None:
+        """End open calls."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def _anywhere(
+        self,
+        ask: Callable[[grpc.aio.Channel, float], Awaitable[jobs.JobInfo]],
+        job_id: UUID,
+        *,
+        deadline: float,
+    ) -> jobs.JobInfo:
+        while True:
+            if self._closed:
+                raise Closed("this Headgate client was closed; make another one")
+            address = self._rotation.current
+            channel = self._channel = self._channel or rpc.open_channel(address)
+            try:
+                found = await ask(channel, max(0.1, min(PATIENCE_SECONDS, deadline - _now())))
+            except grpc.aio.AioRpcError as error:
+                explained: HeadgateError = rpc.explain(error, address, subject=str(job_id))
+                if error.code() not in _TRANSIENT:
+                    raise explained from None
+            else:
+                self._rotation.succeeded()
+                return found
+            pause = 0.0
+            if self._channel is channel:  # else another caller moved on already
+                self._channel = None
+                pause = self._rotation.move_on()
+                await channel.close()
+            if _now() + pause >= deadline:
+                raise explained
+            await asyncio.sleep(pause)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,283 @@
+"""The outbox and its one Produce stream.
+
+Everything but `put` runs on the I/O loop. Parcels wait in `_inbox` (put by any thread), then `_unsent`, then in a
+`Load` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `_room`.
+The stream is opened at the first parcel, and after a break only if there is something to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections import deque
+from typing import Final
+
+from headgate.domain.errors import HeadgateError
+from headgate.sdk import rpc
+from headgate.sdk.addresses import Address, Rotation
+from headgate.sdk.client.parcels import Answer, Load, Parcel, next_load, settle
+from headgate.sdk.errors import Closed, NotAcknowledged, NotConnected, OutboxFull, ServerError, SubmitRefused
+from headgate.sdk.ids import id_from_bytes
+from headgate.sdk.io_thread import IoThread
+from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import producer_pb2 as pb
+
+log = logging.getLogger("headgate.client")
+
+WINDOW: Final = 16
+"""Frames on their way at once. Past that the server is the slow part, and frames only grow older."""
+OUTBOX_JOBS: Final = 200_000
+"""Jobs kept until answered. Full: `OutboxFull` at once, because waiting here would hide that nothing gets through."""
+HELLO_SECONDS: Final = 10.0
+REPLY_SECONDS: Final = 20.0
+"""A frame without a reply for this long: the server hangs or the network swallows. Resending elsewhere is safe."""
+SWEEP_SECONDS: Final = 0.25
+
+
+class Producer:
+    """Sends parcels over one stream and keeps each until it is answered or its deadline has passed."""
+
+    def __init__(self, io: IoThread, addresses: tuple[Address, ...], *, token: str, room: int = OUTBOX_JOBS) -> None:
+        self._io, self._token = io, token
+        self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
+        self._inbox: deque[Parcel] = deque()  # bounded by _room, as the other two
+        self._unsent: deque[Parcel] = deque()
+        self._in_flight: dict[int, Load] = {}
+        self._room = room
+        self._room_lock = threading.Lock()
+        self._signalled = False
+        self._closed = False
+        self._seq = 0
+        self._wake = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._call: rpc.ProduceCall | None = None
+        self._pauses = 0  # timers that run because the server asked for a pause
+        self._trouble: HeadgateError | None = None  # what the last attempt to connect met
+
+    # --- any thread ------------------------------------------------------------------------------------------------
+
+    def put(self, parcel: Parcel) -> None:
+        """Take a parcel for sending; its future gets the answer."""
+        self._io.check_pid()
+        if self._closed:
+            raise Closed("this Headgate client was closed; make another one to submit jobs")
+        with self._room_lock:
+            if self._room < len(parcel.ids):
+                raise OutboxFull(
+                    f"too many submits wait for an answer of {self._rotation.current}; await some of them first"
+                )
+            self._room -= len(parcel.ids)
+        self._inbox.append(parcel)
+        if not self._signalled:
+            self._signalled = True
+            self._io.soon(self._awake)
+
+    async def close(self, *, flush: float) -> None:
+        """Send what waits, for at most `flush` seconds; then close. On the I/O loop."""
+        self._closed = True
+        self._awake()
+        if self._runner is not None:
+            await asyncio.wait((self._runner,), timeout=flush)
+            self._runner.cancel()
+            await asyncio.wait((self._runner,))
+        self._give_up(self._drain_all(), Closed("the Headgate client was closed before this submit was answered"))
+
+    # --- the I/O loop ----------------------------------------------------------------------------------------------
+
+    def _awake(self) -> None:
+        self._signalled = False  # before the inbox is read: what comes later signals again
+        self._wake.set()
+        if self._runner is None and not (self._closed and not self._inbox):
+            self._runner = self._io.loop.create_task(self._run(), name="headgate produce")
+
+    def _collect(self) -> bool:
+        """Move what was put to the queue; True if anything waits."""
+        while self._inbox:
+            self._unsent.append(self._inbox.popleft())
+        while self._unsent and self._unsent[0].gone:
+            self._unsent.popleft()
+        return bool(self._unsent)
+
+    async def _run(self) -> None:
+        sweeper = self._io.loop.create_task(self._sweep(), name="headgate produce deadlines")
+        try:
+            while True:
+                while not self._collect():
+                    if self._closed:
+                        return
+                    self._wake.clear()
+                    if not self._inbox:
+                        await self._wake.wait()
+                address = self._rotation.current
+                failed = await self._stream(address)
+                self._resend_later()
+                if failed is None:
+                    continue
+                self._trouble = rpc.explain(failed, address)
+                if rpc.stands(failed):
+                    self._give_up(self._drain_all(), self._trouble)
+                await asyncio.sleep(self._rotation.move_on())
+        finally:
+            sweeper.cancel()
+
+    async def _stream(self, address: Address) -> Exception | None:
+        """One connection, from hello to its end; gives what ended it, None if it was closed on purpose."""
+        channel = rpc.open_channel(address)
+        call = self._call = rpc.open_produce(channel)
+        reader: asyncio.Task[Exception | None] | None = None
+        try:
+            timer = self._io.loop.call_later(HELLO_SECONDS, call.cancel)
+            try:
+                hello = pb.ProducerHello(token=self._token, client=rpc.CLIENT)
+                await call.write(pb.ProducerFrame(hello=hello))
+                if not await call.read():
+                    return rpc.not_connected(address, "it closed the stream")
+            finally:
+                timer.cancel()
+            self._rotation.succeeded()
+            self._trouble = None
+            reader = self._io.loop.create_task(self._read(call), name="headgate produce replies")
+            return await self._write(call, reader)
+        except asyncio.CancelledError:
+            if call.cancelled() and not self._closed:  # by a timer of ours: no answer
+                return rpc.not_connected(address, "it does not answer")
+            raise
+        except Exception as error:  # noqa: BLE001 -- whatever broke the stream, the outbox survives it
+            return error
+        finally:
+            self._call = None
+            call.cancel()
+            if reader is not None:
+                await asyncio.wait((reader,))
+            await channel.close()
+
+    async def _write(self, call: rpc.ProduceCall, reader: asyncio.Task[Exception | None]) -> Exception | None:
+        loop = self._io.loop
+        while not reader.done():
+            self._wake.clear()
+            self._collect()
+            made = None
+            if len(self._in_flight) < WINDOW and not self._pauses:
+                made = next_load(self._unsent, seq=self._seq + 1, now=loop.time())
+            if made is None:
+                if self._closed and not self._in_flight and not self._unsent and not self._inbox:
+                    await call.done_writing()
+                    return None
+                if not self._inbox:
+                    await self._wake.wait()
+                continue
+            frame, load = made
+            self._seq = frame.seq
+            self._in_flight[frame.seq] = load
+            for parcel in load.parcels:
+                parcel.sent = True
+            try:
+                await call.write(frame)
+            except Exception as error:  # noqa: BLE001 -- the reader has the better reason, if it has one
+                await asyncio.wait((reader,), timeout=1.0)
+                return (reader.result() if reader.done() else None) or error
+        return reader.result()
+
+    async def _read(self, call: rpc.ProduceCall) -> Exception | None:
+        try:
+            while (reply := await rpc.next_reply(call)) is not None:
+                self._take(reply)
+                self._wake.set()
+        except asyncio.CancelledError:
+            if not call.cancelled():
+                raise
+            return NotConnected(f"no answer from {self._rotation.current}")
+        except Exception as error:  # noqa: BLE001 -- handed to the writer, which ends the connection
+            return error
+        finally:
+            self._wake.set()
+        return rpc.not_connected(self._rotation.current, "it closed the stream")
+
+    def _take(self, reply: pb.ProducerReply) -> None:
+        load = self._in_flight.pop(reply.seq, None)
+        if load is None:  # answered twice, or a seq we never sent
+            if reply.HasField("error"):
+                log.warning("%s: %s", self._rotation.current, reply.error.message)
+            return
+        if reply.HasField("error"):
+            if reply.error.retry_after_ms or reply.error.code in rpc.RETRIED:
+                pause = (reply.error.retry_after_ms or 200) / 1000
+                self._pauses += 1
+                self._io.loop.call_later(pause, self._go_on)
+                self._put_back(load)
+            else:
+                self._give_up(load.parcels, refusal(reply.error))
+            return
+        load.take_reply(reply.odd)
+        self._finish(load.parcels)
+
+    def _go_on(self) -> None:
+        # The timer ends the pause itself: compared with the clock, one in six would find itself a hair too early.
+        self._pauses -= 1
+        self._wake.set()
+
+    # --- parcels that wait, or no longer ----------------------------------------------------------------------------
+
+    def _put_back(self, load: Load) -> None:
+        for parcel in reversed(load.parcels):
+            parcel.fresh = False  # it may have been written before the connection broke
+            if not parcel.gone:
+                self._unsent.appendleft(parcel)
+
+    def _resend_later(self) -> None:
+        for seq in sorted(self._in_flight, reverse=True):
+            self._put_back(self._in_flight.pop(seq))
+
+    def _drain_all(self) -> list[Parcel]:
+        self._resend_later()
+        self._collect()
+        waiting, self._unsent = list(self._unsent), deque()
+        return [parcel for parcel in waiting if not parcel.gone]
+
+    def _give_up(self, parcels: list[Parcel], answer: Answer) -> None:
+        for parcel in parcels:
+            parcel.answer = answer
+        self._finish(parcels)
+
+    def _finish(self, parcels: list[Parcel]) -> None:
+        live = [parcel for parcel in parcels if not parcel.gone]
+        with self._room_lock:
+            self._room += sum(len(parcel.ids) for parcel in live)
+        settle(live)
+
+    async def _sweep(self) -> None:
+        """End what is past its deadline, and the connection that leaves frames unanswered.
+
+        One timer for all: a timer for each submit would cost more than sending it.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self._io.loop.time()
+            self._collect()
+            waiting = [*self._unsent, *(parcel for load in self._in_flight.values() for parcel in load.parcels)]
+            for parcel in waiting:
+                if parcel.deadline <= now and not parcel.gone:
+                    self._give_up([parcel], self._too_late(parcel))
+            oldest = min((load.sent_at for load in self._in_flight.values()), default=now)
+            if self._call is not None and now - oldest > REPLY_SECONDS:
+                self._call.cancel()
+
+    def _too_late(self, parcel: Parcel) -> HeadgateError:
+        if not parcel.sent:
+            return self._trouble or rpc.not_connected(self._rotation.current)
+        job_id = id_from_bytes(parcel.ids[0])
+        return NotAcknowledged(
+            f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
+            "submit it again with options=dict(id=...) of this id, which never makes a second job",
+            job_id=job_id,
+        )
+
+
+def refusal(error: jobs.Error) -> HeadgateError:
+    """The error of a frame or of one job, as the server reports it."""
+    if error.code in rpc.RETRIED:
+        return ServerError(error.message, reported=error.code)
+    problem = error.message.removeprefix(f"{error.field}: ")
+    return SubmitRefused(error.field or "job", problem or "was refused without a reason", reported=error.code)

@@ -1,0 +1,153 @@
+"""A client's way to its servers: opened at the first use, shared by all threads and loops of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Final, Protocol
+from uuid import UUID
+
+from headgate.domain.ids import JobId
+from headgate.sdk.addresses import Address
+from headgate.sdk.client.calls import PATIENCE_SECONDS, Calls
+from headgate.sdk.client.parcels import FRAME_BYTES, FRAME_JOBS, Answer, Parcel
+from headgate.sdk.client.producer import OUTBOX_JOBS, Producer
+from headgate.sdk.errors import Closed
+from headgate.sdk.ids import new_id_maker
+from headgate.sdk.io_thread import IoThread, io_thread
+from headgate.sdk.options import Prepared
+from headgate.wire import jobs_pb2 as jobs
+
+PAGES_IN_FLIGHT: Final = 8
+"""Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""
+
+
+class Box(Protocol):
+    """Where submits go instead of a server, in tests."""
+
+    def take(self, topic: str, ids: list[bytes], payloads: list[bytes], options: Prepared) -> None:
+        """Keep these jobs."""
+
+
+class Page:
+    """Jobs handed over together, and their ids in the same order."""
+
+    __slots__ = ("future", "ids")
+
+    def __init__(self, ids: list[JobId], future: asyncio.Future[Answer] | Future[Answer] | None) -> None:
+        self.ids, self.future = ids, future
+
+
+class Connection:
+    """Opens the producer and the unary calls when first needed."""
+
+    def __init__(self, addresses: tuple[Address, ...], *, token: str, room: int = OUTBOX_JOBS) -> None:
+        self.addresses, self.token = addresses, token
+        self.box: Box | None = None
+        self._ids = new_id_maker()
+        self._room = room
+        self._lock = threading.Lock()
+        self._open: tuple[IoThread, Producer, Calls] | None = None
+        self._closed = False
+
+    def _opened(self) -> tuple[IoThread, Producer, Calls]:
+        opened = self._open
+        if opened is None:
+            with self._lock:
+                if self._closed:
+                    raise Closed("this Headgate client was closed; make another one")
+                if self._open is None:
+                    io = io_thread()
+                    producer = Producer(io, self.addresses, token=self.token, room=self._room)
+                    self._open = io, producer, Calls(self.addresses, token=self.token)
+                opened = self._open
+        if opened[0].pid != os.getpid():
+            opened[0].check_pid()
+        return opened
+
+    # --- submitting --------------------------------------------------------------------------------------------------
+
+    def submit(self, topic: str, payload: bytes, options: Prepared, *, loop: asyncio.AbstractEventLoop | None) -> Page:
+        """Hand over one job; the page's future, for `loop` or else for a blocked thread, gets the answer."""
+        job_id = options.id or self._ids.next_id()
+        return self._put(topic, [job_id], [payload], options, loop)
+
+    def pages(
+        self, topic: str, payloads: Iterable[bytes], options: Prepared, *, loop: asyncio.AbstractEventLoop | None
+    ) -> Iterator[Page]:
+        """Hand over many jobs, a frame's worth at each step; the caller bounds how many are on their way."""
+        page: list[bytes] = []
+        size = 0
+        for payload in payloads:
+            if page and (len(page) >= FRAME_JOBS or size + len(payload) > FRAME_BYTES):
+                yield self._put(topic, self._ids.make(len(page)), page, options, loop)
+                page, size = [], 0
+            page.append(payload)
+            size += len(payload)
+        if page:
+            yield self._put(topic, self._ids.make(len(page)), page, options, loop)
+
+    def _put(
+        self,
+        topic: str,
+        ids: list[JobId],
+        payloads: list[bytes],
+        options: Prepared,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Page:
+        raw = [job_id.bytes for job_id in ids]
+        if self.box is not None:
+            self.box.take(topic, raw, payloads, options)
+            return Page(ids, None)
+        io, producer, _ = self._opened()
+        deadline = io.loop.time() + options.timeout
+        # An id of the caller's own choice may have been sent before, perhaps by another process.
+        parcel = Parcel(topic, raw, payloads, options, deadline=deadline, fresh=options.id is None, loop=loop)
+        producer.put(parcel)
+        return Page(ids, parcel.future)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def get(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> jobs.JobInfo:
+        """Read one job, from any loop."""
+        return await asyncio.wrap_future(self._start_get(job_id, payload=payload, result=result))
+
+    async def wait(self, job_id: UUID, *, timeout: float) -> jobs.JobInfo:  # noqa: ASYNC109
+        """Wait for one job, from any loop."""
+        return await asyncio.wrap_future(self._start_wait(job_id, timeout))
+
+    def get_blocking(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> jobs.JobInfo:
+        """Read one job, from any thread."""
+        return self._start_get(job_id, payload=payload, result=result).result()
+
+    def wait_blocking(self, job_id: UUID, *, timeout: float) -> jobs.JobInfo:
+        """Wait for one job, from any thread."""
+        return self._start_wait(job_id, timeout).result()
+
+    def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
+        io, _, calls = self._opened()
+        return io.start(calls.get(job_id, within=PATIENCE_SECONDS, payload=payload, result=result))
+
+    def _start_wait(self, job_id: UUID, timeout: float) -> Future[jobs.JobInfo]:
+        io, _, calls = self._opened()
+        return io.start(calls.wait(job_id, within=timeout))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def start_close(self, *, flush: float) -> Future[None] | None:
+        """Begin to send what waits and to close; None if nothing was ever opened here."""
+        with self._lock:
+            self._closed = True
+            opened = self._open
+        if opened is None or opened[0].pid != os.getpid():
+            return None
+        io, producer, calls = opened
+
+        async def end() -> None:
+            await producer.close(flush=flush)
+            await calls.close()
+
+        return io.start(end())

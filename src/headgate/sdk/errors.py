@@ -1,0 +1,152 @@
+"""What the SDK raises: each says in one sentence what happened, where, and what to do; none shows a gRPC trace.
+
+All are `HeadgateError`s with a stable `code`. What the caller gave wrong is `InvalidInput` (with `field`), found before
+the network wherever it can be.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError, InvalidInput
+
+
+class PayloadError(InvalidInput):
+    """Arguments or a result cannot be sent, or were received and do not fit the function; `path` says where."""
+
+    code = "payload_error"
+
+    def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(path, problem, hint=hint)
+        self.path = path
+
+
+class NotConnected(HeadgateError):
+    """No server could be reached within the time the caller allowed; nothing was sent."""
+
+    code = "not_connected"
+
+
+class NotAcknowledged(HeadgateError):
+    """Sent, but no answer came in time: the job may or may not exist. Submitting it again under `job_id` is safe."""
+
+    code = "not_acknowledged"
+
+    def __init__(self, message: str, *, job_id: UUID | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class Closed(HeadgateError):
+    """This client was closed; make another one."""
+
+    code = "closed"
+
+
+class ForkedProcess(HeadgateError):
+    """The client was opened before a fork: its connections and threads belong to the parent process."""
+
+    code = "forked_process"
+
+
+class OutboxFull(HeadgateError):
+    """More submits wait for an answer than the client will keep in memory; wait for some of them first."""
+
+    code = "outbox_full"
+
+
+class Unauthenticated(HeadgateError):
+    """The server does not accept the token."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(HeadgateError):
+    """The token is valid, but does not allow this."""
+
+    code = "forbidden"
+
+
+class VersionMismatch(HeadgateError):
+    """The server does not know this call: it is older or newer than this SDK."""
+
+    code = "version_mismatch"
+
+
+class ServerError(HeadgateError):
+    """The server could not do it and says so; `reported` is the server's own code."""
+
+    code = "server_error"
+
+    def __init__(self, message: str, *, reported: str = "") -> None:
+        super().__init__(message)
+        self.reported = reported
+
+
+class Superseded(HeadgateError):
+    """Another worker connected under the same worker id, so this one was disconnected for good."""
+
+    code = "superseded"
+
+
+class SubmitConflict(HeadgateError):
+    """The id or key was used before with another body; `first` is the job that has it. Nothing was written."""
+
+    code = "submit_conflict"
+
+    def __init__(self, first: UUID, *, what: str) -> None:
+        super().__init__(
+            f"{what} was used before, with another body, by job {first}; use another one, or submit the same body"
+        )
+        self.first = first
+
+
+class SubmitRefused(InvalidInput):
+    """The server does not accept this job; `reported` is the server's own code."""
+
+    code = "submit_refused"
+
+    def __init__(self, field: str, problem: str, *, reported: str = "") -> None:
+        super().__init__(field, problem)
+        self.reported = reported
+
+
+class SubmitManyError(HeadgateError):
+    """Some jobs of one `submit_many` were not accepted; `errors` maps their places to what is wrong with each."""
+
+    code = "submit_many_error"
+
+    def __init__(self, errors: dict[int, HeadgateError], *, total: int) -> None:
+        place, first = next(iter(errors.items()))
+        super().__init__(f"{len(errors)} of {total} jobs were not accepted; the first is number {place}: {first}")
+        self.errors, self.total = errors, total
+
+
+class ResultTimeout(HeadgateError):
+    """The job did not finish within the time the caller allowed; it goes on."""
+
+    code = "result_timeout"
+
+    def __init__(self, job_id: UUID, *, state: str, seconds: float) -> None:
+        super().__init__(f"job {job_id} is still {state} after {seconds:g} s; ask again, or allow more time")
+        self.job_id, self.state = job_id, state
+
+
+class JobDead(HeadgateError):
+    """The job failed for good: `last_error` is what its last attempt said."""
+
+    code = "job_dead"
+
+    def __init__(self, job_id: UUID, *, last_error: str) -> None:
+        super().__init__(f"job {job_id} is dead: {last_error or 'no error was reported'}; redrive it to run it again")
+        self.job_id, self.last_error = job_id, last_error
+
+
+class JobCancelled(HeadgateError):
+    """The job was cancelled before it completed."""
+
+    code = "job_cancelled"
+
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"job {job_id} was cancelled; redrive it to run it again")
+        self.job_id = job_id

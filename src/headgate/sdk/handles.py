@@ -1,0 +1,178 @@
+"""What a submit gives back: the job's id, and ways to ask what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError
+from headgate.domain.ids import JobId
+from headgate.sdk.client.producer import refusal
+from headgate.sdk.codec import decode, decoder_of
+from headgate.sdk.errors import JobCancelled, JobDead, ResultTimeout, SubmitConflict
+from headgate.sdk.ids import id_from_bytes
+from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import producer_pb2 as producer
+
+if TYPE_CHECKING:
+    from headgate.sdk.connection import Connection
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+RESULT_TIMEOUT: Final = 60.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """A job as it stands.
+
+    `state` is one of pending, running, scheduled, retrying, blocked, completed, dead, cancelled.
+    """
+
+    id: JobId
+    tenant: str
+    topic: str
+    state: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    worker: str
+    created_at: datetime
+    run_at: datetime | None
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    finished_at: datetime | None
+    last_error: str
+    headers: dict[str, str] = field(default_factory=dict, hash=False)
+    payload: bytes = b""
+    result: bytes = b""
+    progress: tuple[int, int, str] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True once the job is completed, dead or cancelled."""
+        return self.state in ("completed", "dead", "cancelled")
+
+
+def job_info(found: jobs.JobInfo) -> JobInfo:
+    """Read a job off the wire."""
+    progress = found.progress if found.HasField("progress") else None
+    return JobInfo(
+        id=id_from_bytes(found.id),
+        tenant=found.tenant,
+        topic=found.topic,
+        state=state_word(found.state),
+        priority=found.priority,
+        attempt=found.attempt,
+        max_attempts=found.max_attempts,
+        cancel_requested=found.cancel_requested,
+        worker=found.worker,
+        created_at=_EPOCH + timedelta(microseconds=found.created_us),
+        run_at=_time(found.run_at_us),
+        claimed_at=_time(found.claimed_us),
+        lease_until=_time(found.lease_until_us),
+        finished_at=_time(found.finished_us),
+        last_error=found.last_error,
+        headers=dict(found.headers),
+        payload=found.payload,
+        result=found.result,
+        progress=(progress.done, progress.total, progress.message) if progress else None,
+    )
+
+
+def state_word(state: int) -> str:
+    """The word for a state; a number this release does not know stays a number."""
+    try:
+        return jobs.State.Name(jobs.State.ValueType(state)).removeprefix("STATE_").lower()
+    except ValueError:
+        return f"state {state}"
+
+
+def _time(microseconds: int) -> datetime | None:
+    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None
+
+
+class Handle(Generic[R]):
+    """One submitted job. `created` is False if the same job existed before (a repeated id or key)."""
+
+    __slots__ = ("_connection", "_returns", "created", "id")
+
+    def __init__(self, connection: Connection, job_id: JobId, returns: object, *, created: bool = True) -> None:
+        self._connection, self._returns = connection, returns
+        self.id = job_id
+        self.created = created
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.id}>"
+
+    def _value(self, found: jobs.JobInfo, kind: object, seconds: float) -> Any:
+        return value_of(found, self._returns if kind is None else kind, job_id=self.id, seconds=seconds)
+
+
+class JobHandle(Handle[R]):
+    """A submitted job, for async code."""
+
+    __slots__ = ()
+
+    @overload
+    async def result(self, timeout: float = ...) -> R: ...  # noqa: ASYNC109
+    @overload
+    async def result(self, timeout: float = ..., *, type: type[T]) -> T: ...  # noqa: ASYNC109
+    async def result(self, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002, ASYNC109
+        """Wait until the job is finished, and give what its handler returned.
+
+        Decoded as the handler's return annotation, or as `type`. Raises JobDead, JobCancelled or ResultTimeout.
+        """
+        found = await self._connection.wait(self.id, timeout=timeout)
+        return self._value(found, type, timeout)
+
+    async def info(self) -> JobInfo:
+        """Read the job as it stands."""
+        return job_info(await self._connection.get(self.id))
+
+
+class SyncHandle(Handle[R]):
+    """A submitted job, for code without an event loop."""
+
+    __slots__ = ()
+
+    @overload
+    def result(self, timeout: float = ...) -> R: ...
+    @overload
+    def result(self, timeout: float = ..., *, type: type[T]) -> T: ...
+    def result(self, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002
+        """As `JobHandle.result`, blocking."""
+        found = self._connection.wait_blocking(self.id, timeout=timeout)
+        return self._value(found, type, timeout)
+
+    def info(self) -> JobInfo:
+        """Read the job as it stands."""
+        return job_info(self._connection.get_blocking(self.id))
+
+
+def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float) -> Any:
+    """The result of a finished job, or the error that says why there is none."""
+    match found.state:
+        case jobs.STATE_COMPLETED:
+            return decode(found.result, decoder_of(kind), what="result") if found.result else None
+        case jobs.STATE_DEAD:
+            raise JobDead(job_id, last_error=found.last_error)
+        case jobs.STATE_CANCELLED:
+            raise JobCancelled(job_id)
+        case _:
+            raise ResultTimeout(job_id, state=state_word(found.state), seconds=seconds)
+
+
+def error_of(receipt: producer.SubmitReceipt, *, key: str) -> HeadgateError | None:
+    """What is wrong with one job of a submit; None if it exists now."""
+    if receipt.code == producer.SUBMIT_CONFLICT:
+        first = id_from_bytes(receipt.id)
+        return SubmitConflict(first, what=f'key "{key}"' if key else f"id {first}")
+    if receipt.code == producer.SUBMIT_REFUSED:
+        return refusal(receipt.error)
+    return None

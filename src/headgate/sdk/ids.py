@@ -1,0 +1,23 @@
+"""Job ids chosen here, before the first send, so that a submit repeated after a lost reply is the same job."""
+
+from __future__ import annotations
+
+import os
+import time
+from uuid import UUID
+
+from headgate.domain.ids import JobId, JobIdMaker
+
+
+def new_id_maker() -> JobIdMaker:
+    """A maker over this machine's clock and entropy; share one per client, so that its ids keep their order."""
+    return JobIdMaker(clock_ms=_unix_ms, entropy=os.urandom)
+
+
+def id_from_bytes(raw: bytes) -> JobId:
+    """Read an id as the wire carries it."""
+    return JobId(UUID(bytes=raw))
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,84 @@
+"""The one thread and event loop on which all of the SDK's network traffic lives.
+
+One for the process, not one for each client: grpc.aio has a single poller that wakes every loop it ever saw, and two
+loops take each other's events (grpc#42357). It also makes the rest simple: a user's handler may block its own loop for
+a minute, and beats and acknowledgements go on; clients may be used from any thread and any number of loops.
+The thread is a daemon and ends with the process. After a fork there is no such thread in the child: whoever opened
+something before the fork is told so (`ForkedProcess`), and a client made after it gets a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar, TypeVarTuple
+
+from headgate.sdk.errors import ForkedProcess
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class IoThread:
+    """A running event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="headgate-io", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def check_pid(self) -> None:
+        """Refuse to work in a forked child, where this thread does not exist and a call would wait for ever."""
+        if self.pid != os.getpid():
+            raise ForkedProcess(
+                f"this Headgate client was opened in process {self.pid} and is used in its fork {os.getpid()}; "
+                "open it after the fork (for example in a post-fork hook of your web server)"
+            )
+
+    def soon(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Run `call` on the loop, from any thread; it must not raise."""
+        self.loop.call_soon_threadsafe(call, *args)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+
+_lock = threading.Lock()
+_shared: IoThread | None = None  # module state, because grpc.aio's poller is: see above
+
+
+def io_thread() -> IoThread:
+    """The process's I/O thread, started at the first call (anew in a forked child)."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.pid != os.getpid():
+            _shared = IoThread()
+        return _shared
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        loop = asyncio.new_event_loop()
+    else:
+        # Its wake-up from another thread does not give up the GIL: handlers that finish in a row are sent as one frame.
+        loop = uvloop.new_event_loop()
+    loop.set_exception_handler(_on_exception)
+    return loop
+
+
+def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # Someone else's grpc.aio in this process (a server in a test, another library) shares the poller's socket; the
+    # loop that loses the race for an event reads nothing. The event itself is handled by the winner.
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)

@@ -1,0 +1,135 @@
+"""What a handler raises to end its attempt otherwise than by returning; any other exception is a failure.
+
+| a handler …                      | outcome   | costs an attempt | next                                         |
+|----------------------------------|-----------|------------------|----------------------------------------------|
+| returns                          | Completed | yes              | the result is stored                         |
+| raises any exception             | Failed    | yes              | retried by its policy, dead at max_attempts  |
+| raises `Fail(..., permanent=True)` | Failed  | yes              | dead at once                                 |
+| raises `Nack(delay, reason)`     | Nack      | yes              | retried after `delay`                        |
+| raises `Snooze(delay)`           | Snooze    | no               | runs again after `delay`                     |
+| raises `Abandon()`               | Abandon   | no               | back to its old place in the queue           |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from datetime import timedelta
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput
+from headgate.domain.validation import MILLISECOND, clean_text, shown, to_ms
+from headgate.wire import jobs_pb2 as pb
+
+Seconds = float | int | timedelta
+
+log = logging.getLogger("headgate.worker")
+
+
+class HandlerVerdict(Exception):
+    """The common root of what a handler may raise on purpose."""
+
+
+class Nack(HandlerVerdict):
+    """Not now: try again after `delay` (0: at once). Costs the attempt; `reason` is shown on the job."""
+
+    def __init__(self, delay: Seconds = 0, reason: str = "") -> None:
+        super().__init__(reason or f"not now, again in {delay}")
+        self.delay_ms, self.reason = delay_in_ms(delay), reason
+
+
+class Snooze(HandlerVerdict):
+    """Run me again after `delay`; costs no attempt."""
+
+    def __init__(self, delay: Seconds) -> None:
+        super().__init__(f"again in {delay}")
+        self.delay_ms = delay_in_ms(delay)
+
+
+class Abandon(HandlerVerdict):
+    """Hand the job back untouched, to its old place, at no cost."""
+
+
+class Fail(HandlerVerdict):
+    """The attempt failed, without a traceback; `permanent` leaves no further attempts."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.permanent = message, permanent
+
+
+class Cancelled(HandlerVerdict):
+    """Raised by `job.raise_if_cancelled()`: someone asked for this job to end."""
+
+
+def delay_in_ms(delay: Seconds, *, field: str = "delay") -> int:
+    """Whole milliseconds from seconds or a timedelta, rounded up; a negative wait is none, with a warning."""
+    if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
+        raise InvalidInput(field, f"must be seconds or a timedelta, got {shown(delay)}")
+    try:
+        span = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    except (OverflowError, ValueError):
+        raise InvalidInput(field, f"must be at most 5 years, got {shown(delay)}") from None
+    if span < timedelta(0):
+        log.warning("%s of %s is negative and was taken as 0", field, delay)
+        return 0
+    if span > limits.DELAY_MAX_MS * MILLISECOND:
+        raise InvalidInput(field, f"must be at most 5 years, got {shown(delay)}")
+    return to_ms(span)
+
+
+def outcome_of(error: BaseException, *, cancelled: bool) -> pb.Outcome:
+    """Say on the wire what an exception out of a handler means; id and epoch are filled in by the caller.
+
+    `cancelled`: the server asked for this job to end, so a cancellation that comes out of it is its answer.
+    """
+    match error:
+        case Nack():
+            reason = clean_text(str(error.reason), limits.REASON_MAX_CHARS)
+            return pb.Outcome(nack=pb.Nack(delay_ms=error.delay_ms, reason=reason))
+        case Snooze():
+            return pb.Outcome(snooze=pb.Snooze(delay_ms=error.delay_ms))
+        case Abandon():
+            return pb.Outcome(abandon=pb.Abandon())
+        case Fail():
+            return failure("Fail", error.message, permanent=error.permanent)
+        case Cancelled():
+            return failure("Cancelled", "the job was cancelled on request")
+        case asyncio.CancelledError() if cancelled:
+            return failure("Cancelled", "the job was cancelled on request")
+        case _:
+            return failure(_type_name(error), _text(error), trace=_trace(error))
+
+
+def failure(kind: str, message: str, *, trace: str = "", permanent: bool = False) -> pb.Outcome:
+    """A failed attempt, its texts made storable and cut to their limits."""
+    return pb.Outcome(
+        failed=pb.Failed(
+            type=clean_text(kind, limits.ERROR_TYPE_MAX_CHARS),
+            message=clean_text(message, limits.ERROR_MESSAGE_MAX_CHARS),
+            traceback=clean_text(trace, limits.ERROR_TRACEBACK_MAX_CHARS),
+            permanent=permanent,
+        )
+    )
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 -- a user's __str__ may do anything; the failure itself must still be told
+        return f"<{type(error).__qualname__} whose text cannot be made>"
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        # The frames of the SDK itself come first and say nothing to the user.
+        tb = error.__traceback__
+        return "".join(traceback.format_exception(type(error), error, tb.tb_next if tb and tb.tb_next else tb))
+    except Exception:  # noqa: BLE001 -- as above
+        return ""

@@ -1,0 +1,198 @@
+"""Dialling a server, the methods it has, and what its refusals mean in words."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, TypeAlias, cast
+
+import grpc
+import grpc.aio
+
+from headgate.domain.errors import HeadgateError, NotFound
+from headgate.sdk.addresses import Address
+from headgate.sdk.errors import (
+    Forbidden,
+    NotConnected,
+    ServerError,
+    SubmitRefused,
+    Superseded,
+    Unauthenticated,
+    VersionMismatch,
+)
+from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import producer_pb2 as producer
+from headgate.wire import worker_pb2 as worker
+
+try:
+    VERSION: Final = version("headgate")
+except PackageNotFoundError:  # run from a source tree
+    VERSION = "0"  # type: ignore[misc]
+CLIENT: Final = f"headgate-python/{VERSION}"
+
+WorkCall: TypeAlias = "grpc.aio.StreamStreamCall[worker.WorkerFrame, worker.ServerFrame]"
+ProduceCall: TypeAlias = "grpc.aio.StreamStreamCall[producer.ProducerFrame, producer.ProducerReply]"
+
+FRAME_MAX_BYTES: Final = 64 * 1024 * 1024  # frames are bounded by their makers to about 1 MB plus one job of 1 MiB
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", FRAME_MAX_BYTES),
+    ("grpc.max_send_message_length", FRAME_MAX_BYTES),
+    # A channel of ours is one connection attempt: a shared subchannel would carry over gRPC's own backoff, and a
+    # server that is back would not be tried for up to two minutes.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+RETRIED: Final = frozenset(
+    {"store_unavailable", "outcome_unknown", "store_busy", "read_only", "overloaded", "shutting_down", "unavailable"}
+)
+"""Codes of the server after which the same request may succeed."""
+
+
+def open_channel(address: Address) -> grpc.aio.Channel:
+    """A channel of its own; it connects at the first call. On the I/O loop only."""
+    if address.tls:
+        return grpc.aio.secure_channel(address.target, grpc.ssl_channel_credentials(), options=_OPTIONS)
+    return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
+
+
+def open_work(channel: grpc.aio.Channel) -> WorkCall:
+    """Begin the worker's stream."""
+    begin = channel.stream_stream(
+        "/headgate.v1.WorkerService/Work",
+        request_serializer=worker.WorkerFrame.SerializeToString,
+        response_deserializer=worker.ServerFrame.FromString,
+    )
+    return cast("WorkCall", begin())  # the stubs know the request as any message
+
+
+def open_produce(channel: grpc.aio.Channel) -> ProduceCall:
+    """Begin the producer's stream."""
+    begin = channel.stream_stream(
+        "/headgate.v1.ProducerService/Produce",
+        request_serializer=producer.ProducerFrame.SerializeToString,
+        response_deserializer=producer.ProducerReply.FromString,
+    )
+    return cast("ProduceCall", begin())  # as above
+
+
+async def next_frame(call: WorkCall) -> worker.ServerFrame | None:
+    """Read one frame; None at the end. The stubs join the end's marker and the message to `object`."""
+    return cast("worker.ServerFrame", frame) if (frame := await call.read()) else None
+
+
+async def next_reply(call: ProduceCall) -> producer.ProducerReply | None:
+    """Read one reply; None at the end."""
+    return cast("producer.ProducerReply", reply) if (reply := await call.read()) else None
+
+
+async def get_job(
+    channel: grpc.aio.Channel, request: producer.GetJobRequest, *, token: str, seconds: float
+) -> jobs.JobInfo:
+    """Read one job."""
+    call = channel.unary_unary(
+        "/headgate.v1.ProducerService/GetJob",
+        request_serializer=producer.GetJobRequest.SerializeToString,
+        response_deserializer=jobs.JobInfo.FromString,
+    )
+    return await call(request, timeout=seconds, metadata=bearer(token))
+
+
+async def wait_result(
+    channel: grpc.aio.Channel, request: producer.WaitResultRequest, *, token: str, seconds: float
+) -> jobs.JobInfo:
+    """Read one job as soon as it is finished, or as it stands when the request's time is over."""
+    call = channel.unary_unary(
+        "/headgate.v1.ProducerService/WaitResult",
+        request_serializer=producer.WaitResultRequest.SerializeToString,
+        response_deserializer=jobs.JobInfo.FromString,
+    )
+    return await call(request, timeout=seconds, metadata=bearer(token))
+
+
+async def report_outcomes(
+    channel: grpc.aio.Channel, request: worker.ReportOutcomeRequest, *, token: str, seconds: float
+) -> worker.ReportOutcomeResponse:
+    """Report outcomes without a stream."""
+    call = channel.unary_unary(
+        "/headgate.v1.WorkerService/ReportOutcome",
+        request_serializer=worker.ReportOutcomeRequest.SerializeToString,
+        response_deserializer=worker.ReportOutcomeResponse.FromString,
+    )
+    return await call(request, timeout=seconds, metadata=bearer(token))
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call outside the two streams."""
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+LASTING: Final = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
+"""Another attempt would be answered alike: the caller is told at once."""
+
+
+def explain(error: grpc.aio.AioRpcError | Exception, address: Address, *, subject: str = "") -> HeadgateError:
+    """Turn a failed call into one sentence with the address and the next step; `subject` is the job asked for."""
+    if isinstance(error, HeadgateError):
+        return error
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return ServerError(f"the connection to {address} failed: {type(error).__name__}: {str(error)[:200]}")
+    status, details, reported = error.code(), (error.details() or "").strip(), reported_code(error)
+    if reported == "superseded":
+        return Superseded(f"{address} disconnected this worker: {details}; give every worker an id of its own")
+    match status:
+        case grpc.StatusCode.UNAVAILABLE:
+            return not_connected(address, details)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return NotConnected(f"{address} did not answer in time; see whether the server is overloaded or hangs")
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return Unauthenticated(f"{address} does not accept the token ({details}); check HEADGATE_TOKEN")
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return Forbidden(f"{address} refused: {details}; use a token that allows it")
+        case grpc.StatusCode.NOT_FOUND:
+            return NotFound("job", subject) if subject else ServerError(f"{address}: {details}", reported=reported)
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return VersionMismatch(
+                f"{address} does not know this call of {CLIENT} ({details}); "
+                "use an SDK and a server of the same release, and check that this is Headgate's gRPC port"
+            )
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return SubmitRefused("request", details, reported=reported or "invalid_input")
+        case _:
+            word = status.name.lower()
+            return ServerError(
+                f"{address} answered {reported or word}: {details[:500] or 'no reason given'}",
+                reported=reported or word,
+            )
+
+
+def not_connected(address: Address, details: str = "") -> NotConnected:
+    """Nobody answers there."""
+    reason = "connection refused" if "refused" in details.lower() else details[:160] or "no answer"
+    return NotConnected(
+        f"cannot reach Headgate at {address} ({reason}); start it with `headgate serve`, or set HEADGATE_URL"
+    )
+
+
+def reported_code(error: grpc.aio.AioRpcError) -> str:
+    """The server's own word for what went wrong, which it puts into the trailers."""
+    for name, value in error.trailing_metadata() or ():
+        if name == "headgate-code":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+def stands(error: BaseException) -> bool:
+    """True if trying again, here or elsewhere, would be answered alike."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return isinstance(error, Superseded)
+    return error.code() in LASTING or reported_code(error) == "superseded"

@@ -1,0 +1,74 @@
+"""The client for code without an event loop: scripts, Django views, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from uuid import UUID
+
+from headgate.domain.ids import parse_job_id
+from headgate.domain.validation import check_topic
+from headgate.sdk.app import FLUSH_SECONDS, Headgate, body_of
+from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
+from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.submitting import submit_blocking, submit_many_blocking
+from headgate.sdk.tasks import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncHeadgate:
+    """Blocking twins of `Headgate`'s calls; safe to use from many threads at once.
+
+    Over an existing client (`hg.sync`), or with an address of its own: `SyncHeadgate("queue:7070")`.
+    """
+
+    def __init__(self, app: Headgate | str | Sequence[str] | None = None, *, token: str | None = None) -> None:
+        self._app = app if isinstance(app, Headgate) else Headgate(app, token=token)
+        self._connection = self._app._connection
+
+    def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
+        """Store a job with these arguments; returns once it is committed. See `Task.submit`."""
+        return task.submit_blocking(*args, **kwargs)
+
+    def submit_many(
+        self, task: Task[..., R], calls: Iterable[Mapping[str, object] | Sequence[object]]
+    ) -> list[SyncHandle[R]]:
+        """Store many jobs; returns once all are committed. See `Task.submit_many`."""
+        return task.submit_many_blocking(calls)
+
+    def submit_to(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> SyncHandle[Any]:
+        """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
+        return submit_blocking(self._connection, check_topic(topic), body_of(payload), Prepared(options), returns=Any)
+
+    def submit_many_to(
+        self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
+    ) -> list[SyncHandle[Any]]:
+        """Store many jobs for a topic that is handled elsewhere."""
+        bodies = map(body_of, payloads)
+        return submit_many_blocking(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+
+    def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
+        """Read a job as it stands; its payload and result on request. Raises NotFound."""
+        return job_info(self._connection.get_blocking(parse_job_id(job_id), payload=payload, result=result))
+
+    def result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:
+        """Wait until a job is finished, and give its result decoded from JSON."""
+        known = parse_job_id(job_id)
+        found = self._connection.wait_blocking(known, timeout=timeout)
+        return value_of(found, Any, job_id=known, seconds=timeout)
+
+    def close(self, *, flush: float = FLUSH_SECONDS) -> None:
+        """Send what is on its way, for at most `flush` seconds, and close."""
+        if ending := self._connection.start_close(flush=flush):
+            ending.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

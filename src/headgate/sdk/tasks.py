@@ -1,0 +1,143 @@
+"""A registered function: how to submit it, and what a worker needs to run it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+
+from headgate.domain.errors import InvalidInput
+from headgate.domain.validation import check_payload, check_topic, shown
+from headgate.sdk.arguments import Arguments
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import PayloadError
+from headgate.sdk.handles import JobHandle, SyncHandle
+from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.submitting import submit, submit_blocking, submit_many, submit_many_blocking
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RunIn = Literal["loop", "thread", "process"]
+
+
+class Task(Generic[P, R]):
+    """One topic and the function that handles its jobs.
+
+    `function` is the function as it was written. `submit(...)` takes the function's own arguments (without its `Job`
+    parameter) and is typed by them. Options are given by `with_options(...)`, which is typed, or at once as
+    `submit(..., options=dict(...))`, which type checkers do not see: a ParamSpec has no room for a further keyword.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        function: Callable[..., object],
+        *,
+        run_in: RunIn | None = None,
+        options: Prepared,
+    ) -> None:
+        """Registration refuses what could only fail later: see `InvalidInput`'s field."""
+        self.topic = check_topic(topic)
+        if not callable(function):
+            raise InvalidInput(self.topic, f"needs a function to handle it, got {shown(function)}")
+        self.function = function
+        self.name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.run_in = _where(function, run_in, self.name)
+        self.arguments = Arguments(function, name=self.name.rpartition(".")[2])
+        if "options" in inspect.signature(function).parameters:
+            raise InvalidInput(self.name, "has a parameter named options, which submit() keeps for itself")
+        self._connection = connection
+        self._options = options
+        self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<Task {self.topic}: {self.name}>"
+
+    def with_options(self, **options: Unpack[JobOptions]) -> Task[P, R]:
+        """The same task with other options for what is submitted through it.
+
+        >>> await send_email.with_options(priority=10, delay=60).submit("a@b.example", subject="Hi")
+        """
+        twin: Task[P, R] = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._options = self._options.over(options)
+        return twin
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Store a job with these arguments; returns once it is committed.
+
+        Raises PayloadError before anything is sent if the arguments do not fit the function. A broken connection is
+        ridden out for `timeout` seconds (an option, 30 by default); then NotConnected or NotAcknowledged.
+        """
+        options = self._chosen(kwargs)
+        payload = self.arguments.payload_of_call(args, kwargs)
+        return await submit(self._connection, self.topic, payload, options, returns=self.arguments.returns)
+
+    async def submit_raw(self, payload: bytes) -> JobHandle[R]:
+        """Store a job with this very body, for functions that take nothing but a Job."""
+        body = check_payload(payload)
+        return await submit(self._connection, self.topic, body, self._options, returns=self.arguments.returns)
+
+    async def submit_many(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[JobHandle[R]]:
+        """Store many jobs, the fast way; returns once all are committed.
+
+        Each call is a mapping of arguments by name or a tuple of positional ones. Not atomic: if some are refused,
+        SubmitManyError names them, and the others exist.
+        """
+        return await submit_many(
+            self._connection, self.topic, self._payloads(calls), self._options, returns=self.arguments.returns
+        )
+
+    # --- without an event loop: SyncHeadgate calls these --------------------------------------------------------------
+
+    def submit_blocking(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
+        """As `submit`, blocking this thread."""
+        options = self._chosen(kwargs)
+        payload = self.arguments.payload_of_call(args, kwargs)
+        return submit_blocking(self._connection, self.topic, payload, options, returns=self.arguments.returns)
+
+    def submit_many_blocking(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[SyncHandle[R]]:
+        """As `submit_many`, blocking this thread."""
+        return submit_many_blocking(
+            self._connection, self.topic, self._payloads(calls), self._options, returns=self.arguments.returns
+        )
+
+    def _chosen(self, kwargs: dict[str, Any]) -> Prepared:
+        given = kwargs.pop("options", None)
+        if given is None:
+            return self._options
+        if not isinstance(given, Mapping):
+            raise InvalidInput("options", f"must be a dict, got {shown(given)}")
+        return self._options.over(cast("JobOptions", dict(given)))
+
+    def _payloads(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> Iterator[bytes]:
+        by_name, by_place = self.arguments.payload_of_named, self.arguments.payload_of_call
+        for at, call in enumerate(calls):
+            if isinstance(call, Mapping) and not self.arguments.raw:
+                yield by_name(call)
+            elif isinstance(call, bytes) and self.arguments.raw:
+                yield check_payload(call)
+            elif isinstance(call, tuple | list):
+                yield by_place(tuple(call), {})
+            else:
+                raise PayloadError(f"calls[{at}]", f"must be a dict or a tuple of arguments, got {shown(call)}")
+
+
+def _where(function: Callable[..., object], run_in: RunIn | None, name: str) -> RunIn:
+    called = function if inspect.isroutine(function) or hasattr(function, "func") else type(function).__call__
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
+        raise InvalidInput(name, "is a generator; a handler returns its result once")
+    if run_in is None:
+        return "loop" if is_async else "thread"
+    if run_in not in ("loop", "thread", "process"):
+        raise InvalidInput("run_in", f'must be "loop", "thread" or "process", got {shown(run_in)}')
+    if is_async and run_in != "loop":
+        raise InvalidInput(name, f"is async and cannot run in a {run_in}; write it with def, or leave run_in out")
+    if not is_async and run_in == "loop":
+        raise InvalidInput(name, "is not async: on the loop it would block all others; write it with async def")
+    if run_in == "process" and ("<" in name or getattr(function, "__module__", None) is None):
+        raise InvalidInput(name, "cannot be found by name from another process; define it at the top of a module")
+    return run_in

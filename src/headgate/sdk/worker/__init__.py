@@ -1,0 +1,40 @@
+"""The worker: who runs where, who owns what, and what each failure does.
+
+**Actors.**
+- The *I/O thread* (`io_thread`), one for the process: `Link` (streams, beats), `Ledger` and `Outbox` (what we hold,
+  what we owe), `Inbound` and `Outbound` (what the server says, what we say), `Stopper`. All of them belong to that
+  thread's event loop.
+- The *user's loop*: `LoopSlots`, long-lived tasks that run async handlers.
+- *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones.
+
+**Crossings.** Jobs go from the link to the slots once per frame. Outcomes come back by `Link.report`: append to a
+deque, and wake the I/O loop unless it is woken already. So the number of crossings follows the number of frames, not
+of jobs. When the writer is idle a single outcome leaves at once; while it writes, outcomes gather for the next frame,
+which also carries the credit that their slots set free.
+
+**State.** Only the I/O loop changes the ledger. A `Job` is shared: the I/O loop sets its flags (cancel_requested, lost,
+abandoned) and its handler reads them; `where` belongs to the user's loop. A job is *held* from delivery until its
+outcome is acknowledged, and every beat and every Hello lists all that is held, started or not.
+
+**Failures.**
+
+- A handler blocks the user's loop: beats go on, threads go on, other async handlers wait.
+- The stream breaks, or the server is silent for two beats: reconnect, jittered, to the next address; declare what is
+  held; send unanswered outcomes again. Handlers never notice.
+- The server no longer counts a job as ours (`lost`): stop its handler, send no outcome. Its slot is free when the
+  handler has ended.
+- The same (id, epoch) is delivered again: ignored. A newer epoch of a running job: the older run counts as lost.
+- The server drains: no more credit there, unstarted jobs go back, started ones finish, then the next address.
+- A cancel is asked for: the flag at once; the task is cancelled after a grace, or at once if the handler takes no Job.
+- A handler ignores its cancellation: said once (`did_not_stop`), and its slot stays taken.
+- A handler raises, SystemExit included: Failed; the worker lives.
+- A job's topic has no handler here: Abandon, one warning, and the topic is left out of later Readys.
+- Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for.
+- The token is refused, or the worker id is used elsewhere: `run()` raises.
+- SIGTERM, `stop()`: see `stopping`. A second one does not wait for handlers.
+- SIGKILL: the leases lapse. The only case that costs attempts.
+"""
+
+from headgate.sdk.worker.worker import Worker, WorkerOptions
+
+__all__ = ["Worker", "WorkerOptions"]

@@ -1,0 +1,44 @@
+"""One attempt: decode, call, and turn whatever comes out of it into an outcome. Runs where the handler runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+from headgate.sdk.codec import encode_result
+from headgate.sdk.job import Job
+from headgate.sdk.outcomes import failure, outcome_of
+from headgate.sdk.tasks import Task
+from headgate.sdk.worker.outbox import Outcome, abandon
+
+
+async def attempt_async(task: Task[Any, Any], job: Job, slot: asyncio.Task[None] | None) -> Outcome:
+    """Run an async handler in the current task; never raises but GeneratorExit, when its loop is thrown away."""
+    try:
+        value = await task.arguments.call(task.function, job)
+        return b"" if value is None else encode_result(value)
+    except GeneratorExit:
+        raise
+    except asyncio.CancelledError as error:
+        # If the slot itself was cancelled and not for the job's sake, the loop is ending: hand the job back.
+        if slot is not None and slot.cancelling() and not job.cancel_requested:
+            return abandon()
+        return outcome_of(error, cancelled=job.cancel_requested)
+    except BaseException as error:  # noqa: BLE001 -- SystemExit too: it ends the attempt, not the worker
+        return outcome_of(error, cancelled=job.cancel_requested)
+
+
+def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
+    """Run a plain handler in this thread; never raises."""
+    try:
+        value = task.arguments.call(task.function, job)
+        if value is None:
+            return b""
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            return failure("TypeError", f"{task.name} returned an awaitable; register it as an async function")
+        return encode_result(value)
+    except BaseException as error:  # noqa: BLE001 -- as above
+        return outcome_of(error, cancelled=job.cancel_requested)

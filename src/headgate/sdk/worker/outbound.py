@@ -1,0 +1,102 @@
+"""What the worker says: outcomes, beats with progress and wishes, and how many more jobs it will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headgate.sdk import rpc
+from headgate.sdk.job import Job
+from headgate.sdk.worker.ledger import Ledger
+from headgate.wire import worker_pb2 as pb
+
+READY_MAX: Final = 100_000
+"""What the server takes in one Ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """What a link tells about its worker."""
+
+    worker_id: str
+    token: str
+    topics: tuple[str, ...]
+    lease_seconds: int
+
+
+class Outbound:
+    """Makes the frames of one worker's streams, on the I/O loop; `progress` and `extensions` are filled by handlers."""
+
+    def __init__(self, settings: LinkSettings, ledger: Ledger) -> None:
+        self._settings, self._ledger = settings, ledger
+        # The latest of each job, put there by any thread; bounded by the slots.
+        self.progress: dict[bytes, Job] = {}
+        self.extensions: dict[bytes, tuple[Job, int]] = {}
+        self._resumed = False
+        self._topics_sent: tuple[str, ...] = ()
+
+    def hello(self) -> pb.WorkerFrame:
+        """The first frame of a stream: who we are, and all that we hold."""
+        return pb.WorkerFrame(
+            hello=pb.Hello(
+                token=self._settings.token,
+                worker_id=self._settings.worker_id,
+                client=rpc.CLIENT,
+                held=self._held(),
+                resumed=self._resumed,
+            )
+        )
+
+    def greeted(self) -> None:
+        """The stream is open: credit and topics belong to a stream, and what is unanswered is said again."""
+        self._resumed = True
+        self._topics_sent = ()
+        self._ledger.asked = 0
+        self._ledger.outbox.new_stream()
+
+    def next_frame(self, *, now: float, beat: bool, ask: bool) -> pb.WorkerFrame | None:
+        """All there is to say, in one frame; None if there is nothing."""
+        frame, full = pb.WorkerFrame(), beat
+        if len(self._ledger.outbox):
+            if self._ledger.outbox.fill(frame.outcomes, now=now):
+                full = True
+            else:
+                frame.ClearField("outcomes")
+        if beat:
+            self._fill_beat(frame.beat)
+        if ask and self._ask(frame):
+            full = True
+        return frame if full else None
+
+    def _ask(self, frame: pb.WorkerFrame) -> bool:
+        topics = self._settings.topics
+        if self._ledger.refused_topics:
+            topics = tuple(topic for topic in topics if topic not in self._ledger.refused_topics)
+        count = min(self._ledger.credit(), READY_MAX)
+        if not count or not topics:
+            return False
+        if topics != self._topics_sent:
+            frame.ready.topics.extend(topics)
+            self._topics_sent = topics
+        frame.ready.count = count
+        frame.ready.lease_seconds = self._settings.lease_seconds
+        self._ledger.asked += count
+        return True
+
+    def _fill_beat(self, beat: pb.Beat) -> None:
+        beat.held.CopyFrom(self._held())
+        progress, self.progress = self.progress, {}
+        extensions, self.extensions = self.extensions, {}
+        held = self._ledger.held
+        for job in progress.values():
+            if held.get(job.raw_id) is job and job.last_progress is not None:
+                done, total, message = job.last_progress
+                word = beat.progress.add(id=job.raw_id, epoch=job.epoch)
+                word.progress.done, word.progress.total, word.progress.message = done, total, message
+        for job, seconds in extensions.values():
+            if held.get(job.raw_id) is job:
+                beat.extensions.add(id=job.raw_id, epoch=job.epoch, lease_seconds=seconds)
+
+    def _held(self) -> pb.Held:
+        held = self._ledger.held
+        return pb.Held(ids=list(held), epochs=[job.epoch for job in held.values()])

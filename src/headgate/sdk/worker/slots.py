@@ -1,0 +1,149 @@
+"""Slots for async handlers: a few long-lived tasks on the user's loop that take jobs from one inbox.
+
+The I/O thread extends the inbox and wakes the loop once per frame; it may also take back what no slot has begun
+(a deque's ends are safe to use from two threads). All else happens on the user's loop.
+
+A task per job would cost as much as the rest of a short job. So a slot runs one job after the other, and one slot is
+enough as long as handlers do not wait: only when it gives up control with jobs left are others woken. What a handler
+leaves behind (context variables, a pending cancellation) must not reach the next job: such a slot ends, and a fresh
+one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from headgate.sdk.job import Job
+from headgate.sdk.tasks import Task
+from headgate.sdk.worker.execution import attempt_async
+from headgate.sdk.worker.outbox import Outcome
+
+Report = Callable[[Job, "Outcome | None"], None]
+
+TURN_SECONDS: Final = 0.005
+"""How long a slot may go on without giving others on the loop their turn."""
+
+
+class LoopSlots:
+    """Runs async handlers on one event loop, at most `size` at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, size: int) -> None:
+        self._loop, self._report, self._size = loop, report, size
+        self._inbox: deque[Job] = deque()  # bounded by the ledger: never more than there are slots
+        self._idle: list[asyncio.Future[None]] = []
+        # Not a task group: leaving one would wait for a handler that ignores its cancellation.
+        self._slots: set[asyncio.Task[None]] = set()
+        self._context = contextvars.copy_context()
+        self._waking = False
+        self._closed = False
+
+    # --- from the I/O thread -----------------------------------------------------------------------------------------
+
+    def feed(self, jobs: list[Job]) -> None:
+        """Hand over jobs to run: one crossing, however many."""
+        self._inbox.extend(jobs)
+        self._cross(self._wake_more)
+
+    def take_back(self) -> list[Job]:
+        """Take back what no slot has begun."""
+        taken: list[Job] = []
+        try:
+            while True:
+                taken.append(self._inbox.popleft())
+        except IndexError:
+            return taken
+
+    def cancel(self, jobs: list[Job]) -> None:
+        """Cancel the handlers of these jobs, if they still run."""
+        self._cross(self._cancel, jobs)
+
+    def _cross(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop was closed under us: the worker is ending, and the jobs will be handed back
+            return
+
+    # --- on the loop -------------------------------------------------------------------------------------------------
+
+    def _wake_more(self) -> None:
+        """Set as many slots to work as there are jobs waiting; one first, which may well do them all."""
+        self._waking = False
+        wanted = 1 if self._all_idle() else len(self._inbox)
+        while wanted > 0 and self._inbox:
+            wanted -= 1
+            if self._idle:
+                waiter = self._idle.pop()
+                if not waiter.done():
+                    waiter.set_result(None)
+            elif len(self._slots) < self._size:
+                self._new_slot()
+            else:
+                return
+
+    def _all_idle(self) -> bool:
+        return len(self._idle) == len(self._slots)
+
+    def _new_slot(self) -> None:
+        context = self._context.copy()
+        slot = self._loop.create_task(self._serve(context.copy()), name="headgate slot", context=context)
+        self._slots.add(slot)
+        slot.add_done_callback(self._slots.discard)
+
+    async def _serve(self, clean: contextvars.Context) -> None:
+        me = cast("asyncio.Task[None]", asyncio.current_task())
+        inbox, monotonic = self._inbox, time.monotonic
+        turn_ends = monotonic() + TURN_SECONDS
+        while not self._closed:
+            try:
+                job = inbox.popleft()
+            except IndexError:  # empty, or taken back just now
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+                turn_ends = monotonic() + TURN_SECONDS
+                continue
+            if inbox and not self._waking:
+                self._waking = True
+                self._loop.call_soon(self._wake_more)  # comes to run if this job waits for something
+            if job.lost or job.abandoned:
+                self._report(job, None)
+                continue
+            job.where = me
+            outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me)
+            job.where = None
+            self._report(job, outcome)
+            if me.cancelling() or contextvars.copy_context() != clean:
+                break
+            if monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = monotonic() + TURN_SECONDS
+        if not self._closed:
+            self._slots.discard(me)
+            if inbox:
+                self._new_slot()
+
+    def _cancel(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.where is not None:
+                job.where.cancel()
+
+    async def close(self, *, patience: float) -> int:
+        """End idle slots and cancel busy ones; gives how many did not end within `patience` seconds."""
+        self._closed = True
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_result(None)
+        slots = [slot for slot in self._slots if not slot.done()]
+        if not slots:
+            return 0
+        _, busy = await asyncio.wait(slots, timeout=0.05)
+        for slot in busy:
+            slot.cancel()
+        if busy:
+            _, busy = await asyncio.wait(busy, timeout=patience)
+        return len(busy)

@@ -1,0 +1,106 @@
+"""How a worker stops, on the I/O loop. The order is the design:
+
+ask for nothing more → hand back what no handler has begun → let handlers finish within the grace → cancel those that
+can be cancelled and hand back the rest → have every outcome answered → close the stream.
+A second request to stop (`hurry`) skips the waiting, never the handing back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from headgate.sdk import rpc
+from headgate.sdk.addresses import Address
+from headgate.sdk.job import Job
+from headgate.sdk.worker.inbound import Stops
+from headgate.sdk.worker.link import Link
+from headgate.wire import worker_pb2 as pb
+
+log = logging.getLogger("headgate.worker")
+
+FLUSH_SECONDS: Final = 10.0
+HURRIED_FLUSH_SECONDS: Final = 2.0
+UNWIND_SECONDS: Final = 2.0
+"""What a cancelled handler gets to clean up before its job is handed back."""
+REPORT_SECONDS: Final = 5.0
+
+
+class Stopper:
+    """Brings one worker to its end."""
+
+    def __init__(self, link: Link, slots: Stops, addresses: tuple[Address, ...], *, worker_id: str, token: str) -> None:
+        self._link, self._slots, self._addresses = link, slots, addresses
+        self._worker_id, self._token = worker_id, token
+        self._hurried = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, grace: float) -> None:
+        """Start to stop; harmless when repeated."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._stop(grace), name="headgate worker stop")
+
+    def hurry(self) -> None:
+        """Wait for handlers no longer."""
+        self._hurried = True
+        self._link.changed.set()
+        self.begin(0.0)
+
+    async def _stop(self, grace: float) -> None:
+        link, ledger = self._link, self._link.ledger
+        link.resting = True
+        link.hand_back_unstarted()
+        link.wake()
+        await self._until(lambda: not ledger.active, grace)
+        if running := ledger.running():
+            log.warning("%d handlers did not finish within %g s: handing their jobs back", len(running), grace)
+            await self._hand_back(running)
+        flush = HURRIED_FLUSH_SECONDS if self._hurried else FLUSH_SECONDS
+        await self._until(lambda: not len(ledger.outbox), flush, hurried=False)
+        if len(ledger.outbox):
+            await self._report_without_stream()
+        link.close()
+
+    async def _hand_back(self, running: list[Job]) -> None:
+        for job in running:
+            job.abandoned = True  # from here on only a success of its handler is sent: it was cut short
+            job.ask_to_stop()
+        self._slots.stop(running)
+        await self._until(lambda: not self._link.ledger.active, UNWIND_SECONDS)
+        for job in running:
+            self._link.ledger.hand_back(job)
+        self._link.wake()
+
+    async def _until(self, check: Callable[[], bool], seconds: float, *, hurried: bool = True) -> None:
+        """Wait until `check` holds, `seconds` have passed or, unless told otherwise, someone is in a hurry."""
+        changed = self._link.changed
+        try:
+            async with asyncio.timeout(seconds):
+                while not check() and not (hurried and self._hurried):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return
+
+    async def _report_without_stream(self) -> None:
+        """The stream is gone or does not answer: report by a unary call, to whichever server takes it."""
+        outbox = self._link.ledger.outbox
+        outcomes = [outcome for _, outcome in outbox.everything()]
+        request = pb.ReportOutcomeRequest(worker_id=self._worker_id, outcomes=outcomes)
+        for address in self._addresses:
+            channel = rpc.open_channel(address)
+            try:
+                await rpc.report_outcomes(channel, request, token=self._token, seconds=REPORT_SECONDS)
+            except Exception as error:  # noqa: BLE001 -- the next address may take it; the last word is logged below
+                log.info("%s", rpc.explain(error, address))
+            else:
+                outbox.clear()
+                return
+            finally:
+                await channel.close()
+        log.error(
+            "%d outcomes could not be reported to any server; these jobs will run again when their leases lapse",
+            len(outcomes),
+        )

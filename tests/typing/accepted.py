@@ -1,0 +1,77 @@
+"""SDK code that must type-check in strict mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import assert_type
+
+from headgate import Fail, Headgate, Job, JobHandle, Nack, RetryPolicy, Snooze, SyncHandle, Task, this_job
+from headgate.sdk.testing import run_inline
+
+hg = Headgate()
+
+
+@dataclass
+class Receipt:
+    number: int
+
+
+@hg.job("keyword", max_attempts=5, retry=RetryPolicy.fixed(timedelta(seconds=3)))
+async def keyword(to: str, subject: str = "", *, job: Job = this_job) -> Receipt:
+    await job.progress(1, 3, "rendering")
+    if job.attempt > 3:
+        raise Nack(delay=30, reason="limited")
+    return Receipt(1)
+
+
+@hg.job("first")
+def first(job: Job, count: int) -> list[int]:
+    job.progress(1)
+    job.extend(timedelta(minutes=1))
+    if count < 0:
+        raise Fail("negative", permanent=True)
+    return [count]
+
+
+@hg.job("plain", run_in="thread")
+def plain(count: int) -> int:
+    if count > 3:
+        raise Snooze(3)
+    return count
+
+
+@hg.job("raw")
+async def raw(job: Job) -> None:
+    job.logger.info("%d bytes", len(job.payload))
+
+
+async def producer() -> None:
+    handle = await keyword.submit("a@b.example", subject="Hi")
+    assert_type(handle, JobHandle[Receipt])
+    assert_type(await handle.result(timeout=3), Receipt)
+    assert_type(await handle.result(type=int), int)
+    assert_type(await first.submit(3), JobHandle[list[int]])
+    assert_type(await first.with_options(priority="high", delay=3).submit(count=3), JobHandle[list[int]])
+    assert_type(await plain.submit_many([{"count": 1}, (2,)]), list[JobHandle[int]])
+    assert_type(hg.sync.submit(plain, 3), SyncHandle[int])
+    assert_type(hg.sync.submit(plain, 3).result(), int)
+    assert_type(await run_inline(first, 3), list[int])
+    await raw.submit_raw(b"bytes")
+    await raw.submit()
+    await hg.submit("elsewhere", {"a": 1}, priority=3, tags=["x"])
+
+
+def takes_task(task: Task[[int], int]) -> None: ...
+
+
+takes_task(plain)
+
+
+async def worker() -> None:
+    await hg.work(concurrency=10, prefetch=5, topics=["plain"], grace=timedelta(seconds=30))
+    hg.worker(lease=60).stop()
+
+
+def main() -> None:
+    hg.run_worker(concurrency=4)

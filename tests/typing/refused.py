@@ -1,0 +1,38 @@
+"""SDK code that must not type-check: every line marked with E has an error of that kind, and no other line has one."""
+
+from __future__ import annotations
+
+from headgate import Headgate, Job, Nack, this_job
+
+hg = Headgate()
+
+
+@hg.job("send")
+async def send(to: str, copies: int = 1, *, job: Job = this_job) -> int:
+    return copies
+
+
+@hg.job("first")
+def first(job: Job, count: int) -> int:
+    return count
+
+
+async def producer() -> str:
+    await send.submit(3)  # E: arg-type
+    await send.submit()  # E: call-arg
+    await send.submit("a", nobody=1)  # E: call-arg
+    await send.submit("a", copies="2")  # E: arg-type
+    await first.submit("x")  # E: arg-type
+    hg.sync.submit(first)  # E: call-arg
+    send.with_options(colour="red")  # E: call-arg
+    send.with_options(max_attempts="3")  # E: arg-type
+    hg.job("x", run_in="moon")  # E: arg-type
+    await hg.work(threads=3)  # E: call-arg
+    raise_it: Nack = Nack(reason=3)  # E: arg-type
+    raise raise_it
+    return await (await send.submit("a")).result()  # E: unreachable
+
+
+async def wrong_result() -> str:
+    handle = await send.submit("a")
+    return await handle.result()  # E: return-value

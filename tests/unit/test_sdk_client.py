@@ -1,0 +1,479 @@
+"""The client against a scripted server: coalescing, resending, refusals, threads and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from headgate import (
+    Closed,
+    ForkedProcess,
+    Headgate,
+    InvalidInput,
+    JobCancelled,
+    JobDead,
+    NotAcknowledged,
+    NotConnected,
+    NotFound,
+    OutboxFull,
+    PayloadError,
+    ResultTimeout,
+    RetryPolicy,
+    SubmitConflict,
+    SubmitManyError,
+    SubmitRefused,
+    SyncHeadgate,
+    Unauthenticated,
+)
+from headgate.domain.backoff import BackoffKind
+from headgate.sdk.addresses import addresses_of
+from headgate.sdk.connection import Connection
+from headgate.sdk.ids import new_id_maker
+from headgate.wire import jobs_pb2, producer_pb2
+from tests.support.fake_server import fake_server, on_io, until
+
+GONE = "127.0.0.1:1"
+
+
+def mail(app: Headgate, **options: Any) -> Any:
+    async def send(to: str, copies: int = 1) -> dict[str, int]:
+        return {"sent": copies}
+
+    return app.register("mail", send, **options)
+
+
+@pytest.mark.req("W26")
+async def test_a_lone_submit_goes_at_once_as_a_plain_job() -> None:
+    async with fake_server() as server, Headgate(server.address, token="secret") as app:
+        handle = await mail(app).submit("a@b", copies=2)
+        link = await server.producer()
+        assert link.received[0].hello.token == "secret"
+        (frame,) = link.frames()
+        assert (frame.plain.topic, list(frame.plain.ids)) == ("mail", [handle.id.bytes])
+        assert list(frame.plain.payloads) == [b'{"to":"a@b","copies":2}']
+        assert (frame.plain.fresh, list(frame.plain.priorities), handle.created) == (True, [], True)
+        assert handle.id.version == 7
+
+
+async def test_submits_made_while_a_frame_is_on_its_way_share_the_next_ones() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        await task.submit("first")
+        handles = await asyncio.gather(*(task.submit(f"{n}") for n in range(500)))
+        (link,) = server.producers
+        assert len(link.frames()) < 50
+        assert set(link.ids()) >= {handle.id.bytes for handle in handles}
+        assert len(set(link.ids())) == 501
+
+
+async def test_receipts_find_their_callers_by_place() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        older = new_id_maker().next_id()
+        calls = {
+            "plain": task.submit("plain"),
+            "urgent": task.with_options(priority="urgent").submit("urgent"),
+            "keyed": task.with_options(key="k1").submit("keyed"),
+            "again": task.with_options(key="k2").submit("again"),
+            "bad": task.with_options(max_attempts=3).submit("bad"),
+        }
+        names = list(calls)
+        waiting = [asyncio.ensure_future(call) for call in calls.values()]
+        await until(lambda: server.producers and len(server.producers[0].ids()) == 5, "all were sent")
+        (link,) = server.producers
+        receipts = {
+            "keyed": producer_pb2.SubmitReceipt(code=producer_pb2.SUBMIT_CONFLICT, id=older.bytes),
+            "again": producer_pb2.SubmitReceipt(code=producer_pb2.SUBMIT_DUPLICATE, id=older.bytes),
+            "bad": producer_pb2.SubmitReceipt(
+                code=producer_pb2.SUBMIT_REFUSED,
+                error=jobs_pb2.Error(code="too_large", message="payload: too much", field="payload"),
+            ),
+        }
+        for frame in link.frames():
+            bodies = [*frame.plain.payloads, *(job.payload for job in frame.jobs)]
+            odd = []
+            for place, body in enumerate(bodies):
+                for name, receipt in receipts.items():
+                    if f'"{name}"'.encode() in body:
+                        receipt.place = place
+                        odd.append(receipt)
+            link.reply(frame.seq, *odd)
+        done = dict(zip(names, await asyncio.gather(*waiting, return_exceptions=True), strict=True))
+        assert done["plain"].created
+        assert done["urgent"].created
+        assert (done["again"].id, done["again"].created) == (older, False)
+        assert isinstance(done["keyed"], SubmitConflict)
+        assert done["keyed"].first == older
+        assert 'key "k1"' in str(done["keyed"])
+        assert isinstance(done["bad"], SubmitRefused)
+        assert (done["bad"].field, done["bad"].problem, done["bad"].reported) == ("payload", "too much", "too_large")
+
+
+async def test_options_travel_with_the_job() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app, max_attempts=5, tags=["a"])
+        due = datetime.now(UTC) + timedelta(hours=1)
+        chosen = new_id_maker().next_id()
+        await task.submit(
+            "x",
+            options={
+                "priority": 7,
+                "run_at": due,
+                "retry": RetryPolicy.fixed(timedelta(seconds=3)),
+                "key": "k",
+                "key_window": 60,
+                "headers": {"trace": "1"},
+                "id": chosen,
+            },
+        )
+        await task.with_options(delay=1.5, max_attempts=2).submit("y")
+        link = await server.producer(frames=2)
+        (one,), (two,) = [list(frame.jobs) for frame in link.frames()]
+        assert (one.id, one.topic, one.priority, one.max_attempts, list(one.tags)) == (
+            chosen.bytes,
+            "mail",
+            7,
+            5,
+            ["a"],
+        )
+        assert one.run_at_us == int(due.timestamp() * 1_000_000)
+        assert (one.retry.kind, one.retry.base_ms) == (producer_pb2.RetryPolicy.FIXED, 3000)
+        assert (one.key, one.key_window_ms, dict(one.headers)) == ("k", 60_000, {"trace": "1"})
+        assert not one.fresh  # the caller's own id may have been sent before
+        assert (two.delay_ms, two.max_attempts, two.run_at_us, two.fresh) == (1500, 2, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"priority": "soon"}, "priority"),
+        ({"priority": 2**31}, "priority"),
+        ({"delay": 1, "run_at": datetime.now(UTC)}, "run_at"),
+        ({"run_at": datetime(2026, 1, 1)}, "run_at"),  # noqa: DTZ001
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"key_window": 5}, "key_window"),
+        ({"headers": {"a b": "c"}}, "headers name"),
+        ({"tags": "abc"}, "tags"),
+        ({"retry": 3}, "retry"),
+        ({"id": "nope"}, "id"),
+        ({"timeout": 0}, "timeout"),
+        ({"colour": "red"}, "options"),
+    ],
+)
+async def test_bad_options_are_refused_before_the_network(options: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await mail(Headgate(GONE)).submit("x", options=options)
+    assert caught.value.field == field
+
+
+def test_the_retry_kinds_of_the_domain_and_the_wire_are_the_same() -> None:
+    assert {kind.name: int(kind) for kind in BackoffKind} == dict(producer_pb2.RetryPolicy.Kind.items())
+
+
+@pytest.mark.req("O17")
+async def test_a_frame_without_a_reply_is_sent_again_as_not_fresh_after_a_reconnect() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(3)]
+        waiting.append(asyncio.ensure_future(task.with_options(tags=["t"]).submit("special")))
+        await until(lambda: server.producers and len(server.producers[0].ids()) == 4, "all were sent")
+        first = server.producers[0]
+        server.answers_submits = True
+        first.end(grpc.StatusCode.UNAVAILABLE, "going away")
+        handles = await asyncio.gather(*waiting)
+        second = server.producers[1]
+        assert sorted(second.ids()) == sorted(first.ids()) == sorted(handle.id.bytes for handle in handles)
+        for frame in second.frames():
+            assert not frame.plain.fresh
+            assert not any(job.fresh for job in frame.jobs)
+
+
+async def test_the_next_address_is_tried_when_one_is_gone() -> None:
+    async with fake_server() as server:
+        for url in (f"{GONE},{server.address}", f"{server.address},{GONE}"):
+            async with Headgate(url) as app:
+                await mail(app).submit("x", options={"timeout": 10})
+
+
+async def test_a_refused_frame_is_tried_again_if_the_server_says_so_and_an_error_if_not() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = asyncio.ensure_future(task.submit("x"))
+        link = await server.producer()
+        link.reply(1, error=jobs_pb2.Error(code="overloaded", message="slow down", retry_after_ms=10))
+        await server.producer(frames=2)
+        assert link.ids()[0] == link.ids()[1]
+        link.reply(2, error=jobs_pb2.Error(code="invalid_input", message="topic: is closed", field="topic"))
+        with pytest.raises(SubmitRefused, match="topic: is closed"):
+            await waiting
+
+
+async def test_when_nobody_answers_the_error_has_the_address_and_the_next_step() -> None:
+    app = Headgate(GONE)
+    with pytest.raises(NotConnected) as caught:
+        await mail(app).submit("x", options={"timeout": 0.3})
+    assert str(caught.value) == (
+        f"cannot reach Headgate at {GONE} (connection refused); start it with `headgate serve`, or set HEADGATE_URL"
+    )
+    with pytest.raises(NotConnected, match=GONE):
+        await app._connection.wait(new_id_maker().next_id(), timeout=0.2)
+    await app.close(flush=0)
+
+
+async def test_what_was_sent_and_not_acknowledged_says_which_job_may_exist() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        server.answers_submits = False
+        with pytest.raises(NotAcknowledged, match="may have been stored") as caught:
+            await mail(app).submit("x", options={"timeout": 0.2})
+        link = await server.producer()
+        assert caught.value.job_id is not None
+        assert link.ids() == [caught.value.job_id.bytes]
+        await app.close(flush=0)
+
+
+async def test_a_refused_token_is_told_at_once() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        server.refuses = grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
+            await mail(app).submit("x")
+        server.refuses = None
+        await mail(Headgate(server.address)).submit("x")
+
+
+async def test_a_closed_client_says_so_and_sends_what_waits_first() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        task = mail(app)
+        server.answers_submits = False
+        waiting = asyncio.ensure_future(task.submit("x"))
+        link = await server.producer()
+        closing = asyncio.ensure_future(app.close())
+        await asyncio.sleep(0)
+        link.reply(1)
+        await closing
+        assert (await waiting).created
+        with pytest.raises(Closed):
+            await task.submit("y")
+        with pytest.raises(Closed):
+            await app.get(new_id_maker().next_id())
+        await app.close()
+        unused = Headgate(server.address)
+        await unused.close()
+        with pytest.raises(Closed):
+            await mail(unused).submit("z")
+
+
+async def test_a_full_outbox_is_an_error_and_not_a_queue_without_end() -> None:
+    async with fake_server() as server:
+        connection = Connection(addresses_of(server.address), token="", room=3)
+        app = Headgate(server.address)
+        app._connection = connection
+        task = mail(app)
+        server.answers_submits = False
+        waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(OutboxFull):
+            await task.submit("one too many")
+        await until(lambda: server.producers and len(server.producers[0].ids()) == 3, "all were sent")
+        for frame in server.producers[0].frames():
+            server.producers[0].reply(frame.seq)
+        await asyncio.gather(*waiting)
+        server.answers_submits = True
+        await task.submit("room again")
+        await app.close()
+
+
+async def test_submit_many_sends_arrays_in_frames_of_bounded_size() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        handles = await task.submit_many([*({"to": f"{n}"} for n in range(2000)), *((f"{n}", 2) for n in range(500))])
+        (link,) = server.producers
+        assert [len(frame.plain.ids) for frame in link.frames()] == [1000, 1000, 500]
+        assert link.ids() == [handle.id.bytes for handle in handles]
+        assert link.frames()[2].plain.payloads[0] == b'{"to":"0","copies":2}'
+        big = await app.submit_many("raw", [b"x" * 400_000] * 5, priority=3)
+        assert [len(frame.plain.ids) for frame in link.frames()[3:]] == [2, 2, 1]
+        assert list(link.frames()[3].plain.priorities) == [3, 3]
+        assert len(big) == 5
+        special = await task.with_options(max_attempts=2).submit_many([("a",), ("b",)])
+        assert [job.max_attempts for job in link.frames()[6].jobs] == [2, 2]
+        assert len(special) == 2
+        assert await task.submit_many([]) == []
+
+
+async def test_submit_many_names_what_was_refused_and_refuses_bad_calls_at_once() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
+        link = await server.producer()
+        refused = jobs_pb2.Error(code="invalid_input", message="no", field="x")
+        link.reply(1, producer_pb2.SubmitReceipt(place=1, code=producer_pb2.SUBMIT_REFUSED, error=refused))
+        with pytest.raises(SubmitManyError) as caught:
+            await waiting
+        assert list(caught.value.errors) == [1]
+        waiting = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
+        await server.producer(frames=2)
+        link.reply(2, error=refused)
+        with pytest.raises(SubmitRefused):
+            await waiting
+        for calls, says in [([{"to": 1}], "to"), ([{}], "to"), (["text"], "calls"), ([3], "calls")]:
+            with pytest.raises(PayloadError, match=says):
+                await task.submit_many(calls)
+        with pytest.raises(InvalidInput, match="key"):
+            await task.with_options(key="k").submit_many([("a",)])
+
+
+async def test_one_client_serves_several_loops_and_threads() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+
+        def in_a_loop_of_its_own() -> bool:
+            return bool(asyncio.run(task.submit("loop")).created)
+
+        def in_a_thread() -> bool:
+            return app.sync.submit(task, "thread").created and len(app.sync.submit_many(task, [("a",), ("b",)])) == 2
+
+        calls = [asyncio.to_thread(in_a_loop_of_its_own) for _ in range(4)]
+        calls += [asyncio.to_thread(in_a_thread) for _ in range(4)]
+        assert await asyncio.gather(*calls, task.submit("here")) is not None
+        assert len(server.producers) == 1
+        assert len(server.producers[0].ids()) == 4 + 4 * 3 + 1
+
+
+async def test_the_sync_client_has_the_same_calls() -> None:
+    async with fake_server() as server:
+        known = new_id_maker().next_id()
+        server.jobs[known.bytes] = jobs_pb2.JobInfo(
+            id=known.bytes, state=jobs_pb2.STATE_COMPLETED, result=b"[1]", topic="t", created_us=1
+        )
+
+        def script() -> None:
+            with SyncHeadgate(server.address) as client:
+                assert client.submit_to("t", {"a": 1}, priority=1).created
+                assert len(client.submit_many_to("t", [b"1", b"2"])) == 2
+                assert client.result(known) == [1]
+                assert client.get(known).state == "completed"
+
+        await asyncio.to_thread(script)
+        assert [payload for frame in server.producers[0].frames() for payload in frame.plain.payloads] == [
+            b'{"a":1}',
+            b"1",
+            b"2",
+        ]
+
+
+async def test_results_are_decoded_as_the_function_says_and_failures_are_typed() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        handle = await mail(app).submit("x")
+
+        def stands(state: jobs_pb2.State.ValueType, **more: Any) -> None:
+            server.jobs[handle.id.bytes] = jobs_pb2.JobInfo(id=handle.id.bytes, state=state, **more)
+
+        with pytest.raises(NotFound):
+            await handle.info()
+        stands(jobs_pb2.STATE_COMPLETED, result=b'{"sent":1}', worker="w", attempt=2)
+        assert await handle.result() == {"sent": 1}
+        assert (await handle.info()).worker == "w"
+        assert await app.wait_result(handle.id) == {"sent": 1}
+        with pytest.raises(PayloadError, match="result"):
+            await handle.result(type=list[int])
+        stands(jobs_pb2.STATE_COMPLETED)
+        assert await handle.result() is None
+        stands(jobs_pb2.STATE_DEAD, last_error="ValueError: no")
+        with pytest.raises(JobDead, match="ValueError: no"):
+            await handle.result()
+        stands(jobs_pb2.STATE_CANCELLED)
+        with pytest.raises(JobCancelled):
+            await handle.result()
+        stands(jobs_pb2.STATE_RUNNING)
+        with pytest.raises(ResultTimeout, match="still running"):
+            await handle.result(timeout=0.05)
+
+
+async def test_reads_survive_a_server_that_comes_back() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        known = new_id_maker().next_id()
+        server.jobs[known.bytes] = jobs_pb2.JobInfo(id=known.bytes, state=jobs_pb2.STATE_COMPLETED, result=b"1")
+        port = server.port
+        await on_io(server.stop())
+        waiting = asyncio.ensure_future(app.wait_result(known, timeout=10))
+        await asyncio.sleep(0)
+        await on_io(server.start(port))
+        assert await waiting == 1
+
+
+def test_a_client_used_after_a_fork_says_so() -> None:
+    app = Headgate(GONE)
+    task = mail(app)
+    app._connection._opened()
+    io = app._connection._open
+    assert io is not None
+    io[0].pid = os.getpid() + 1  # as a forked child sees it
+    try:
+        with pytest.raises(ForkedProcess, match="after the fork"):
+            app.sync.submit(task, "x")
+        with pytest.raises(ForkedProcess):
+            app.sync.get(new_id_maker().next_id())
+    finally:
+        io[0].pid = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("queue", ["queue:7070"]),
+        ("a:1, b:2,", ["a:1", "b:2"]),
+        ("https://q.example", ["https://q.example:7070"]),
+        ("grpc://[::1]:9", ["[::1]:9"]),
+        (["a:1", "a:1"], ["a:1"]),
+    ],
+)
+def test_addresses_are_read_in_their_usual_forms(url: Any, expected: list[str]) -> None:
+    assert [str(address) for address in addresses_of(url)] == expected
+
+
+@pytest.mark.parametrize("url", ["", ",", "ftp://a", "a:b", "http://u:p@h", "h:1/path", "a:99999"])
+def test_an_address_that_is_none_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_URL", ",")
+    with pytest.raises(InvalidInput, match="url"):
+        addresses_of(url or None)
+
+
+def test_the_environment_names_server_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "q:1,r:2")
+    monkeypatch.setenv("HEADGATE_TOKEN", "secret")
+    app = Headgate()
+    assert [str(address) for address in app._connection.addresses] == ["q:1", "r:2"]
+    assert app._connection.token == "secret"
+
+
+def test_importing_the_package_does_not_import_grpc() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, headgate.domain.ids; assert 'grpc' not in sys.modules; from headgate import Job, Nack; Nack(1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_ids_increase_over_threads() -> None:
+    maker, made = new_id_maker(), list[Any]()
+
+    def many() -> None:
+        made.extend(maker.make(100) + [maker.next_id() for _ in range(100)])
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 800

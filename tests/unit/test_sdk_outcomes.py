@@ -1,0 +1,152 @@
+"""What a handler returns or raises, and what is said about it on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, PayloadError, Snooze
+from headgate.domain import limits
+from headgate.sdk.outcomes import delay_in_ms
+from headgate.sdk.testing import fake_job
+from headgate.sdk.worker.execution import attempt_async, attempt_sync
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def handler(body: Any) -> Any:
+    async def run(job: Job) -> Any:
+        return body(job)
+
+    def run_plain(job: Job) -> Any:
+        return body(job)
+
+    app = Headgate("127.0.0.1:1")
+    return app.register("a", run), app.register("b", run_plain)
+
+
+async def outcomes(body: Any) -> list[Any]:
+    loop_task, thread_task = handler(body)
+    return [await attempt_async(loop_task, fake_job(), None), attempt_sync(thread_task, fake_job())]
+
+
+def raising(error: BaseException) -> Any:
+    def body(job: Job) -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.req("W9")
+async def test_a_value_is_a_result_in_json_and_none_is_an_empty_one() -> None:
+    assert await outcomes(lambda job: {"sent": True}) == [b'{"sent":true}'] * 2
+    assert await outcomes(lambda job: None) == [b""] * 2
+
+
+@pytest.mark.req("W9", "W11", "W12", "W13")
+async def test_the_named_verdicts_become_their_outcomes() -> None:
+    for one in await outcomes(raising(Nack(delay=1.5, reason="limited"))):
+        assert (one.nack.delay_ms, one.nack.reason) == (1500, "limited")
+    for one in await outcomes(raising(Snooze(timedelta(minutes=1)))):
+        assert one.snooze.delay_ms == 60_000
+    for one in await outcomes(raising(Abandon())):
+        assert one.WhichOneof("kind") == "abandon"
+    for one in await outcomes(raising(Fail("no such user", permanent=True))):
+        assert (one.failed.type, one.failed.message, one.failed.permanent) == ("Fail", "no such user", True)
+        assert one.failed.traceback == ""
+
+
+@pytest.mark.req("W22")
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_whatever_else_is_raised_fails_the_attempt_and_nothing_more(error: BaseException) -> None:
+    for one in await outcomes(raising(error)):
+        assert one.failed.type.endswith(type(error).__name__)
+        assert "raise error" in one.failed.traceback
+        assert not one.failed.permanent
+
+
+async def test_error_texts_are_made_storable_and_cut_to_their_limits() -> None:
+    for one in await outcomes(raising(ValueError("\x00" + "x" * 20_000))):
+        assert len(one.failed.message) <= limits.ERROR_MESSAGE_MAX_CHARS
+        assert "\x00" not in one.failed.message
+    for one in await outcomes(raising(Unprintable())):
+        assert "cannot be made" in one.failed.message
+
+
+async def test_a_result_that_cannot_be_encoded_fails_the_attempt() -> None:
+    for one in await outcomes(lambda job: {"a": object()}):
+        assert one.failed.type.endswith("PayloadError")
+        assert "result.a" in one.failed.message
+    for one in await outcomes(lambda job: "x" * (limits.RESULT_MAX_BYTES + 1)):
+        assert one.failed.type.endswith("TooLarge")
+
+
+async def test_a_payload_that_does_not_fit_fails_the_attempt() -> None:
+    async def send(to: str) -> None: ...
+
+    task = Headgate("127.0.0.1:1").register("a", send)
+    one: Any = await attempt_async(task, fake_job(b'{"to":1}'), None)
+    assert one.failed.type.endswith(PayloadError.__name__)
+    assert "send.to" in one.failed.message
+
+
+def test_a_plain_handler_that_returns_a_coroutine_fails_with_a_reason() -> None:
+    async def inner() -> None: ...
+
+    one: Any = attempt_sync(Headgate("127.0.0.1:1").register("a", lambda job: inner()), fake_job())
+    assert "awaitable" in one.failed.message
+
+
+@pytest.mark.req("K14", "W12")
+def test_a_negative_delay_is_none_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert Nack(delay=-3).delay_ms == 0
+    assert "negative" in caplog.text
+
+
+@pytest.mark.parametrize("delay", ["3", None, True, float("nan"), float("inf"), timedelta(days=9000), 1e12])
+def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+    with pytest.raises(InvalidInput, match="delay"):
+        delay_in_ms(delay)
+
+
+def test_a_cancelled_job_answers_so() -> None:
+    def patient(job: Job) -> None:
+        job.raise_if_cancelled()
+        job.ask_to_stop()
+        assert job.cancelled.is_set()
+        assert job.cancelled.wait(0)
+        job.raise_if_cancelled()
+
+    one: Any = attempt_sync(Headgate("127.0.0.1:1").register("a", patient), fake_job())
+    assert one.failed.type == "Cancelled"
+
+
+async def test_a_token_can_be_awaited() -> None:
+    job = fake_job()
+    waiting = asyncio.create_task(job.cancelled.wait_async())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    job.ask_to_stop()
+    await asyncio.wait_for(waiting, 5)
+    await job.cancelled.wait_async()
+
+
+async def test_progress_is_done_when_called_and_may_be_awaited() -> None:
+    job = fake_job()
+    job.progress(1, 3, "one")
+    assert job.last_progress == (1, 3, "one")
+    await job.progress(2, 3)
+    assert job.last_progress == (2, 3, "")
+    for bad in [(-1, 0), (4, 3), (True, 3), (1.5, 3)]:
+        with pytest.raises(InvalidInput):
+            job.progress(*bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="seconds"):
+        job.extend(0)

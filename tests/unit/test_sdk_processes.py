@@ -1,0 +1,118 @@
+"""Handlers in other processes, and a whole worker process under signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headgate.sdk.addresses import addresses_of
+from headgate.sdk.connection import Connection
+from headgate.sdk.worker import Worker
+from tests.support import sdk_app
+from tests.support.fake_server import fake_server, until
+
+
+@contextmanager
+def worker_process(address: str, *, grace: float) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-m", "tests.support.sdk_app", str(grace)],
+        env={**os.environ, "HEADGATE_URL": address},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_cpu_handlers_run_in_other_processes_and_a_dead_one_fails_only_its_job() -> None:
+    async with fake_server() as server:
+        tasks = {topic: sdk_app.hg.tasks[topic] for topic in ("square", "cube")}
+        worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (one,) = link.deliver("square", b'{"n":7}', attempt=3)
+        (two,) = link.deliver("cube", b'{"n":3}')
+        (three,) = link.deliver("square", b'{"n":-1}')
+        await until(lambda: len(link.completed()) == 2 and link.others(), "all are done", seconds=30)
+        result = json.loads(link.completed()[one])
+        assert (result["square"], result["attempt"]) == (49, 3)
+        assert result["pid"] != os.getpid()
+        assert link.completed()[two] == b"27"
+        assert (link.others()[0].id, link.others()[0].nack.reason) == (three, "negative")
+        link.deliver("square", b'{"n":99}')
+        await until(lambda: len(link.others()) == 2, "the dead process is told", seconds=30)
+        assert link.others()[1].failed.type == "ProcessDied"
+        (again,) = link.deliver("square", b'{"n":2}')
+        await until(lambda: again in link.completed(), "a new process works", seconds=30)
+        worker.stop()
+        await running
+
+
+@pytest.mark.req("W23", "K9")
+async def test_sigterm_hands_back_what_does_not_finish_and_ends_with_0() -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, grace=0.2) as process:
+            link = await server.worker()
+            (raw,) = link.deliver("linger", b"")
+            (done,) = link.deliver("quick", b"{}")
+            await until(lambda: done in link.completed(), "the other is done")
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+            assert process.returncode == 0, errors
+            assert "Traceback" not in errors, errors
+            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+
+
+@pytest.mark.req("W23")
+async def test_a_second_signal_does_not_wait_for_handlers() -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, grace=60) as process:
+            link = await server.worker()
+            (raw,) = link.deliver("linger", b"")
+            (done,) = link.deliver("quick", b"{}")
+            await until(lambda: done in link.completed(), "the other is done")
+            credit = link.credit
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+            assert process.returncode == 0, errors
+            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+            assert link.credit == credit
+
+
+async def test_a_signal_is_heard_while_a_handler_blocks_the_loop() -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, grace=20) as process:
+            link = await server.worker()
+            one, two = link.deliver("block", b'{"seconds":1.0}', b'{"seconds":1.0}')
+            await until(lambda: any(beat.progress for beat in link.frames("beat")), "one blocks the loop")
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+            assert process.returncode == 0, errors
+            # Each is finished or handed back; none is lost, and none is both.
+            told = [*link.completed(), *(other.id for other in link.others())]
+            assert sorted(told) == sorted([one, two])
+
+
+async def test_a_script_that_forgets_to_close_ends_cleanly() -> None:
+    async with fake_server() as server:
+        code = (
+            "from headgate import SyncHeadgate\n"
+            f"client = SyncHeadgate({server.address!r})\n"
+            "print(client.submit_to('t', {'a': 1}).created)\n"
+        )
+        script = [sys.executable, "-X", "dev", "-c", code]
+        done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+        assert done.stderr == ""
