@@ -226,10 +226,12 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_dev_shows_how_to_reach_it_and_stops_cleanly(shell: Shell, ending: signal.Signals) -> None:
-    process = shell.start("dev")
+    process = shell.start("dev", "--port", "0")
     try:
         text = "\n".join(read_until(process, "ready in "))
-        assert text.startswith(f"headgate dev {version()}  (development mode, data in ./postgres)")
+        assert text.startswith(
+            f"headgate dev {version()}  (development mode: loopback only, no login, data in ./postgres)"
+        )
         assert "(embedded)   fsync on, synchronous_commit on" in text
         assert re.search(r"ready in \d+\.\d s", text)
         url = re.search(r"HEADGATE_DATABASE_URL='(postgresql://[^']+)'", text)
@@ -250,7 +252,7 @@ def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, bl
     parts = urlsplit(blank_database)
     password = parts.password or "s3cret"  # the embedded server asks for none on its socket
     url = parts._replace(netloc=f"{parts.username}:{password}@{parts.netloc.rpartition('@')[2]}").geturl()
-    process = shell.start("dev", HEADGATE_DATABASE_URL=url)
+    process = shell.start("dev", "--port", "0", HEADGATE_DATABASE_URL=url)
     try:
         text = "\n".join(read_until(process, "ready in "))
         assert f'database "{unquote(parts.path[1:])}"' in text
@@ -267,10 +269,10 @@ def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, bl
 def test_dev_refuses_a_database_that_would_lose_jobs_unless_told(shell: Shell) -> None:
     settings = {"fsync": "off", "shared_buffers": "16MB"}
     with embedded.start(shell.folder / "other", settings=settings) as cluster:
-        error = one_line_of_error(shell.run("dev", HEADGATE_DATABASE_URL=cluster.dsn()), 78)
+        error = one_line_of_error(shell.run("dev", "--port", "0", HEADGATE_DATABASE_URL=cluster.dsn()), 78)
         assert "fsync is off" in error
         assert "--unsafe" in error
-        process = shell.start("dev", "--unsafe", HEADGATE_DATABASE_URL=cluster.dsn())
+        process = shell.start("dev", "--port", "0", "--unsafe", HEADGATE_DATABASE_URL=cluster.dsn())
         try:
             assert "warning    fsync is off" in "\n".join(read_until(process, "ready in "))
         finally:

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from headgate.cli.dev import dev_command
 from headgate.cli.errors import BUG, INTERRUPTED, USAGE, bug_text, complain, exit_code, usage_text
-from headgate.cli.migrate import migrate_command
 from headgate.domain.errors import HeadgateError
 from headgate.ops.settings import version
 
@@ -20,8 +18,16 @@ app = App(
     version=version,
     default_parameter=Parameter(negative=()),  # --plan, but no --no-plan
 )
-app.command(dev_command, name="dev")
-app.command(migrate_command, name="migrate")
+# By name, so that a command imports only what it needs: gRPC and the server cost most of a second.
+for _name, _where, _help in (
+    ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
+    ("job", "job:job", "Look at jobs."),
+    ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
+    ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
+    ("submit", "submit:submit_command", "Submit one job and print its id."),
+    ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),
+):
+    app.command(f"headgate.cli.{_where}", name=_name, help=_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""`headgate dev`: a database of one's own, migrated and checked, until Ctrl-C."""
+"""`headgate dev`: a database of one's own, migrated and checked, and a server on loopback, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ import shlex
 import shutil
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
 from headgate.cli.migrate import reporter
 from headgate.ops.settings import Settings, version
+from headgate.server import Server, ServerOptions
 from headgate.store.migrate import migrate, plan
 from headgate.store.preflight import Durability, inspect, require_durable
 
 
-def dev_command(*, unsafe: bool = False) -> None:
-    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and wait until Ctrl-C.
+def dev_command(*, port: int = 7070, unsafe: bool = False) -> None:
+    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C.
 
     Parameters
     ----------
+    port
+        Where the server listens. 0 picks a free port.
     unsafe
         Accept database settings that can lose acknowledged jobs.
     """
-    asyncio.run(_run(unsafe=unsafe))
+    asyncio.run(_run(port=port, unsafe=unsafe))
 
 
-async def _run(*, unsafe: bool) -> None:
+async def _run(*, port: int, unsafe: bool) -> None:
     began = time.monotonic()
     stop = _stop_signal()
     settings = Settings.from_environ(os.environ)
@@ -39,11 +43,26 @@ async def _run(*, unsafe: bool) -> None:
             require_durable(durability, unsafe=unsafe)
             await migrate(connection, progress=reporter())
             schema = (await plan(connection)).version
-        for line in banner(database, durability, schema=schema):
+        server = Server(
+            ServerOptions(
+                database_url=database.url,
+                direct_database_url=settings.direct_database_url,
+                port=port,
+                dev=True,
+                unsafe=unsafe,
+                grace=timedelta(seconds=5),
+                version=version(),
+            )
+        )
+        await server.start()
+        for line in banner(database, durability, schema=schema, address=f"127.0.0.1:{server.port}"):
             print(line)
         print(f"ready in {time.monotonic() - began:.1f} s   (Ctrl-C stops)", flush=True)
-        await stop.wait()
-        print("stopping", flush=True)
+        try:
+            await server.run(stop)
+        finally:
+            print("stopping", flush=True)
+            await server.stop()
     print("stopped", flush=True)
 
 
@@ -62,14 +81,15 @@ def _stop_signal() -> asyncio.Event:
     return stop
 
 
-def banner(database: Database, durability: Durability, *, schema: int) -> list[str]:
+def banner(database: Database, durability: Durability, *, schema: int, address: str) -> list[str]:
     """What a developer needs next: where the data is, how safe it is, how to reach it."""
     cluster = database.cluster
     kind = "embedded" if cluster is not None else database.title
     safety = f"fsync {durability.fsync}, synchronous_commit {durability.synchronous_commit}"
     data = "" if cluster is None else f", data in {_short(cluster.data)}"
     lines = [
-        f"headgate dev {version()}  (development mode{data})",
+        f"headgate dev {version()}  (development mode: loopback only, no login{data})",
+        f"  grpc       {address}" + ("" if address.endswith(":7070") else f"   export HEADGATE_URL={address}"),
         f"  database   PostgreSQL {durability.server_version} ({kind})   {safety}",
         f"  schema     migration {schema}",
     ]
@@ -79,6 +99,10 @@ def banner(database: Database, durability: Durability, *, schema: int) -> list[s
             f"             {shlex.quote(_psql())} {shlex.quote(database.url)}",
             f"  log        {_short(cluster.log)}",
         ]
+    lines += [
+        "  try        headgate worker app:hg --reload         (app.py: see the README)",
+        '             headgate submit hello \'{"name": "Ada"}\' --wait 10s',
+    ]
     # A URL that was given may hold a password: whoever gave it knows it.
     lines += [f"  warning    {problem}" for problem in durability.problems]
     return lines

@@ -1,0 +1,7 @@
+"""`python -m headgate.cli`: the same as the `headgate` command."""
+
+import sys
+
+from headgate.cli import main
+
+sys.exit(main())

@@ -1,0 +1,98 @@
+"""`headgate serve`: one instance, until SIGTERM; a second signal forces the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from headgate.cli.database import chosen_database
+from headgate.domain.validation import check_lease
+from headgate.ops.settings import Settings, version
+from headgate.server import Server, ServerOptions
+
+
+def serve_command(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7070,
+    tokens: Path | None = None,
+    dev: bool = False,
+    unsafe: bool = False,
+    lease: float = 60,
+    grace: float = 30,
+    pooler: bool = False,
+    poll_only: bool = False,
+    name: str = "",
+    log_level: str = "INFO",
+) -> None:
+    """Serve workers and producers over gRPC.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen. Port 0 picks a free one.
+    tokens
+        A JSON file of tokens; read again when it changes.
+    dev
+        No login, loopback only, reflection on.
+    unsafe
+        Accept database settings that can lose acknowledged jobs.
+    lease
+        Default lease in seconds.
+    grace
+        How long a drain may take, in seconds.
+    pooler
+        The database URL goes through a transaction pooler (PgBouncer).
+    poll_only
+        Use no LISTEN/NOTIFY between instances.
+    """
+    import uvloop
+
+    logging.basicConfig(stream=sys.stderr, level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = Settings.from_environ(os.environ)
+    uvloop.run(
+        _serve(
+            settings,
+            {
+                "host": host,
+                "port": port,
+                "tokens_file": tokens,
+                "dev": dev,
+                "unsafe": unsafe,
+                "lease": check_lease(timedelta(seconds=lease)),
+                "grace": timedelta(seconds=grace),
+                "pooler": pooler,
+                "notifications": not poll_only,
+                "name": name,
+                "version": version(),
+            },
+        )
+    )
+
+
+async def _serve(settings: Settings, options: dict[str, object]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        if stop.is_set():
+            os._exit(1)  # asked twice: now
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled)
+    async with chosen_database(settings.database_url, data=settings.data) as database:
+        server = Server(
+            ServerOptions(database_url=database.url, direct_database_url=settings.direct_database_url, **options)  # type: ignore[arg-type]
+        )
+        await server.start()
+        print(f"headgate {version()} ready on {server.options.host}:{server.port}", flush=True)
+        try:
+            await server.run(stop)
+        finally:
+            await server.stop()
