@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import lane_held_snapshot, lane_store
+from bench import lane_held_snapshot, lane_pickup, lane_store
 from bench.machine import describe
 from headgate import embedded
 from headgate.store.connect import connect
@@ -25,6 +25,10 @@ LATEST = Path("bench/latest.json")
 BOUNDS = (
     ("store / yardstick at 500", ("store_to_yardstick", "median"), 1.5),
     ("held snapshot: claim pages after / before", ("held_snapshot", "ratio"), 1.5),
+    ("idle pickup p50, ms", ("pickup_p50_ms", None), 3.0),
+    ("idle pickup p99, ms", ("pickup_p99_ms", None), 8.0),
+    ("idle pickup p50, ms, no notifications", ("pickup_poll_only_p50_ms", None), 3.0),
+    ("idle pickup p99, ms, no notifications", ("pickup_poll_only_p99_ms", None), 8.0),
 )
 
 
@@ -36,7 +40,7 @@ async def measure(dsn: str, *, quick: bool) -> dict[str, object]:
         report: dict[str, object] = {"machine": await describe(db), "quick": quick}
     finally:
         await db.close()
-    for lane in (lane_store, lane_held_snapshot):
+    for lane in (lane_store, lane_held_snapshot, lane_pickup):
         report |= await lane.run(dsn, quick=quick)
     return report
 
@@ -71,9 +75,9 @@ def show(report: dict[str, object], console: Console) -> bool:
         verdicts.add_column(heading)
     good = True
     for name, (group, key), bound in BOUNDS:
-        group_values = report[group]
-        assert isinstance(group_values, dict)
-        value = group_values[key]
+        found = report[group]
+        value = found[key] if isinstance(found, dict) else found
+        assert isinstance(value, int | float)
         good &= value <= bound
         verdicts.add_row(name, f"{value}", f"{bound}", "holds" if value <= bound else "BROKEN")
     console.print(verdicts)
