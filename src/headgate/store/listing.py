@@ -50,13 +50,16 @@ CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7)
 LOOK_UP: Final = """
 SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worker, u.created_at, u.run_at, u.claimed_at,
        u.finished_at, u.last_error
-  FROM (SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.worker, j.created_at, j.run_at,
+  FROM unnest($2::uuid[]) AS k(id)
+ CROSS JOIN LATERAL (  -- a probe per id: by `id = ANY`, PostgreSQL 16 and older may walk all of the tenant's rows
+       (SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.worker, j.created_at, j.run_at,
                j.claimed_at, NULL::timestamptz AS finished_at, j.last_error
-          FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = ANY ($2)
-         UNION ALL
-        SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.worker, a.created_at, a.run_at,
+          FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = k.id LIMIT 1)
+        UNION ALL
+       (SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.worker, a.created_at, a.run_at,
                a.claimed_at, a.finished_at, a.last_error
-          FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = ANY ($2)) AS u
+          FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = k.id LIMIT 1)
+       LIMIT 1) AS u
  WHERE ($3::smallint[] IS NULL OR u.state = ANY ($3)) AND ($4::int[] IS NULL OR u.topic_no = ANY ($4))
    AND ($5::timestamptz IS NULL OR u.created_at >= $5) AND ($6::timestamptz IS NULL OR u.created_at < $6)
    AND ($7::int IS NULL OR u.priority >= $7) AND ($8::int IS NULL OR u.priority <= $8)
