@@ -431,6 +431,7 @@ async def test_two_that_drop_the_same_detached_day_do_not_count_it_twice(
         assert held == 0
         await holding.commit()
         dropped = await asyncio.gather(*runs)
+    dropped.append(await drop_expired(db, keep=7 * DAY))  # what all of them left for the next run, if anything
     assert sorted(name for part in dropped for name in part) == past.expired(3)
     await assert_forgotten(db, past, 3)
 
@@ -498,7 +499,11 @@ async def test_dead_rows_are_removed_and_the_table_is_not_truncated(queue: Queue
     assert await dead_rows(queue.db) == 2_000
     many = {bloat.table: bloat for bloat in await upkeep.vacuum_hot_tables(queue.db, dead_rows=2_000)}
     assert {table for table, bloat in many.items() if bloat.vacuumed} == {"jobs"}
-    assert await dead_rows(queue.db) == 0
+
+    async def none_left() -> bool:  # PostgreSQL 14 tells of it a little later
+        return await dead_rows(queue.db) == 0
+
+    await until_async(none_left, "the dead rows are gone")
     # Giving the empty pages back would have taken a lock that stops every claim.
     assert await queue.db.fetchval("SELECT pg_catalog.pg_relation_size('headgate.jobs')") == size
     await queue.add(1_000)
