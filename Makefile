@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-faults check format bench explain requirements lock test-versions wire clean
+.PHONY: help demo dev test test-e2e check format bench explain requirements lock test-versions wire clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,11 +23,11 @@ demo: $(READY) ## a server, a worker and a few thousand jobs, live; ends by itse
 dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reach it
 	@$(BIN)/headgate dev
 
-test: $(READY) ## all tests but the faults, against a real PostgreSQL of its own
-	@$(BIN)/python -m pytest --ignore=tests/fault
+test: $(READY) ## rules, store, dispatch, SDK, CLI: against a real PostgreSQL of its own
+	@$(BIN)/python -m pytest --ignore=tests/e2e --ignore=tests/fault
 
-test-faults: $(READY) ## kill -9 of workers, servers and PostgreSQL, outages, drains, a thousand links
-	@$(BIN)/python -m pytest tests/fault
+test-e2e: $(READY) ## real servers and workers over real sockets; then kill -9, outages, drains, a thousand links
+	@$(BIN)/python -m pytest tests/e2e tests/fault
 
 check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make format'"; exit 1; }
