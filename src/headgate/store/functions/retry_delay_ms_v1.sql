@@ -1,8 +1,7 @@
 -- The wait before the next attempt, in milliseconds: domain/backoff.py in SQL, to the same integer.
 -- The jitter is drawn from (job, attempt) rather than from a random source: the model test can then predict it, and a
 -- flush that is sent again after a lost reply gives the same answer.
--- A single expression, bound when it is made (RETURN …), so that the planner can put it in the place of the call: as a
--- function of its own, reading the policy, it cost a failed job 15 µs.
+-- A single expression, bound when it is made (RETURN …), so that the planner can put it in the place of the call.
 CREATE FUNCTION headgate.retry_delay_ms_v1(
     kind_ smallint, base_ms_ bigint, cap_ms_ bigint, delays_ms_ bigint[], attempt_ int, id_ uuid)
 RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
