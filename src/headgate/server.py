@@ -49,6 +49,10 @@ from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
+SERVICES = (
+    "headgate.v1.WorkerService",
+    "headgate.v1.ProducerService",
+)
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
@@ -254,11 +258,15 @@ class Server:
                 ("grpc.max_metadata_size", 16_384),
             ]
         )
-        server.add_generic_rpc_handlers((_worker_methods(worker), _producer_methods(producer)))
+        server.add_generic_rpc_handlers(
+            (
+                _worker_methods(worker),
+                _producer_methods(producer),
+            )
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.options.dev:
-            names = ("headgate.v1.WorkerService", "headgate.v1.ProducerService", reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
         try:
             port = server.add_insecure_port(f"{self.options.host}:{self.options.port}")
         except RuntimeError as error:

@@ -142,12 +142,12 @@ def _remove(folder: Path) -> None:
 
 
 def _gone(pid: int) -> bool:
-    """No such process, or only its unreaped remains: a container's first process may never reap."""
+    """No such process, or only its unreaped remains: a container's first process may never reap, or be at it (X)."""
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (ProcessLookupError, FileNotFoundError):
-        return not Path(f"/proc/{pid}").exists()
+        return True
 
 
 def _running(cluster: Cluster) -> int:

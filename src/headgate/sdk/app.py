@@ -22,6 +22,7 @@ from headgate.sdk.submitting import submit, submit_many
 from headgate.sdk.tasks import RunIn, Task
 
 if TYPE_CHECKING:
+    from headgate.sdk.admin import Admin
     from headgate.sdk.sync import SyncHeadgate
     from headgate.sdk.testing import Submissions
     from headgate.sdk.worker import Worker, WorkerOptions
@@ -106,6 +107,13 @@ class Headgate:
     def handle(self, job_id: UUID | str) -> JobHandle[Any]:
         """A handle on a job by its id; asks nothing."""
         return JobHandle(self._connection, parse_job_id(job_id), Any)
+
+    @property
+    def admin(self) -> Admin:
+        """What operators do: pause, redrive, schedules, limits and so on."""
+        from headgate.sdk.admin import Admin
+
+        return Admin(self._connection)
 
     @property
     def sync(self) -> SyncHeadgate:

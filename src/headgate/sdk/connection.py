@@ -19,6 +19,7 @@ from headgate.sdk.errors import Closed
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.options import Prepared
+from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
 
 PAGES_IN_FLIGHT: Final = 8
@@ -126,6 +127,18 @@ class Connection:
     def wait_blocking(self, job_id: UUID, *, timeout: float) -> jobs.JobInfo:
         """Wait for one job, from any thread."""
         return self._start_wait(job_id, timeout).result()
+
+    async def call(
+        self,
+        method: Method[Asked, Answered],
+        request: Asked,
+        *,
+        timeout: float = PATIENCE_SECONDS,  # noqa: ASYNC109
+        subject: str = "",
+    ) -> Answered:
+        """Make one unary call, from any loop; `subject` is the job it is about, for the words of a refusal."""
+        io, _, calls = self._opened()
+        return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, subject=subject)))
 
     def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
         io, _, calls = self._opened()

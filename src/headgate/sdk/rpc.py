@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, TypeAlias, cast
+from typing import Final, Generic, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from headgate.domain.errors import HeadgateError, NotFound
 from headgate.sdk.addresses import Address
@@ -29,6 +31,8 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0"  # type: ignore[misc]
 CLIENT: Final = f"headgate-python/{VERSION}"
 
+Asked = TypeVar("Asked", bound=Message)
+Answered = TypeVar("Answered", bound=Message)
 WorkCall: TypeAlias = "grpc.aio.StreamStreamCall[worker.WorkerFrame, worker.ServerFrame]"
 ProduceCall: TypeAlias = "grpc.aio.StreamStreamCall[producer.ProducerFrame, producer.ProducerReply]"
 
@@ -85,46 +89,37 @@ async def next_reply(call: ProduceCall) -> producer.ProducerReply | None:
     return cast("producer.ProducerReply", reply) if (reply := await call.read()) else None
 
 
-async def get_job(
-    channel: grpc.aio.Channel, request: producer.GetJobRequest, *, token: str, seconds: float
-) -> jobs.JobInfo:
-    """Read one job."""
-    call = channel.unary_unary(
-        "/headgate.v1.ProducerService/GetJob",
-        request_serializer=producer.GetJobRequest.SerializeToString,
-        response_deserializer=jobs.JobInfo.FromString,
-    )
-    return await call(request, timeout=seconds, metadata=bearer(token))
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Asked, Answered]):
+    """A call of one message for one message."""
+
+    path: str
+    request: type[Asked]
+    response: type[Answered]
+    repeatable: bool = True
+    """Whether a call whose answer was lost may be made again; else the caller is told that nobody knows."""
+
+    async def __call__(self, channel: grpc.aio.Channel, request: Asked, *, token: str, seconds: float) -> Answered:
+        """Make it."""
+        call = channel.unary_unary(
+            f"/headgate.v1.{self.path}",
+            request_serializer=self.request.SerializeToString,
+            response_deserializer=self.response.FromString,
+        )
+        return await call(request, timeout=seconds, metadata=bearer(token))
 
 
-async def wait_result(
-    channel: grpc.aio.Channel, request: producer.WaitResultRequest, *, token: str, seconds: float
-) -> jobs.JobInfo:
-    """Read one job as soon as it is finished, or as it stands when the request's time is over."""
-    call = channel.unary_unary(
-        "/headgate.v1.ProducerService/WaitResult",
-        request_serializer=producer.WaitResultRequest.SerializeToString,
-        response_deserializer=jobs.JobInfo.FromString,
-    )
-    return await call(request, timeout=seconds, metadata=bearer(token))
-
-
-async def report_outcomes(
-    channel: grpc.aio.Channel, request: worker.ReportOutcomeRequest, *, token: str, seconds: float
-) -> worker.ReportOutcomeResponse:
-    """Report outcomes without a stream."""
-    call = channel.unary_unary(
-        "/headgate.v1.WorkerService/ReportOutcome",
-        request_serializer=worker.ReportOutcomeRequest.SerializeToString,
-        response_deserializer=worker.ReportOutcomeResponse.FromString,
-    )
-    return await call(request, timeout=seconds, metadata=bearer(token))
+GET_JOB: Final = Method("ProducerService/GetJob", producer.GetJobRequest, jobs.JobInfo)
+WAIT_RESULT: Final = Method("ProducerService/WaitResult", producer.WaitResultRequest, jobs.JobInfo)
+REPORT_OUTCOME: Final = Method("WorkerService/ReportOutcome", worker.ReportOutcomeRequest, worker.ReportOutcomeResponse)
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """The metadata of a call outside the two streams."""
     return (("authorization", f"Bearer {token}"),) if token else ()
 
+
+_REFUSED_BEFORE: Final = frozenset({"store_unavailable", "store_busy", "read_only", "shutting_down"})
 
 # --- refusals ------------------------------------------------------------------------------------------------------
 
@@ -189,6 +184,13 @@ def reported_code(error: grpc.aio.AioRpcError) -> str:
         if name == "headgate-code":
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return ""
+
+
+def never_arrived(error: grpc.aio.AioRpcError) -> bool:
+    """True if the server certainly did nothing: nobody was reached, or it refused before it began."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    return reported_code(error) in _REFUSED_BEFORE or "failed to connect" in (error.details() or "").lower()
 
 
 def stands(error: BaseException) -> bool:

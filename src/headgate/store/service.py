@@ -112,7 +112,8 @@ class Store:
     def __init__(self, dsn: str, *, direct_dsn: str | None = None, pooler: bool = False) -> None:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
-            name: Lane(dsn, name, pooler=pooler) for name in ("submit", "claim", "settle", "leases", "tick", "read")
+            name: Lane(dsn, name, pooler=pooler)
+            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate")
         }
         self.names = Names()
         self.instance_no = 0

@@ -1,8 +1,14 @@
-"""The token of a call: metadata `authorization: Bearer TOKEN`."""
+"""Who calls, by the token of the call: metadata `authorization: Bearer TOKEN`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from headgate.control.auth import TokenValidator
+from headgate.domain.identity import Identity, Scope
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
@@ -11,3 +17,12 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         if name == "authorization" and isinstance(value, str) and value[:7].lower() == "bearer ":
             return value[7:].strip()
     return ""
+
+
+def caller(
+    validator: TokenValidator, call: grpc.aio.ServicerContext[Any, Any], scope: Scope, *, token: str = ""
+) -> Identity:
+    """Whose call it is; raises unless the token (of the metadata, or the given one) permits `scope`."""
+    identity = validator.identify(token or token_in(call.invocation_metadata()))
+    identity.require(scope)
+    return identity

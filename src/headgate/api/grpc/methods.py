@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from headgate.api.grpc.errors import end_with
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -52,12 +52,15 @@ async def next_message(stream: Context, kind: type[Request]) -> Request | None:
 def unary(
     answer: Callable[[Request, Context], Awaitable[Response]], request: type[Request], response: type[Response]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """One message for one message."""
+    """One message for one message; an error of ours that `answer` raises becomes the status of the call."""
 
     async def call(message: Request | Unreadable, context: Context) -> Response:
         if isinstance(message, Unreadable):
             await end_with(context, unreadable(request))
-        return await answer(message, context)
+        try:
+            return await answer(message, context)
+        except HeadgateError as error:
+            await end_with(context, error)
 
     return grpc.unary_unary_rpc_method_handler(call, reader_of(request), response.SerializeToString)
 

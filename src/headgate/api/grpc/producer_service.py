@@ -12,7 +12,7 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc import codec
-from headgate.api.grpc.auth import token_in
+from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
@@ -216,44 +216,36 @@ class ProducerService:
 
     async def submit(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
         """One job."""
-        try:
-            identity = self._identify(call)
-            job = codec.submission_of(request.job, tenant=identity.tenant, new_id=self._parts.new_id)
-            identity.allowed([job.topic])
-            rows = await self._parts.store.fill([job])
-            answers = await self._parts.submitter.submit(rows, size=len(job.payload) + 200)
-            answer = answers.get(0)
-            if answer is not None and answer.error is not None:
-                raise answer.error
-            return producer_pb2.SubmitResponse(receipt=codec.submit_receipt(0, job.id.bytes, answer))
-        except HeadgateError as error:
-            await end_with(call, error)
+        identity = self._identify(call)
+        job = codec.submission_of(request.job, tenant=identity.tenant, new_id=self._parts.new_id)
+        identity.allowed([job.topic])
+        rows = await self._parts.store.fill([job])
+        answers = await self._parts.submitter.submit(rows, size=len(job.payload) + 200)
+        answer = answers.get(0)
+        if answer is not None and answer.error is not None:
+            raise answer.error
+        return producer_pb2.SubmitResponse(receipt=codec.submit_receipt(0, job.id.bytes, answer))
 
     async def submit_batch(
         self, request: producer_pb2.SubmitBatchRequest, call: Call
     ) -> producer_pb2.SubmitBatchResponse:
         """Many jobs, a result for each; all or nothing when asked for."""
-        try:
-            identity = self._identify(call)
-            if not request.jobs:
-                raise InvalidInput("jobs", "is empty; give at least one job")
-            special, receipts = await self._special(identity, request.jobs, 0)
-            if request.atomic and receipts:
-                worst = receipts[0]
-                raise InvalidInput(f"jobs[{worst.place}]", worst.error.message, hint="nothing was submitted")
-            if special is not None:
-                rows, places, ids = special
-                if len(rows) > limits.SUBMIT_FLUSH_MAX_ROWS and request.atomic:
-                    raise TooLarge(
-                        "jobs", size=len(rows), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
-                    )
-                answers = await self._batch(rows, atomic=request.atomic)
-                receipts += [
-                    codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)
-                ]
-            return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
-        except HeadgateError as error:
-            await end_with(call, error)
+        identity = self._identify(call)
+        if not request.jobs:
+            raise InvalidInput("jobs", "is empty; give at least one job")
+        special, receipts = await self._special(identity, request.jobs, 0)
+        if request.atomic and receipts:
+            worst = receipts[0]
+            raise InvalidInput(f"jobs[{worst.place}]", worst.error.message, hint="nothing was submitted")
+        if special is not None:
+            rows, places, ids = special
+            if len(rows) > limits.SUBMIT_FLUSH_MAX_ROWS and request.atomic:
+                raise TooLarge(
+                    "jobs", size=len(rows), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
+                )
+            answers = await self._batch(rows, atomic=request.atomic)
+            receipts += [codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)]
+        return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
 
     async def _batch(self, rows, *, atomic: bool) -> Mapping[int, SubmitAnswerRow]:  # type: ignore[no-untyped-def]
         if atomic:
@@ -282,33 +274,27 @@ class ProducerService:
 
     async def get_job(self, request: producer_pb2.GetJobRequest, call: Call) -> jobs_pb2.JobInfo:
         """One job as it stands."""
-        try:
-            identity = self._identify(call, scope=Scope.READ)
-            return await self._info(
-                identity,
-                _id(request.id),
-                payload=request.with_payload,
-                result=request.with_result,
-                events=request.with_events,
-            )
-        except HeadgateError as error:
-            await end_with(call, error)
+        identity = self._identify(call, scope=Scope.READ)
+        return await self._info(
+            identity,
+            _id(request.id),
+            payload=request.with_payload,
+            result=request.with_result,
+            events=request.with_events,
+        )
 
     async def wait_result(self, request: producer_pb2.WaitResultRequest, call: Call) -> jobs_pb2.JobInfo:
         """The job when it has ended, or as it stands when the time is over."""
-        try:
-            identity = self._identify(call, scope=Scope.READ)
-            job_id = _id(request.id)
+        identity = self._identify(call, scope=Scope.READ)
+        job_id = _id(request.id)
+        info = await self._info(identity, job_id, payload=False, result=True, events=False)
+        if info.state < jobs_pb2.STATE_COMPLETED and request.wait_ms:
+            tenant_no = await self._parts.store.tenant_no(identity.tenant)
+            await self._parts.waiters.wait(tenant_no, job_id, min(request.wait_ms, WAIT_MOST_MS) / 1000)
             info = await self._info(identity, job_id, payload=False, result=True, events=False)
-            if info.state < jobs_pb2.STATE_COMPLETED and request.wait_ms:
-                tenant_no = await self._parts.store.tenant_no(identity.tenant)
-                await self._parts.waiters.wait(tenant_no, job_id, min(request.wait_ms, WAIT_MOST_MS) / 1000)
-                info = await self._info(identity, job_id, payload=False, result=True, events=False)
-                if info.state < jobs_pb2.STATE_COMPLETED and self._parts.draining.is_set():
-                    raise ShuttingDown("this instance is shutting down; ask another one")
-            return info
-        except HeadgateError as error:
-            await end_with(call, error)
+            if info.state < jobs_pb2.STATE_COMPLETED and self._parts.draining.is_set():
+                raise ShuttingDown("this instance is shutting down; ask another one")
+        return info
 
     async def _info(
         self, identity: Identity, job_id: UUID, *, payload: bool, result: bool, events: bool
@@ -318,9 +304,7 @@ class ProducerService:
         )
 
     def _identify(self, call: Call, token: str = "", *, scope: Scope = Scope.SUBMIT) -> Identity:
-        identity = self._parts.validator.identify(token or token_in(call.invocation_metadata()))
-        identity.require(scope)
-        return identity
+        return caller(self._parts.validator, call, scope, token=token)
 
 
 class _Replies:

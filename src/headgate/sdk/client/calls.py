@@ -1,4 +1,4 @@
-"""Reading jobs and waiting for results, by unary calls over a channel kept for them."""
+"""Unary calls over a channel kept for them: reading jobs, waiting for results, the operator's verbs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,17 @@ class Calls:
         """Read one job as it stands."""
         request = producer.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result, with_events=events)
 
-        async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:
-            return await rpc.get_job(channel, request, token=self._token, seconds=seconds)
+        return await self.call(rpc.GET_JOB, request, within=within, subject=str(job_id))
 
-        return await self._anywhere(ask, job_id, deadline=_now() + within)
+    async def call(
+        self, method: rpc.Method[rpc.Asked, rpc.Answered], request: rpc.Asked, *, within: float, subject: str = ""
+    ) -> rpc.Answered:
+        """Make one call; `subject` is the job it is about, for the words of a refusal."""
+
+        async def ask(channel: grpc.aio.Channel, seconds: float) -> rpc.Answered:
+            return await method(channel, request, token=self._token, seconds=seconds)
+
+        return await self._anywhere(ask, subject, deadline=_now() + within, repeatable=method.repeatable)
 
     async def wait(self, job_id: UUID, *, within: float) -> jobs.JobInfo:
         """Read one job once it is finished, or as it stands after `within` seconds."""
@@ -54,10 +61,10 @@ class Calls:
             wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - _now())) * 1000)
             request = producer.WaitResultRequest(id=job_id.bytes, wait_ms=wait_ms)
             allowed = wait_ms / 1000 + PATIENCE_SECONDS
-            return await rpc.wait_result(channel, request, token=self._token, seconds=allowed)
+            return await rpc.WAIT_RESULT(channel, request, token=self._token, seconds=allowed)
 
         while True:
-            found = await self._anywhere(ask, job_id, deadline=deadline)
+            found = await self._anywhere(ask, str(job_id), deadline=deadline)
             if found.state in TERMINAL or _now() >= deadline:
                 return found
 
@@ -70,11 +77,12 @@ class Calls:
 
     async def _anywhere(
         self,
-        ask: Callable[[grpc.aio.Channel, float], Awaitable[jobs.JobInfo]],
-        job_id: UUID,
+        ask: Callable[[grpc.aio.Channel, float], Awaitable[rpc.Answered]],
+        subject: str,
         *,
         deadline: float,
-    ) -> jobs.JobInfo:
+        repeatable: bool = True,
+    ) -> rpc.Answered:
         while True:
             if self._closed:
                 raise Closed("this Headgate client was closed; make another one")
@@ -83,8 +91,8 @@ class Calls:
             try:
                 found = await ask(channel, max(0.1, min(PATIENCE_SECONDS, deadline - _now())))
             except grpc.aio.AioRpcError as error:
-                explained: HeadgateError = rpc.explain(error, address, subject=str(job_id))
-                if error.code() not in _TRANSIENT:
+                explained: HeadgateError = rpc.explain(error, address, subject=subject)
+                if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
                     raise explained from None
             else:
                 self._rotation.succeeded()

@@ -92,7 +92,7 @@ class Stopper:
         for address in self._addresses:
             channel = rpc.open_channel(address)
             try:
-                await rpc.report_outcomes(channel, request, token=self._token, seconds=REPORT_SECONDS)
+                await rpc.REPORT_OUTCOME(channel, request, token=self._token, seconds=REPORT_SECONDS)
             except Exception as error:  # noqa: BLE001 -- the next address may take it; the last word is logged below
                 log.info("%s", rpc.explain(error, address))
             else:

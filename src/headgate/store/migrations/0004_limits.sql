@@ -1,0 +1,1 @@
+-- Limits, order and fair shares by key.

@@ -1,0 +1,1 @@
+-- Unique jobs, dependencies and batches.

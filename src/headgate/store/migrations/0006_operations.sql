@@ -1,0 +1,1 @@
+-- Durable operations over a filter, and the audit of operators.
