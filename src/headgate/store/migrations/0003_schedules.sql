@@ -1,1 +1,2 @@
 -- Schedules and what they made.
+COMMENT ON TABLE headgate.schedule_jobs IS 'which schedule made which job';

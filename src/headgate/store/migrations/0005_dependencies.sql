@@ -1,1 +1,2 @@
 -- Unique jobs, dependencies and batches.
+COMMENT ON TABLE headgate.job_dependencies IS 'which job waits for which';
