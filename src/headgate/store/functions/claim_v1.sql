@@ -17,7 +17,7 @@ RETURNS TABLE (id uuid, topic_no int, epoch int, attempt int, max_attempts int, 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 -- Pinned: a queue's statistics are stale whenever it fills or drains, and a bad plan reads the whole backlog.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
-SET enable_material = off SET jit = off AS $$
+SET enable_material = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_paused   int[];

@@ -1,0 +1,164 @@
+"""A whole Headgate for one lane: PostgreSQL of its own, server processes, and producers and workers as processes too.
+
+Everything runs on one machine and one clock (CLOCK_MONOTONIC is shared by processes), so a lane may subtract a time
+taken in the producer from one taken in the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headgate import embedded
+from headgate.store.connect import Connection, connect
+from headgate.store.migrate import migrate
+
+FOLDER = Path("build/bench")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+READY_SECONDS = 30
+
+
+class Role:
+    """A producer or a worker in a process of its own (bench/roles.py): ready, go, one JSON line at the end."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.roles", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line == "ready\n", f"{arguments}: {line!r}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def go(self) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def report(self, *, seconds: float = 300) -> dict[str, float]:
+        """Wait for its end; what it has to say."""
+        out, _ = self._process.communicate(timeout=seconds)
+        assert self._process.returncode == 0, f"a role ended with {self._process.returncode}"
+        found: dict[str, float] = json.loads(out.splitlines()[-1])
+        return found
+
+    def kill(self) -> None:
+        """If it is still there."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+
+
+@dataclass(slots=True)
+class Stack:
+    """What a lane measures on."""
+
+    dsn: str
+    postmaster: int
+    addresses: list[str] = field(default_factory=list)
+    servers: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def roles(self, *commands: tuple[str, ...]) -> Iterator[list[Role]]:
+        """Processes that are gone afterwards, whatever happens; each is told the addresses."""
+        started: list[Role] = []
+        try:
+            for name, *rest in commands:
+                started.append(Role(name, ",".join(self.addresses), *rest))
+            yield started
+        finally:
+            for role in started:
+                role.kill()
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[Connection]:
+        """A connection for looking."""
+        db = await connect(self.dsn, application_name="headgate bench", statement_timeout=None)
+        try:
+            yield db
+        finally:
+            await db.close()
+
+    async def clean(self) -> None:
+        """Empty tables, written-out buffers, fresh statistics: every run begins alike."""
+        async with self.database() as db:
+            await db.execute(
+                "TRUNCATE headgate.jobs, headgate.payloads, headgate.archive, headgate.job_events, "
+                "headgate.flow_deltas, headgate.state_counts"
+            )
+            await db.execute("CHECKPOINT")
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time used so far by the servers and by PostgreSQL with its children."""
+        return {
+            "server": sum(process_seconds(pid) for pid in self.servers),
+            "postgres": tree_seconds(self.postmaster),
+        }
+
+
+@asynccontextmanager
+async def stack(name: str, *, servers: int = 1, options: tuple[str, ...] = ()) -> AsyncIterator[Stack]:
+    """Start it; everything is gone afterwards."""
+    folder = FOLDER / name
+    shutil.rmtree(folder, ignore_errors=True)
+    cluster = await asyncio.to_thread(embedded.start, folder)
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        db = await connect(cluster.dsn(), application_name="headgate bench")
+        await migrate(db)
+        await db.close()
+        assert cluster.pid is not None
+        made = Stack(cluster.dsn(), cluster.pid)
+        for _ in range(servers):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "headgate.cli", "serve"]
+                + ["--dev", "--port", "0", "--log-level", "WARNING", *options],
+                env=os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn()},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(process)
+            assert process.stdout is not None
+            made.addresses.append(process.stdout.readline().rsplit(" ", 1)[1].strip())
+            made.servers.append(process.pid)
+        yield made
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(40)
+        await asyncio.to_thread(cluster.stop)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def process_seconds(pid: int) -> float:
+    """User and system time of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def tree_seconds(root: int) -> float:
+    """Of a process, its living children, and those it has waited for."""
+    total = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(stat.parent.name) == root:
+            total += sum(int(fields[at]) for at in (11, 12, 13, 14)) / TICKS_PER_SECOND
+        elif int(fields[1]) == root:
+            total += (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return total
