@@ -24,8 +24,8 @@ async def run(*, quick: bool = False) -> dict[str, object]:
     costs: list[dict[str, float]] = []
     async with stack("cycle") as made:
         for _ in range(rounds):
-            ceiling = await reference.measure(made.dsn, jobs=50_000 if not quick else 10_000, flush=500, rounds=1)
-            found.setdefault("sql_ceiling", []).append(float(str(ceiling["cycles_per_s"])))
+            yardstick = await reference.measure(made.dsn, jobs=10_000 if quick else 50_000, flush=500, rounds=1)
+            found.setdefault("sql_ceiling", []).append(float(str(yardstick["cycles_per_s"])))
             rate, cost = await cycle(made, jobs)
             found.setdefault("cycle", []).append(rate)
             costs.append(cost)
@@ -59,7 +59,7 @@ async def cycle(made: Stack, jobs: int) -> tuple[float, dict[str, float]]:
         spent = {name: made.cpu_seconds()[name] - cpu[name] for name in cpu}
         await asyncio.sleep(1.2)  # PostgreSQL's own counters are up to a second late
         after = await _counters(made)
-    await _check(made, jobs)
+    await check_archive(made, jobs)
     spent |= {"producer": produced["cpu"], "worker": worked["cpu"]}
     cost = {name: seconds / jobs * 1e6 for name, seconds in spent.items()}
     cost |= {name: (after[name] - before[name]) / jobs for name in after}
@@ -71,23 +71,23 @@ async def cycle_default_sdk(made: Stack, jobs: int) -> float:
     await made.clean()
     with made.roles(("work_default", str(jobs)), ("produce_tasks", str(jobs), "1000")) as (worker, producer):
         worked, produced = await _both(worker, producer)
-    await _check(made, jobs)
+    await check_archive(made, jobs)
     return jobs / (worked["ended"] - produced["started"])
 
 
 async def drain(made: Stack, jobs: int) -> tuple[float, float]:
-    """Everything submitted first, then worked off: two rates."""
+    """Everything submitted while dispatch is paused, then worked off: two rates."""
     await made.clean()
-    with made.roles(("produce_many", str(jobs))) as (producer,):
+    await made.pause()
+    with made.roles(("produce_many", str(jobs)), ("work", str(jobs), str(CONCURRENCY), str(PREFETCH))) as roles:
+        producer, worker = roles
         producer.go()
         produced = await asyncio.to_thread(producer.report)
-    with made.roles(("work", str(jobs), str(CONCURRENCY), str(PREFETCH))) as (worker,):
-        # It connects, and gets its first jobs, before it is told to go: so its own start is counted from the claim.
-        started = await _first_claim(made)
         worker.go()
+        await made.resume()
         worked = await asyncio.to_thread(worker.report)
-    await _check(made, jobs)
-    return jobs / (produced["ended"] - produced["started"]), jobs / (worked["ended"] - worked["started"] + started)
+    await check_archive(made, jobs)
+    return jobs / (produced["ended"] - produced["started"]), jobs / (worked["ended"] - await made.first_claim())
 
 
 async def submit_single(made: Stack, jobs: int) -> float:
@@ -111,15 +111,8 @@ async def _both(worker: Role, producer: Role) -> tuple[dict[str, float], dict[st
     return await asyncio.to_thread(worker.report), produced
 
 
-async def _first_claim(made: Stack) -> float:
-    """Seconds since the first claim of the topic's jobs, by the database's clock."""
-    async with made.database() as db:
-        first = "SELECT extract(epoch FROM clock_timestamp() - min(claimed_at))::float8 FROM headgate.jobs"
-        old = first.replace("headgate.jobs", "headgate.archive")
-        return max(float(await db.fetchval(first) or 0.0), float(await db.fetchval(old) or 0.0))
-
-
-async def _check(made: Stack, jobs: int) -> None:
+async def check_archive(made: Stack, jobs: int) -> None:
+    """Every job completed, at its first attempt; else the run is an error."""
     async with made.database() as db:
         row = await db.fetchrow(
             "SELECT count(*) FILTER (WHERE t.name = 'bench'), "

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import uvloop
 
@@ -29,7 +30,7 @@ def tell(cpu_before: float, **found: float) -> None:
     print(json.dumps(found | {"cpu": process_seconds(os.getpid()) - cpu_before}), flush=True)
 
 
-async def work(addresses: str, count: int, concurrency: int, prefetch: int) -> None:
+async def work(addresses: str, count: int, concurrency: int, prefetch: int, links: int = 1) -> None:
     """Handle jobs that do nothing until `count` completions are acknowledged."""
     hg = Headgate(addresses)
     handled = 0
@@ -40,7 +41,7 @@ async def work(addresses: str, count: int, concurrency: int, prefetch: int) -> N
         del job
         handled += 1
 
-    await _work(hg, count, concurrency=concurrency, prefetch=prefetch, handled=lambda: handled)
+    await _work(hg, count, handled=lambda: handled, links=links, concurrency=concurrency, prefetch=prefetch)
 
 
 async def work_default(addresses: str, count: int) -> None:
@@ -57,19 +58,29 @@ async def work_default(addresses: str, count: int) -> None:
     await _work(hg, count, handled=lambda: handled)
 
 
-async def _work(hg: Headgate, count: int, *, handled, **options: int) -> None:  # type: ignore[no-untyped-def]
-    worker = hg.worker(**options)  # type: ignore[arg-type]
-    running = asyncio.create_task(worker.run())
-    while not worker.connected:
+async def _work(hg: Headgate, count: int, *, handled: Callable[[], int], links: int = 1, **options: int) -> None:
+    """Until `count` completions are acknowledged, or (0) until told to stop: then the time of the last one counts."""
+    workers = [hg.worker(**options) for _ in range(links)]  # type: ignore[arg-type]  # the options are a worker's own
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    while not all(worker.connected for worker in workers):
         await asyncio.sleep(0.01)
     cpu = wait_for_go()
-    started = time.monotonic()
-    while worker.receipts.get("applied", 0) < count and not running.done():
+    started = ended = time.monotonic()
+    stop = asyncio.Event()
+    if not count:
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    applied = 0
+    while not stop.is_set() and not any(task.done() for task in running):
+        now = sum(worker.receipts.get("applied", 0) for worker in workers)
+        if now > applied:
+            applied, ended = now, time.monotonic()
+        if count and applied >= count:
+            break
         await asyncio.sleep(0.002)
-    ended = time.monotonic()
-    tell(cpu, started=started, ended=ended, handled=handled(), applied=worker.receipts.get("applied", 0))
-    worker.stop()
-    await running
+    tell(cpu, started=started, ended=ended, handled=handled(), applied=applied)
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*running)
     await hg.close()
 
 

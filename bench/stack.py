@@ -12,18 +12,20 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headgate import embedded
+from headgate.store import control
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
 
 FOLDER = Path("build/bench")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-READY_SECONDS = 30
+SERVE = ("-m", "headgate.cli", "serve", "--dev", "--port", "0", "--log-level", "WARNING")
 
 
 class Role:
@@ -43,8 +45,15 @@ class Role:
 
     def go(self) -> None:
         """Let it begin."""
+        self._say("go")
+
+    def stop(self) -> None:
+        """Let a worker that has no count of its own end."""
+        self._say("stop")
+
+    def _say(self, word: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
+        self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
     def report(self, *, seconds: float = 300) -> dict[str, float]:
@@ -100,6 +109,32 @@ class Stack:
             )
             await db.execute("CHECKPOINT")
 
+    async def pause(self) -> None:
+        """Nothing is dispatched until `resume`; servers see that at their next tick."""
+        async with self.database() as db:
+            await control.pause(db, reason="benchmark")
+
+    async def resume(self) -> None:
+        """Let go."""
+        async with self.database() as db:
+            await control.resume(db)
+
+    async def first_claim(self) -> float:
+        """When the first of the finished jobs was claimed, on this machine's monotonic clock."""
+        async with self.database() as db:
+            ago = await db.fetchval(
+                "SELECT extract(epoch FROM clock_timestamp() - min(claimed_at))::float8 FROM headgate.archive"
+            )
+            return time.monotonic() - float(ago)
+
+    async def all_ended(self, *, seconds: float = 300) -> None:
+        """Wait until no job is left."""
+        async with asyncio.timeout(seconds), self.database() as db:
+            while await db.fetchval(
+                "SELECT EXISTS (SELECT FROM headgate.jobs j JOIN headgate.topics t USING (topic_no) WHERE t.name = 'bench')"
+            ):
+                await asyncio.sleep(0.1)
+
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time used so far by the servers and by PostgreSQL with its children."""
         return {
@@ -123,8 +158,7 @@ async def stack(name: str, *, servers: int = 1, options: tuple[str, ...] = ()) -
         made = Stack(cluster.dsn(), cluster.pid)
         for _ in range(servers):
             process = subprocess.Popen(
-                [sys.executable, "-m", "headgate.cli", "serve"]
-                + ["--dev", "--port", "0", "--log-level", "WARNING", *options],
+                [sys.executable, *SERVE, *options],
                 env=os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn()},
                 stdout=subprocess.PIPE,
                 text=True,

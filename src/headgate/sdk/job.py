@@ -121,6 +121,7 @@ class Job:
         "raw_id",
         "settled",
         "stage",
+        "started_at",
         "tenant",
         "topic",
         "where",
@@ -154,6 +155,7 @@ class Job:
         self.lost = False
         self.abandoned = False
         self.settled = False  # its outcome is on the way
+        self.started_at = 0.0  # when it was given a slot, on the monotonic clock
         self.last_progress: tuple[int, int, str] | None = None
         self.handler = handler
         self.stage = WAITING  # kept by the worker's ledger

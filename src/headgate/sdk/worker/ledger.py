@@ -5,12 +5,14 @@ Three counts that are easily taken for one another:
   so that no lease lapses while its outcome is on the way.
 - `active`: jobs that take up a slot: delivered and not finished. A lost job is active until its handler has ended.
 - `asked`: credit that is out on the present stream. A new stream begins with none.
-Never more than `capacity` are asked for or active together; that is the whole of the flow control.
+Never more than the slots and what may wait for them (`prefetch`, or as `ReadAhead` finds) are asked for or active
+together; that is the whole of the flow control.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -19,6 +21,7 @@ from headgate.sdk.job import FINISHED, STARTED, Job, Reports
 from headgate.sdk.outcomes import failure
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.outbox import Outbox, Outcome, abandon
+from headgate.sdk.worker.read_ahead import ReadAhead
 from headgate.wire import worker_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
@@ -33,7 +36,13 @@ class Ledger:
     """Takes deliveries in, starts them while slots are free, and turns what handlers report into outcomes."""
 
     def __init__(
-        self, tasks: Mapping[str, Task[Any, Any]], *, concurrency: int, prefetch: int, start: Start, reports: Reports
+        self,
+        tasks: Mapping[str, Task[Any, Any]],
+        *,
+        concurrency: int,
+        prefetch: int | None,
+        start: Start,
+        reports: Reports,
     ) -> None:
         self.held: dict[bytes, Job] = {}
         self.outbox = Outbox()
@@ -42,9 +51,10 @@ class Ledger:
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
-        self._concurrency, self._capacity = concurrency, concurrency + prefetch
+        self._concurrency, self._prefetch = concurrency, prefetch
+        self._ahead = ReadAhead()
         self._started = 0
-        self._waiting: deque[Job] = deque()  # bounded by the capacity: what is delivered was asked for
+        self._waiting: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
 
     # --- credit ------------------------------------------------------------------------------------------------------
 
@@ -52,7 +62,8 @@ class Ledger:
         """How many more jobs to ask for now."""
         if len(self.outbox) >= UNACKNOWLEDGED_MAX:
             return 0
-        return max(0, self._capacity - self.active - self.asked)
+        ahead = self._ahead.jobs if self._prefetch is None else self._prefetch
+        return max(0, self._concurrency + ahead - self.active - self.asked)
 
     # --- deliveries --------------------------------------------------------------------------------------------------
 
@@ -134,11 +145,13 @@ class Ledger:
         if not self._waiting:
             return
         batch: list[Job] = []
+        now = time.monotonic()
         while self._waiting and self._started < self._concurrency:
             job = self._waiting.popleft()
             if job.stage == FINISHED:  # lost, cancelled or handed back meanwhile
                 continue
             job.stage = STARTED
+            job.started_at = now
             self._started += 1
             batch.append(job)
         if batch:
@@ -146,14 +159,16 @@ class Ledger:
 
     # --- endings -----------------------------------------------------------------------------------------------------
 
-    def finish(self, job: Job, outcome: Outcome | None) -> None:
-        """A handler has ended: its slot is free, and its outcome is sent unless the job is no longer ours.
+    def finish(self, job: Job, outcome: Outcome | None, now: float = 0.0) -> None:
+        """A handler has ended (at `now`): its slot is free, and its outcome is sent unless the job is no longer ours.
 
         Of a job that was given up only a success counts: all else is the consequence of having been cut short.
         """
         if job.stage == FINISHED:
             return
         self._release(job)
+        if now:
+            self._ahead.finished(now - job.started_at, now)
         if outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
             self._settle(job, outcome)
 

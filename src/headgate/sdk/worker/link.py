@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -251,9 +252,9 @@ class Link:
         """Take in what handlers reported, and start what has waited for their slots."""
         self._signalled = False  # before the deque is read: what comes later signals again
         if self._reported:
-            finish, reported = self.ledger.finish, self._reported
+            finish, reported, now = self.ledger.finish, self._reported, time.monotonic()
             while reported:
-                finish(*reported.popleft())
+                finish(*reported.popleft(), now)
             self.ledger.start_waiting()
             self.changed.set()
             self._wake.set()

@@ -47,7 +47,8 @@ class WorkerOptions(TypedDict, total=False):
     concurrency: int
     """Jobs run at the same time (32)."""
     prefetch: int
-    """Jobs asked for beyond that, to wait here (0). They are leased, so other workers cannot have them."""
+    """Jobs asked for beyond that, to wait here. They are leased, so other workers cannot have them. Left out: none while
+    handlers take their time, and a twentieth of a second's worth of jobs when they are short."""
     topics: Sequence[str] | None
     """Only these of the registered topics (all)."""
     lease: Seconds
@@ -76,7 +77,9 @@ class Worker:
         self._concurrency = check_integer(
             options.get("concurrency", CONCURRENCY), field="concurrency", low=1, high=50_000
         )
-        self._prefetch = check_integer(options.get("prefetch", 0), field="prefetch", low=0, high=50_000)
+        self._prefetch = (
+            check_integer(options["prefetch"], field="prefetch", low=0, high=50_000) if "prefetch" in options else None
+        )
         self._processes = check_integer(
             options.get("processes", os.cpu_count() or 1), field="processes", low=1, high=1_000
         )
