@@ -20,13 +20,19 @@ async def run(*, quick: bool = False) -> dict[str, object]:
     scale = 10 if quick else 1
     report: dict[str, object] = {}
     async with stack("sweep") as made:
-        report["sweep"] = {str(links): await by_links(made, JOBS // scale, links) for links in LINKS}
+        sweep = {links: await by_links(made, JOBS // scale, links) for links in LINKS}
+        report["sweep"] = {str(links): rate for links, rate in sweep.items()}
+        report["sweep_worst"] = round(
+            min(sweep[links] / max(sweep[few] for few in LINKS if few <= links) for links in LINKS), 3
+        )
         backlogs = {}
         for backlog in BACKLOGS[: 3 if quick else 4]:
             runs = [await preloaded(made, backlog) for _ in range(1 if backlog > 200_000 else 3)]
             backlogs[str(backlog)] = round(statistics.median(runs))
         report["backlog"] = backlogs
-        report["backlog_1m_drain"] = backlogs[max(backlogs, key=int)]
+        deepest, before = sorted(backlogs, key=int)[-1], sorted(backlogs, key=int)[-2]
+        report["backlog_1m_drain"] = backlogs[deepest]
+        report["backlog_ratio"] = round(backlogs[deepest] / backlogs[before], 3)
     rates = {}
     for instances in INSTANCES:
         async with stack("instances", servers=instances) as made:

@@ -130,9 +130,10 @@ class Stack:
     async def all_ended(self, *, seconds: float = 300) -> None:
         """Wait until no job is left."""
         async with asyncio.timeout(seconds), self.database() as db:
-            while await db.fetchval(
-                "SELECT EXISTS (SELECT FROM headgate.jobs j JOIN headgate.topics t USING (topic_no) WHERE t.name = 'bench')"
-            ):
+            left = (
+                "SELECT EXISTS (SELECT FROM headgate.jobs j JOIN headgate.topics t USING (topic_no) WHERE t.name = $1)"
+            )
+            while await db.fetchval(left, "bench"):
                 await asyncio.sleep(0.1)
 
     def cpu_seconds(self) -> dict[str, float]:
