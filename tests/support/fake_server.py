@@ -134,6 +134,8 @@ class WorkLink(Peer):
 
     def take(self, frame: worker_pb2.WorkerFrame) -> None:
         self.received.append(frame)
+        if frame.HasField("quiet"):
+            self._out.put_nowait(worker_pb2.ServerFrame(quieted=worker_pb2.Quieted()))
         if frame.HasField("outcomes") and self._server.answers_outcomes:
             self._out.put_nowait(worker_pb2.ServerFrame(receipts=worker_pb2.Receipts(seq=frame.outcomes.seq)))
         if frame.HasField("beat") and self._server.answers_beats:
