@@ -488,7 +488,6 @@ async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
     async with (
         Wire(server.address, options=[("grpc.http2.bdp_probe", 0)]) as narrow,  # a window of 64 KiB, less than a job
         Wire(server.address) as other,
-        other.worker() as link,
     ):
         call = narrow.channel.stream_stream(WORK)()
         await call.write(_hello("takes-none"))
@@ -496,16 +495,17 @@ async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
         await call.write(worker_pb2.WorkerFrame(ready=ready).SerializeToString())
         payload = os.urandom(900_000)
         ids = [job_id for _ in range(8) for job_id in await other.submit_many(topic, [payload] * 5)]
-        await link.ready(40, topic)
+        async with other.worker() as link:
+            await link.ready(40, topic)
 
-        async def all_here() -> bool:
-            await link.beat(*link.jobs)
-            return {job.id for job in link.jobs} == set(ids)
+            async def all_here() -> bool:
+                await link.beat(*link.jobs)
+                return {job.id for job in link.jobs} == set(ids)
 
-        # No frame was ever written to it as a whole: all come at once, and none has cost an attempt.
-        await until_async(all_here, "every job went to the other")
-        assert {job.attempt for job in link.jobs} == {1}
-        assert 0 < sum(job.epoch == 2 for job in link.jobs) < 20  # what it could not take was not kept for it either
+            # No frame was ever written to it as a whole: all come at once, and none has cost an attempt.
+            await until_async(all_here, "every job went to the other")
+            assert {job.attempt for job in link.jobs} == {1}
+            assert 0 < sum(job.epoch == 2 for job in link.jobs) < 20  # more than it could take was not kept for it
         assert _memory(server) - before < 300_000_000
         await asyncio.to_thread(server.saw, "link_ended worker=takes-none reason=link_silent")
         assert Ended.of(await _fate(call)).status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)

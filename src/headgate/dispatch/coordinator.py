@@ -253,7 +253,7 @@ class Coordinator:
         runs = demand.reserve(demand.most(self._claim_limit))
         asked = sum(count for _, count in runs)
         if not asked:  # all its links have ended, or are full and will say when they have room
-            demand.stirred = False
+            demand.stirred, demand.held_up = False, bool(demand.credit)
             return 0
         # Cleared before asking: whatever is committed or said from here on stirs it again.
         hints, from_head, sweep = demand.hints, demand.from_head, demand.sweep

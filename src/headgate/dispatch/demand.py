@@ -38,6 +38,7 @@ class Demand:
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
     hints: dict[UUID, None] = field(default_factory=dict)
     claiming: bool = False
+    held_up: bool = False  # there may be work, but all that have credit are full
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
     # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
     void: dict[Link, bool] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class Demand:
         link.credit[self] = before + count
         self.credit += count
         self.members.add(link)
+        self.stirred, self.held_up = self.stirred or self.held_up, False
         if before == 0:
             self.links.append(link)
 

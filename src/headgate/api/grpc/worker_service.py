@@ -152,6 +152,8 @@ class WorkerService:
                 kept = list(link.held)
                 await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
                 parts.coordinator.stir_all()
+            # Before the peer hears of it: who counts links must never see an end before its beginning.
+            log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
             await stream.write(
                 worker_pb2.ServerFrame(
                     hello_ack=worker_pb2.HelloAck(
@@ -166,9 +168,10 @@ class WorkerService:
                 )
             )
         except BaseException:
+            link.end(ConnectionLost(f"worker {link.worker_id} was not greeted"))
             parts.links.close(link)
+            log.info("link_ended worker=%s reason=not_greeted", link.worker_id)
             raise
-        log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
         return link
 
     async def _read(self, link: Link, stream: WorkStream, first: worker_pb2.WorkerFrame, topics: list[str]) -> None:
@@ -322,9 +325,9 @@ class WorkerService:
                 link.hold(job_id, epoch, self._parts.lease_ms, now)
         if beat.jobs_seen:
             link.keep_only(set(listed), seen=beat.jobs_seen)
-        wrong = self._extend(link, beat.extensions, now) or self._note(link, beat.progress)
-        if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
-            link.tell(Told(error=wrong))
+        for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
+            if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
+                link.tell(Told(error=wrong))
         link.tell(Told(beat_ack=True))
 
     def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:
