@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,8 +35,8 @@ from headgate.domain.states import Receipt, State
 log = logging.getLogger("headgate.dispatch")
 RETRIED = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)
 MOST_REFUSALS = 100
-"""Refused statements within one flush after which it is given up: then it is not the rows. Four bad ones among 2,000
-are found with fewer."""
+"""Refused statements after which a flush of which nothing could be written is given up: then it is not the rows. Half
+as many, and a single parcel is: it takes about 11 to find one bad row among 2,000."""
 
 Answer = SettledOutcome | HeadgateError
 """What became of one outcome; an error: the database refuses this very row, and its job stays as it was."""
@@ -105,31 +106,43 @@ class OutcomeWriter:
 
     async def _write(self, parcels: list[OutcomeParcel]) -> None:
         answers: list[dict[int, Answer]] = [{} for _ in parcels]
-        await self._settle(
-            [(parcel, range(parcel.rows), answer) for parcel, answer in zip(parcels, answers, strict=True)]
-        )
+        pieces = [(parcel, range(parcel.rows), answer) for parcel, answer in zip(parcels, answers, strict=True)]
+        failed = await self._settle(pieces)
         for parcel, answer in zip(parcels, answers, strict=True):
-            self._settled(parcel, answer)
+            if failed and id(parcel) in failed:
+                parcel.fail(failed[id(parcel)])
+            else:
+                self._settled(parcel, answer)
 
-    async def _settle(self, pieces: Sequence[Piece]) -> None:
-        """Write rows of parcels, and note their answers; raises what concerns none of them in particular."""
-        refusals = 0
+    async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
+        """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.
+
+        Raises what concerns none of them in particular.
+        """
+        failed: dict[int, HeadgateError] = {}
+        refusals: Counter[int] = Counter()
+        written = False
         waiting = [pieces]
         while waiting:
-            part = waiting.pop()
+            part = [piece for piece in waiting.pop() if id(piece[0]) not in failed] if failed else waiting.pop()
             try:
-                await self._settle_part(part)
+                if part:
+                    await self._settle_part(part)
+                    written = True
             except HeadgateError as error:
-                refusals += 1
-                if isinstance(error, (*RETRIED, SchemaMismatch)) or refusals > MOST_REFUSALS:
+                parcel, rows, answer = part[0]
+                refusals[id(parcel) if len(part) == 1 else 0] += 1
+                if isinstance(error, (*RETRIED, SchemaMismatch)) or (not written and refusals.total() > MOST_REFUSALS):
                     raise
-                if sum(len(rows) for _, rows, _ in part) > 1:
+                if refusals[id(parcel)] > MOST_REFUSALS // 2:
+                    failed[id(parcel)] = error
+                elif len(part) > 1 or len(rows) > 1:
                     # The front half is written first: of a job's two outcomes the first one counts.
                     waiting += reversed(_halves(part))
-                    continue
-                ((parcel, rows, answer),) = part
-                log.warning("outcome_refused tenant=%d error=%s", parcel.tenant_no, error)
-                answer[rows[0]] = error.with_traceback(None)
+                else:
+                    log.warning("outcome_refused tenant=%d error=%s", parcel.tenant_no, error)
+                    answer[rows[0]] = error.with_traceback(None)
+        return failed
 
     async def _settle_part(self, pieces: Sequence[Piece]) -> None:
         wait = 0.05
