@@ -181,7 +181,7 @@ async def test_a_refused_part_names_its_frame_and_keeps_the_other_parts(wire: Wi
 async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
     async with wire.worker() as link:
-        await link.ready(1, topic, lease_seconds=1)
+        await link.ready(1, topic)
         (job,) = await link.take(1)
         good = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=1, total=2))
         bad = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=-1))
@@ -190,6 +190,7 @@ async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, to
         assert (await link.error()).field == "beat.extensions"
 
         async def noted() -> bool:
+            await link.beat(job)
             info = await wire.job(job.id)
             return info.progress.done == 1 and info.lease_until_us > job.lease_until_us + 50_000_000
 
@@ -200,7 +201,7 @@ async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, to
 async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wire: Wire, topic: str) -> None:
     kept_id, _ = await wire.submit_many(topic, [b"", b""], max_attempts=1)
     async with wire.worker() as link:
-        await link.ready(2, topic, lease_seconds=1)
+        await link.ready(2, topic, lease_seconds=2)
         kept, forgotten = await link.take(2)
         assert kept.id == kept_id
 

@@ -61,7 +61,8 @@ class Coordinator:
         self._event = asyncio.Event()
         self._stopped = asyncio.Event()
         self._sooner = asyncio.Event()  # the next tick was pulled forward
-        self._next_tick = self._no_tick_before = 0.0  # by the loop's clock
+        # By the loop's clock: the next tick, how soon it may be, and the next that is due by the second.
+        self._next_tick = self._no_tick_before = self._full_tick = 0.0
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
@@ -363,9 +364,12 @@ class Coordinator:
                 continue
             # Set before asking: whoever speaks of a due job meanwhile pulls it forward.
             began = now()
-            self._next_tick = began + self._tick_seconds
+            aimed = began < self._full_tick
+            if not aimed:
+                self._full_tick = began + self._tick_seconds
+            self._next_tick = self._full_tick
             try:
-                tick = await self.tick_once()
+                tick = await self.tick_once(sweep=not aimed)
             except HeadgateError as error:
                 log.warning("tick_failed error=%s", error)
                 continue
@@ -377,8 +381,11 @@ class Coordinator:
                 least = _TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
                 self.due_in(max(least, (tick.next_due - tick.now).total_seconds()))
 
-    async def tick_once(self) -> Tick:
-        """Promote, reap, look for pending topics, read the pause rows: one call."""
+    async def tick_once(self, *, sweep: bool = True) -> Tick:
+        """Promote, reap, look for pending topics, read the pause rows: one call.
+
+        `sweep`: have busy demands look below their watermark. Once a second, however many ticks due jobs bring about.
+        """
         wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
         try:
             tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
@@ -399,7 +406,7 @@ class Coordinator:
         # Something may lie below the watermark of which nobody told. A busy demand sweeps for it, whether or not it has
         # credit at this moment; an idle one is known to miss something, and starts anew.
         for demand in self._demands.values():
-            demand.sweep = demand.sweep or demand.busy
+            demand.sweep = demand.sweep or (sweep and demand.busy)
         for topic_no in tick.pending:
             for demand in self._by_topic.get(topic_no, ()):
                 demand.from_head = demand.from_head or not demand.busy
