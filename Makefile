@@ -23,10 +23,10 @@ demo: $(READY) ## a server, a worker and a few thousand jobs, live; ends by itse
 dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reach it
 	@$(BIN)/headgate dev
 
-test: $(READY) ## rules, store, dispatch, SDK, CLI: against a real PostgreSQL of its own
-	@$(BIN)/python -m pytest --ignore=tests/e2e --ignore=tests/fault
+test: $(READY) ## everything: rules, store, dispatch, SDK, CLI; real servers and workers; kill -9, outages, drains
+	@$(BIN)/python -m pytest
 
-test-e2e: $(READY) ## real servers and workers over real sockets; then kill -9, outages, drains, a thousand links
+test-e2e: $(READY) ## only the tests of whole processes: real servers and workers over real sockets, and what kills them
 	@$(BIN)/python -m pytest tests/e2e tests/fault
 
 check: $(READY) ## format, lint, types, import direction

@@ -21,17 +21,17 @@ from random import uniform
 from uuid import UUID
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import Links, TokenRevoked, Told
+from headgate.dispatch.links import Links, TokenRevoked
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
@@ -102,7 +102,11 @@ class Server:
         self.lease_ms = int(options.lease.total_seconds() * 1000)
         self.waiters = Waiters(self.store)
         self.outcomes = OutcomeWriter(
-            self.store, on_back=self._came_back, on_final=self.waiters.ended, awaited=self.waiters.any
+            self.store,
+            on_back=self._came_back,
+            on_final=self.waiters.ended,
+            awaited=self.waiters.any,
+            on_due=lambda moment: self.coordinator.due_at(moment),
         )
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
@@ -115,13 +119,18 @@ class Server:
             wakes=options.wakes,
             watchdog=watchdog,
         )
-        self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
+        self.submitter = Submitter(
+            self.store,
+            on_submitted=self.coordinator.submitted,
+            on_due_in=self.coordinator.due_in,
+            on_due_at=self.coordinator.due_at,
+        )
         self.progress = ProgressWriter(self.store)
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
-        self._health = HealthServicer()
+        self._health = Health()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepting = False
         self._draining = asyncio.Event()
@@ -161,7 +170,7 @@ class Server:
         if self.options.notifications and self.store.can_listen:
             self._start("notifications", self._hear_others())
         self._accepting = True
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(ready=True)
         # Long-lived objects leave the collector's sight; what is left is young, and rarely looked at.
         gc.collect()
         gc.freeze()
@@ -187,11 +196,10 @@ class Server:
         self._accepting = False
         self._draining.set()  # producers are sent away
         self.waiters.stop()
-        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.drain()
         self.coordinator.stop()
         await self._finished("claims", STOP_SECONDS)
-        for link in self.links:
-            link.tell(Told(drain_seconds=int(grace)))
+        self.links.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
         if port is not None:
             # Refuses new calls at once; streams may go on until the grace is over.
@@ -351,8 +359,7 @@ class Server:
             if answers != ready and not self._draining.is_set():
                 ready = answers
                 log.warning("%s", "ready_again" if ready else "not_ready reason=the database does not answer")
-                word = health_pb2.HealthCheckResponse
-                await self._health.set("", word.SERVING if ready else word.NOT_SERVING)
+                self._health.set(ready=ready)
 
     async def _measure_lag(self) -> None:
         """How late the loop is: the first sign of a server that has too much to do."""

@@ -29,6 +29,8 @@ from headgate.wire import jobs_pb2, producer_pb2
 from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import LoggedProcess, ServerProcess, clean_environ
+from tests.support.waiting import until
+from tests.support.wire import served
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node-worker"
@@ -36,6 +38,7 @@ INSTALL_SECONDS = 90
 WAIT = timedelta(seconds=20)
 
 StartWorker = Callable[..., LoggedProcess]
+Lasting = "tuple[ServerProcess, str, Producer]"
 
 
 # ---------------------------------------------------------------------- Node and its packages
@@ -165,6 +168,7 @@ class Producer:
 
 @pytest.fixture
 def server(serve: Serve) -> ServerProcess:
+    """One that the test may kill."""
     return serve()
 
 
@@ -173,6 +177,25 @@ def producer(server: ServerProcess) -> Iterator[Producer]:
     producer = Producer(server.address)
     yield producer
     producer.close()
+
+
+@pytest.fixture
+def lasting(one_for_all: Lasting) -> Lasting:
+    """The server for those that leave it alone, once it has noticed that the worker of the test before is gone."""
+    server = one_for_all[0]
+    until(lambda: len(server.seen("link_opened")) == len(server.seen("link_ended")), "nobody is connected")
+    return one_for_all
+
+
+@pytest.fixture(scope="module")
+def one_for_all(
+    postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, str, Producer]]:
+    """A server for those that leave it alone, its database's URL, and a producer."""
+    with served(postgres, template, tmp_path_factory.mktemp("node")) as (server, dsn):
+        producer = Producer(server.address)
+        yield server, dsn, producer
+        producer.close()
 
 
 def soon(milliseconds: int = 50) -> producer_pb2.RetryPolicy:
@@ -187,9 +210,8 @@ def told(job: jobs_pb2.JobInfo) -> list[str]:
 
 
 @pytest.mark.req("W10", "W21")
-def test_jobs_complete_with_the_bytes_their_handler_returned(
-    server: ServerProcess, producer: Producer, start_worker: StartWorker
-) -> None:
+def test_jobs_complete_with_the_bytes_their_handler_returned(lasting: Lasting, start_worker: StartWorker) -> None:
+    server, _, producer = lasting
     start_worker(server)
     bodies = [b"", b"plain", bytes(range(256)), os.urandom(500_000)]
     jobs = [producer.ended(job_id) for job_id in [producer.submit("echo", body) for body in bodies]]
@@ -199,9 +221,8 @@ def test_jobs_complete_with_the_bytes_their_handler_returned(
 
 
 @pytest.mark.req("W9", "W11", "W13", "W14")
-def test_each_other_outcome_does_what_it_is_named_for(
-    server: ServerProcess, producer: Producer, start_worker: StartWorker
-) -> None:
+def test_each_other_outcome_does_what_it_is_named_for(lasting: Lasting, start_worker: StartWorker) -> None:
+    server, _, producer = lasting
     worker = start_worker(server)
     fails = producer.submit("fail", b"out of paper", max_attempts=2, retry=soon())
     nacks = producer.submit("nack", b"300")
@@ -236,9 +257,8 @@ def test_each_other_outcome_does_what_it_is_named_for(
     assert len(worker.seen(r"^started ")) == 2 + 2 + 1 + 2 + 2
 
 
-def test_no_more_handlers_run_at_a_time_than_the_worker_allows(
-    server: ServerProcess, producer: Producer, start_worker: StartWorker
-) -> None:
+def test_no_more_handlers_run_at_a_time_than_the_worker_allows(lasting: Lasting, start_worker: StartWorker) -> None:
+    server, _, producer = lasting
     worker = start_worker(server, concurrency="2")
     for job_id in [producer.submit("slow", b"60") for _ in range(6)]:
         producer.ended(job_id)
@@ -249,9 +269,8 @@ def test_no_more_handlers_run_at_a_time_than_the_worker_allows(
     assert max(at_work) == 2
 
 
-def test_a_cancelled_job_is_stopped(
-    server: ServerProcess, producer: Producer, start_worker: StartWorker, postgres: Server, database: str
-) -> None:
+def test_a_cancelled_job_is_stopped(lasting: Lasting, start_worker: StartWorker, postgres: Server) -> None:
+    server, database, producer = lasting
     worker = start_worker(server)
     job_id = producer.submit("slow", b"60000")
     worker.saw(f"^started slow {job_id}")

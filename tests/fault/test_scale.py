@@ -27,7 +27,7 @@ from tests.support.waiting import until_async
 JOBS = int(os.environ.get("HEADGATE_FAULT_JOBS", "50000"))
 LINKS = 1_000
 IDLE_TOPICS = tuple(f"idle-{number}" for number in range(4))
-WINDOW_SECONDS = 5.0
+WINDOW_SECONDS = 3.0
 TRANSACTIONS = "SELECT xact_commit + xact_rollback, clock_timestamp() FROM pg_stat_database WHERE datname = $1"
 ROLLBACKS = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 

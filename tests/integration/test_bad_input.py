@@ -678,7 +678,7 @@ async def test_another_tenants_jobs_are_unknown_to_every_verb(world: World) -> N
     assert await verbs.reprioritise(db, tenant, theirs, priority=9) == {}
     assert await verbs.discard(db, tenant, theirs) == set()
     held = leases.Held(tenant_no=tenant, ids=[running], epochs=[1], lease_ms=60_000)
-    assert await leases.renew(db, [held]) == {(tenant, running): leases.Renewal(lost=True, cancel=False)}
+    assert await leases.renew(db, [held]) == {(tenant, running, 1): leases.Renewal(lost=True, cancel=False)}
     for outcome in (Completed(), Failed(error=ErrorInfo(type="E")), Snooze(delay=DAY)):
         settled = await settle.settle_one(db, tenant, running, 1, outcome)
         assert settled == settle.Settled(receipt=Receipt.UNKNOWN)

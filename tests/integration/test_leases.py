@@ -159,7 +159,7 @@ async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
-    worker.link.held[job] = (1, 3_600_000, seconds())  # as a beat with an extension does
+    worker.link.held[job] = (1, 3_600_000, seconds(), 0)  # as a beat with an extension does
     hold.release()
     assert await renewing == 1
     assert await still.renewer.run_once() == 1
@@ -309,7 +309,7 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
     await worker.report(lost, 1, Abandon())
     worker.lose("the server died")
     back = await other.worker("w")
-    assert await other.renewer.declare(back.link, [running, lost], [1, 1], 60_000) == [lost]
+    assert await other.renewer.declare(back.link, [running, lost], [1, 1], 60_000) == [(lost, 1)]
     abandoned = await other.store.abandon_undeclared(back.link.tenant_no, "w", [running, lost])
     assert abandoned == [never_received]
     view = await other.job(never_received)
@@ -331,7 +331,7 @@ async def test_a_worker_may_declare_more_than_fits_one_statement(
     back = await other.worker("w")
     unknown = other.ids.make(6_000)
     ids = [*unknown[:3_000], *jobs, *unknown[3_000:]]
-    assert await other.renewer.declare(back.link, ids, [1] * len(ids), 60_000) == unknown
+    assert await other.renewer.declare(back.link, ids, [1] * len(ids), 60_000) == [(one, 1) for one in unknown]
     assert set(back.link.held) == set(jobs)
 
 
@@ -343,13 +343,13 @@ async def test_the_newer_of_two_links_of_one_worker_wins_and_the_older_is_told(s
     assert isinstance(older.link.ended, Superseded)
     assert await older.link.next_part() is None
     assert await still.renewer.declare(newer.link, [job], [1], 60_000) == []
-    assert still.links.holder(newer.link.tenant_no, job) is newer.link
+    assert still.links.holder(newer.link.tenant_no, job, 1) is newer.link
     await still.submit(3)
     newer.ready(2)
     assert await still.coordinator.claim_once() == 2
     assert len(newer.link.held) == 3
     older.lose()
-    assert still.links.holder(newer.link.tenant_no, job) is newer.link
+    assert still.links.holder(newer.link.tenant_no, job, 1) is newer.link
     assert list(still.links) == [newer.link]
 
 
@@ -382,7 +382,7 @@ async def test_nothing_a_zombie_says_changes_its_successors_run(
     assert (await zombie.report(job, 1, outcome)).receipt is Receipt.STALE
     seconds.advance(31)
     answers = await still.store.renew({(zombie.link.tenant_no, 60_000): ([job], [1])})  # its beat
-    assert answers[zombie.link.tenant_no, job].lost
+    assert answers[zombie.link.tenant_no, job, 1].lost
     assert await db.fetchrow("SELECT * FROM headgate.jobs") == before
     assert (await successor.report(job, 2, Completed(result=b"mine"))).receipt is Receipt.APPLIED
     assert await db.fetchval("SELECT result FROM headgate.archive") == b"mine"
@@ -479,7 +479,7 @@ async def test_the_servers_own_clock_does_not_matter(database: str, db: Connecti
         assert (row["in_time"], row["stamped"]) == (True, True)
         left = await db.fetchval("SELECT lease_until - clock_timestamp() FROM headgate.jobs WHERE id = $1", held)
         assert timedelta(seconds=45) < left <= MINUTE
-        assert one.links.holder(await one.store.tenant_no("acme"), held) is not None
+        assert one.links.holder(await one.store.tenant_no("acme"), held, 1) is not None
 
 
 @pytest.mark.req("T29")

@@ -366,7 +366,7 @@ async def test_a_zombies_beat_and_outcomes_change_nothing_for_its_successor(queu
     await clock.advance(seconds=5)
     tenant = await queue.tenant_no()
     beat = [leases.Held(tenant_no=tenant, ids=[job_id], epochs=[1], lease_ms=60_000)]
-    assert (await leases.renew(queue.db, beat))[tenant, job_id].lost
+    assert (await leases.renew(queue.db, beat))[tenant, job_id, 1].lost
     for outcome in (Completed(), BOOM, Abandon(), Snooze(delay=NOW), Nack(delay=NOW, reason="late")):
         (answer,) = await queue.settle((job_id, 1, outcome))
         assert answer.receipt is Receipt.STALE
@@ -383,7 +383,7 @@ async def test_a_beat_for_a_job_that_does_not_run_is_told_that_the_lease_is_lost
     tenant, unknown = await queue.tenant_no(), queue.job().id
     ids = [back, done, unknown]
     answers = await leases.renew(queue.db, [leases.Held(tenant_no=tenant, ids=ids, epochs=[1] * 3, lease_ms=60_000)])
-    assert {job_id: answer.lost for (_, job_id), answer in answers.items()} == dict.fromkeys(ids, True)
+    assert {job_id: answer.lost for (_, job_id, _), answer in answers.items()} == dict.fromkeys(ids, True)
 
 
 async def test_a_beat_pushes_the_lease_forward_and_never_back(queue: Queue, clock: Clock) -> None:

@@ -1129,7 +1129,7 @@ async def test_a_cancel_that_waits_for_a_claim_finds_the_job_running(queue: Queu
         await rivals.waiting(other, on=queue)
     answer = (await cancel)[job_id]
     assert (answer.changed, answer.state) == (True, State.RUNNING)
-    assert (await leases.renew(queue.db, held(tenant, job_id)))[tenant, job_id].cancel
+    assert (await leases.renew(queue.db, held(tenant, job_id)))[tenant, job_id, 1].cancel
     assert await all_jobs(queue) == {State.RUNNING: 1}
 
 

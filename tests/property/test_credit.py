@@ -77,7 +77,22 @@ class StirAll:
     pass
 
 
-Aside: TypeAlias = Connect | Ready | Submit | Read | Lose | StirAll
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """A worker wants no more jobs; what it asks for later counts anew."""
+
+    who: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """An operator wants a worker to get no more jobs, or some again."""
+
+    who: int
+    on: bool
+
+
+Aside: TypeAlias = Connect | Ready | Submit | Read | Lose | StirAll | Withdraw | Quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,8 @@ asides: st.SearchStrategy[Aside] = st.one_of(
     st.builds(Read, links),
     st.builds(Lose, links, st.booleans()),
     st.just(StirAll()),
+    st.builds(Withdraw, links),
+    st.builds(Quiet, links, st.booleans()),
 )
 faults = st.none() | st.sampled_from(tuple(FAULTS))
 claims = st.builds(
@@ -126,6 +143,7 @@ class Script:
     workers: list[Worker] = field(default_factory=list)
     granted: Counter[str] = field(default_factory=Counter)
     received: dict[str, list[UUID]] = field(default_factory=dict)
+    void: set[str] = field(default_factory=set)  # withdrew during the claim in flight, which may have reserved for them
     dealing: ClassVar[tuple[int, BaseException] | None] = None
 
     async def aside(self, step: Aside) -> None:
@@ -151,6 +169,17 @@ class Script:
                         worker.lose()
             case StirAll():
                 self.one.coordinator.stir_all()
+            case Withdraw(who):
+                if self.workers:
+                    link = self.workers[who % len(self.workers)].link
+                    self.one.coordinator.withdraw(link)
+                    self.granted[link.worker_id] = len(self.received[link.worker_id])
+                    self.void.add(link.worker_id)
+            case Quiet(who, on):
+                if self.workers:
+                    link = self.workers[who % len(self.workers)].link
+                    (self.one.coordinator.quiet if on else self.one.coordinator.unquiet)(link)
+                    assert not on or link.credit == {}
 
     def ready(self, worker: Worker, count: int) -> None:
         worker.ready(count)
@@ -169,6 +198,7 @@ class Script:
 
         async def before() -> None:
             store.before.clear()
+            self.void.clear()
             self.check(in_flight=True)
             for one in step.meanwhile:
                 await self.aside(one)
@@ -221,14 +251,16 @@ class Script:
         if in_flight:
             asked = self.one.store.asked[-1]
             assert sum(asked.runs) == asked.limit
-            reserved.update(dict(zip(asked.workers, asked.runs, strict=True)))
+            runs = zip(asked.workers, asked.runs, strict=True)
+            reserved.update({worker: count for worker, count in runs if worker not in self.void})
         for worker in self.workers:
             link = worker.link
             if link.ended is not None:
                 continue
             queued = sum(len(part) for part in link._parts if isinstance(part, Delivery))
             dealt = len(self.received[link.worker_id]) + queued
-            free = sum(link.credit.values())
+            free = sum(link.credit.values()) + sum(link.kept.values())
+            assert bool(link.kept) <= link.quiet
             assert self.granted[link.worker_id] == free + reserved[link.worker_id] + dealt
             assert len(link.held) == dealt
             assert set(link.credit) <= set(demands)
@@ -238,6 +270,7 @@ class Script:
             assert len(set(demand.links)) == len(demand.links)
             assert {link for link in demand.members if link.credit[demand]} == set(demand.links)
             assert demand.members or demand.claiming
+            assert demand.claiming or not demand.void
         known = [demand for topic in self.one.coordinator._by_topic.values() for demand in topic]
         assert set(known) == set(demands)
 

@@ -304,6 +304,7 @@ class Worker:
             while isinstance(part := await self.link.next_part(), Told):
                 self.told.append(part)
         assert part is not None, f"the link has ended: {self.link.ended}"
+        self.link.written()
         self.delivered.append(part)
         return part
 
@@ -435,6 +436,7 @@ class Instance:
             on_back=lambda tenant_no, job_id: self.coordinator.stir_hint(tenant_no, job_id),
             on_final=lambda _, job_id: self.ended.append(job_id),
             awaited=lambda: True,
+            on_due=lambda moment: self.coordinator.due_at(moment),
         )
         beat = self.lease_ms / 3000
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
@@ -447,7 +449,12 @@ class Instance:
             wakes=wakes,
             watchdog=self.watchdog,
         )
-        self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
+        self.submitter = Submitter(
+            self.store,
+            on_submitted=self.coordinator.submitted,
+            on_due_in=self.coordinator.due_in,
+            on_due_at=self.coordinator.due_at,
+        )
         self.renewer = LeaseRenewer(self.store, self.links, now=now, watchdog=self.watchdog)
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)
         self.tasks: dict[str, asyncio.Task[None]] = {}

@@ -134,6 +134,8 @@ class WorkLink(Peer):
 
     def take(self, frame: worker_pb2.WorkerFrame) -> None:
         self.received.append(frame)
+        if frame.HasField("quiet") and self._server.answers_quiet:
+            self._out.put_nowait(worker_pb2.ServerFrame(quieted=worker_pb2.Quieted()))
         if frame.HasField("outcomes") and self._server.answers_outcomes:
             self._out.put_nowait(worker_pb2.ServerFrame(receipts=worker_pb2.Receipts(seq=frame.outcomes.seq)))
         if frame.HasField("beat") and self._server.answers_beats:
@@ -173,6 +175,7 @@ class FakeServer:
         self.reports: list[worker_pb2.ReportOutcomeRequest] = []
         self.jobs: dict[bytes, jobs_pb2.JobInfo] = {}
         self.answers_outcomes = True
+        self.answers_quiet = True
         self.answers_beats = True
         self.answers_submits = True
         self.greets = True

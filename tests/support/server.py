@@ -149,7 +149,7 @@ class LoggedProcess:
 
 
 class ServerProcess(LoggedProcess):
-    """`headgate serve --dev` on a migrated database, ready when the constructor returns.
+    """`headgate serve`, with --dev unless told otherwise, on a migrated database, ready when the constructor returns.
 
     Port 0 takes any free one; give the port of one that is gone to take its place. `args` are further arguments.
     """
@@ -163,10 +163,11 @@ class ServerProcess(LoggedProcess):
         args: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
         within: timedelta = timedelta(seconds=20),
+        dev: bool = True,
     ) -> None:
         super().__init__(
             "headgate-serve",
-            [HEADGATE, "serve", "--dev", "--port", str(port), *args],
+            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port), *args],
             folder=folder,
             environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
         )

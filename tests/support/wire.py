@@ -82,11 +82,13 @@ class Ended:
 
 
 @contextmanager
-def served(postgres: Server, template: str, folder: Path, *args: str) -> Iterator[tuple[ServerProcess, str]]:
+def served(
+    postgres: Server, template: str, folder: Path, *args: str, dev: bool = True
+) -> Iterator[tuple[ServerProcess, str]]:
     """A server for all tests of a module, on a database of its own; and that database's URL."""
     name = postgres.create(template=template)
     try:
-        with ServerProcess(postgres.dsn_of(name), folder=folder, args=args) as server:
+        with ServerProcess(postgres.dsn_of(name), folder=folder, args=args, dev=dev) as server:
             yield server, postgres.dsn_of(name)
     finally:
         postgres.drop(name)
@@ -328,6 +330,8 @@ class Link(Stream):
         self.lost: list[tuple[bytes, int]] = []
         self.cancels: list[tuple[bytes, int]] = []
         self.beats = 0
+        self.quieted = 0
+        self.jobs_seen = 0
         self.drain: int | None = None
         self._seqs = count(1)
 
@@ -381,6 +385,8 @@ class Link(Stream):
             self.receipts[frame.receipts.seq] = {receipt.place: receipt for receipt in frame.receipts.odd}
         if frame.HasField("jobs"):
             self.jobs.extend(jobs_of(frame.jobs))
+            self.jobs_seen = max(self.jobs_seen, frame.jobs.seq)
+        self.quieted += frame.HasField("quieted")
         if frame.HasField("beat_ack"):
             self.beats += 1
         if frame.HasField("lost"):

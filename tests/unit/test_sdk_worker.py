@@ -237,6 +237,31 @@ async def test_outcomes_the_server_could_not_write_are_sent_again_on_the_same_st
             assert len(server.workers) == 1
 
 
+async def test_of_two_frames_exactly_the_one_the_server_names_is_sent_again() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("t", lambda job: None)
+        app.register("wait", gate)
+        server.answers_outcomes = False
+        async with working(app, server) as (worker, link):
+            (first,) = link.deliver("t", b"")
+            await until(lambda: link.frames("outcomes"), "the first was sent")
+            (second,) = link.deliver("wait", b"")
+            gate.open.set()
+            await until(lambda: len(link.frames("outcomes")) == 2, "the second was sent")
+            server.answers_outcomes = True
+            busy = jobs_pb2.Error(code="overloaded", message="try again", retry_after_ms=20)
+            link.say(error=busy, error_seq=2)
+            await until(lambda: worker.receipts.get("applied") == 1, "it was sent again")
+            assert [list(frame.ids) for frame in link.frames("outcomes")] == [[first], [second], [second]]
+            assert [frame.seq for frame in link.frames("outcomes")] == [1, 2, 2]
+            # What the server will never take is not sent for ever: the worker could not end.
+            link.say(error=jobs_pb2.Error(code="invalid_input", message="no"), error_seq=1)
+            worker.stop()
+            await until(lambda: link.ended, "the worker has nothing left to say")
+        assert len(link.frames("outcomes")) == 3
+
+
 @pytest.mark.req("D21")
 async def test_a_delivery_already_held_is_ignored_and_a_newer_epoch_replaces_it() -> None:
     async with fake_server() as server:
@@ -391,6 +416,30 @@ async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() ->
         assert gate.begun == [raw]
         worker.stop()
         await running
+
+
+@pytest.mark.req("W23", "K9")
+async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        server.answers_quiet = False
+        worker = app.worker(concurrency=2, prefetch=2, grace=20)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (begun,) = link.deliver("wait", b"")
+        await until(lambda: gate.begun, "one runs")
+        worker.stop()
+        await until(lambda: link.frames("quiet"), "it wants no more")
+        late = link.deliver("wait", b"", b"")  # was on its way, and there is a free slot
+        await until(lambda: len(link.others()) == 2, "they are back")
+        gate.open.set()
+        await until(lambda: link.completed(), "the one that ran is done")
+        assert not running.done()  # more may be on its way
+        link.say(quieted=worker_pb2.Quieted())
+        await running
+        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(one, "abandon") for one in late]
+        assert (gate.begun, len(link.frames("quiet"))) == ([begun], 1)
 
 
 @pytest.mark.req("W23", "K9")

@@ -8,14 +8,18 @@ Who is here
 - `renewals`: keeps the leases of what links hold. `ports`: what all of them ask of the store.
 
 Who owns which state
-- Credit is in the book of a demand, reserved by a claim in flight, or spent. Nothing else may hold it.
+- Credit is in the book of a demand, reserved by a claim in flight, kept aside for a quiet worker, or spent. Nothing else
+  may hold it. A link that withdraws loses all of it, also what a claim in flight has reserved.
 - A job that was claimed is in a link's queue, written to its stream, or on its way back. A link's end moves the first,
   never the second: a worker may come back for it.
 - The database decides everything else. What is kept here may be lost at any moment: the lease brings the job back.
 
 What failures do
 - A claim or a tick that fails: links stay up, it is tried again with a growing, jittered wait.
-- A write to a stream that fails: that link ends, and what was never written to it is handed back at once.
+- A write to a stream that fails: that link ends, and what was never written to it is handed back at once, the frame
+  that was cut short included.
+- A peer that does not read: nothing more is claimed for it once 4 MiB wait; silence ends it.
+- A row that the database refuses: found by halving the flush, and answered alone.
 - A flush whose fate is unknown: sent again. Submits then count as resent, outcomes are known by their epoch.
 - A service that dies of a bug ends the process: half an instance would look alive and do nothing.
 """

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from random import uniform
 from uuid import UUID
 
-from headgate.dispatch.demand import Demand
+from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
 from headgate.dispatch.links import Delivery, Link, Links, Told
 from headgate.dispatch.ports import ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.watchdog import WatchdogGate
@@ -55,8 +57,13 @@ class Coordinator:
         self._demands: dict[tuple[int, tuple[int, ...], int], Demand] = {}
         self._by_topic: dict[int, set[Demand]] = {}
         self._marks: dict[int, Watermark] = {}
+        self._weights: dict[int, float] = {}  # by topic: what a job weighed that was submitted here, on average
         self._event = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._sooner = asyncio.Event()  # the next tick was pulled forward
+        # By the loop's clock: the next tick, how soon it may be, and the next that is due by the second.
+        self._next_tick = self._no_tick_before = self._full_tick = 0.0
+        self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
         self.paused: frozenset[tuple[int, int]] = frozenset()
@@ -70,19 +77,84 @@ class Coordinator:
         if link.ended is not None:
             return
         key = (link.tenant_no, tuple(sorted(topic_nos)), lease_ms)
+        if link.quiet:
+            link.kept[key[1:]] = link.kept.get(key[1:], 0) + count
+            return
+        link.on_room = self._has_room
         demand = self._demands.get(key)
         if demand is None:
-            demand = self._demands[key] = Demand(*key)
+            known = [self._weights[no] for no in key[1] if no in self._weights]
+            demand = self._demands[key] = Demand(*key, job_bytes=max(known, default=UNKNOWN_BYTES))
             for topic_no in key[1]:
                 self._by_topic.setdefault(topic_no, set()).add(demand)
         demand.grant(link, count)
         if demand.stirred:
             self._event.set()
 
-    def submitted(self, topic_nos: Iterable[int]) -> None:
+    def withdraw(self, link: Link) -> None:
+        """A worker takes no more jobs until it asks again: its credit is void, also what a claim in flight reserved.
+
+        What was dealt to it and is not being written goes back. After what is being written now, nothing comes.
+        """
+        link.kept.clear()
+        for demand in self._demands.values():
+            if link in demand.void:
+                demand.void[link] = False
+        self._void(link)
+
+    def quiet(self, link: Link) -> None:
+        """An operator wants a worker to get no more jobs: as `withdraw`, but its credit is kept aside for `unquiet`."""
+        if not link.quiet:
+            link.quiet = True
+            for key, count in self._void(link, keep=True):
+                link.kept[key] = link.kept.get(key, 0) + count
+
+    def unquiet(self, link: Link) -> None:
+        """It may have jobs again, as many as it asked for before and meanwhile."""
+        if link.quiet:
+            link.quiet = False
+            kept, link.kept = link.kept, {}
+            for (topic_nos, lease_ms), count in kept.items():
+                self.grant(link, topic_nos, lease_ms, count)
+
+    def _void(self, link: Link, *, keep: bool = False) -> list[tuple[tuple[tuple[int, ...], int], int]]:
+        """Take all credit from a link, and what is not being written to it; returns how much, by topics and lease."""
+        void: list[tuple[tuple[tuple[int, ...], int], int]] = []
+        for demand in tuple(link.credit):
+            void.append(((demand.topic_nos, demand.lease_ms), demand.forget(link, keep=keep)))
+            if demand.unused:
+                self._drop(demand)
+        for delivery in link.take_unsent():
+            void.append(((delivery.wanted, delivery.lease_ms), len(delivery)))
+            self._hand_back(delivery)
+        return void
+
+    def _has_room(self, link: Link) -> None:
+        """A link that was full has room: what it waits for may be claimed."""
+        for demand in link.credit:
+            demand.stirred = True
+        self._event.set()
+
+    def due_at(self, moment: datetime) -> None:
+        """A job falls due then, by the database's clock: the next tick comes no later."""
+        if self._ahead is not None:
+            self.due_in(moment.timestamp() - self._ahead - asyncio.get_running_loop().time())
+
+    def due_in(self, seconds: float) -> None:
+        """A job falls due so soon: the next tick comes no later."""
+        at = asyncio.get_running_loop().time() + seconds
+        if at < self._next_tick:
+            self._next_tick = at
+            self._sooner.set()
+
+    def submitted(self, topic_nos: Iterable[int], mean_bytes: float = 0.0) -> None:
         """Jobs were committed by this instance: claim here, and let the others know."""
         for topic_no in topic_nos:
             self.stir(topic_no)
+            if mean_bytes:
+                self._weights[topic_no] = mean_bytes
+                for demand in self._by_topic.get(topic_no, ()):
+                    demand.expect(mean_bytes)
             self._unannounced.add(topic_no)
         self._news.set()
 
@@ -112,12 +184,7 @@ class Coordinator:
 
     def forget(self, link: Link) -> None:
         """A link has ended: void its credit, and hand back what was never written to it."""
-        for demand in tuple(link.credit):
-            demand.forget(link)
-            if demand.unused:
-                self._drop(demand)
-        for delivery in link.take_unsent():
-            self._hand_back(delivery)
+        self._void(link)
 
     def is_paused(self, tenant_no: int, topic_no: int) -> bool:
         """The gate: a set look-up. The claim's own check is the truth."""
@@ -175,6 +242,7 @@ class Coordinator:
         self._stopped.set()
         self._event.set()
         self._news.set()
+        self._sooner.set()
 
     async def _claim_for(self, demand: Demand) -> int:
         topics = demand.topic_nos
@@ -183,9 +251,10 @@ class Coordinator:
             if not topics:
                 demand.stirred = False  # a resume stirs it again
                 return 0
-        runs = demand.reserve(self._claim_limit)
+        runs = demand.reserve(demand.most(self._claim_limit))
         asked = sum(count for _, count in runs)
-        if not asked:  # all its links have ended
+        if not asked:  # all its links have ended, or are full and will say when they have room
+            demand.stirred, demand.held_up = False, bool(demand.credit)
             return 0
         # Cleared before asking: whatever is committed or said from here on stirs it again.
         hints, from_head, sweep = demand.hints, demand.from_head, demand.sweep
@@ -210,12 +279,13 @@ class Coordinator:
                 demand.stirred = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
             self._learn(demand, topics, got, hints, full=len(got) == asked, from_head=from_head, sweep=sweep)
+            demand.weighed(got.payloads)
             for link, count in runs:
                 stop = min(dealt + count, len(got))
                 if stop == dealt:
                     break
                 delivery = _delivery(demand, got, slice(dealt, stop))
-                if not link.deliver(delivery):
+                if link in demand.void or not link.deliver(delivery):
                     self._hand_back(delivery)
                 dealt = stop
             return dealt
@@ -229,6 +299,10 @@ class Coordinator:
         finally:
             demand.claiming = False
             demand.give_back(runs, dealt)
+            again = [(link, count) for link, count in runs if demand.void.get(link)]
+            demand.void.clear()
+            for link, count in again:
+                self.grant(link, demand.topic_nos, demand.lease_ms, count)
             if demand.unused:
                 self._drop(demand)
 
@@ -281,24 +355,37 @@ class Coordinator:
 
     async def run_ticks(self) -> None:
         """One tick a second, sooner when a waiting job falls due sooner; until `stop`."""
-        wait = 0.0
+        now = asyncio.get_running_loop().time
         while not self._stopped.is_set():
-            await self._pause(wait)
-            if self._stopped.is_set():
-                return
-            wait = self._tick_seconds
+            self._sooner.clear()
+            if (wait := max(self._next_tick, self._no_tick_before) - now()) > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._sooner.wait(), wait)
+                continue
+            # Set before asking: whoever speaks of a due job meanwhile pulls it forward.
+            began = now()
+            aimed = began < self._full_tick
+            if not aimed:
+                self._full_tick = began + self._tick_seconds
+            self._next_tick = self._full_tick
             try:
-                tick = await self.tick_once()
+                tick = await self.tick_once(sweep=not aimed)
             except HeadgateError as error:
                 log.warning("tick_failed error=%s", error)
                 continue
+            finally:
+                # However many fall due one by one, at most half of the time is spent asking.
+                self._no_tick_before = now() + max(_TICKS_APART, now() - began)
             if tick.next_due is not None and tick.now is not None:
                 # Due and not promoted: somebody holds its row. Asking without a pause would not free it.
                 least = _TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
-                wait = min(wait, max(least, (tick.next_due - tick.now).total_seconds()))
+                self.due_in(max(least, (tick.next_due - tick.now).total_seconds()))
 
-    async def tick_once(self) -> Tick:
-        """Promote, reap, look for pending topics, read the pause rows: one call."""
+    async def tick_once(self, *, sweep: bool = True) -> Tick:
+        """Promote, reap, look for pending topics, read the pause rows: one call.
+
+        `sweep`: have busy demands look below their watermark. Once a second, however many ticks due jobs bring about.
+        """
         wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
         try:
             tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
@@ -309,6 +396,8 @@ class Coordinator:
         if self._watchdog is not None:
             self._watchdog.answered()
         self.ticks += 1
+        if tick.now is not None:
+            self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         self.others = tick.others
         self.flip(tick.paused)
         for tenant_no, topic_no, job_id in tick.promoted:
@@ -317,13 +406,13 @@ class Coordinator:
         # Something may lie below the watermark of which nobody told. A busy demand sweeps for it, whether or not it has
         # credit at this moment; an idle one is known to miss something, and starts anew.
         for demand in self._demands.values():
-            demand.sweep = demand.sweep or demand.busy
+            demand.sweep = demand.sweep or (sweep and demand.busy)
         for topic_no in tick.pending:
             for demand in self._by_topic.get(topic_no, ()):
                 demand.from_head = demand.from_head or not demand.busy
                 demand.stirred = True
         for tenant_no, job_id, epoch in tick.cancels:
-            holder = self._links.holder(tenant_no, job_id)
+            holder = self._links.holder(tenant_no, job_id, epoch)
             if holder is not None:
                 holder.tell(Told(cancel=[(job_id, epoch)]))
         if tick.pending or tick.promoted:
@@ -366,4 +455,5 @@ def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:
         lease_until_us=unix_us(got.lease_untils[part][0]),
         headers=got.headers[part],
         payloads=got.payloads[part],
+        wanted=demand.topic_nos,
     )

@@ -17,6 +17,10 @@ from headgate.dispatch.links import Link
 MOST_HINTS: Final = 1_000
 """Jobs that one demand looks for by their ids. A demand without credit may stand for hours: more than this many, and
 its next claim looks from the head instead."""
+CLAIM_BYTES: Final = 4 * 1024 * 1024
+"""What one claim should bring, by what lately came: 500 jobs of a megabyte each must not be one answer."""
+UNKNOWN_BYTES: Final = 128 * 1024
+"""What a job weighs as long as nothing is known of its demand: 32 in its first claim."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,23 @@ class Demand:
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
     hints: dict[UUID, None] = field(default_factory=dict)
     claiming: bool = False
+    held_up: bool = False  # there may be work, but all that have credit are full
+    job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
+    # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
+    void: dict[Link, bool] = field(default_factory=dict)
+
+    def most(self, limit: int) -> int:
+        """How many jobs to ask for at once, at most `limit`: about as many as make CLAIM_BYTES."""
+        return max(1, min(limit, int(CLAIM_BYTES / max(1.0, self.job_bytes))))
+
+    def weighed(self, payloads: Sequence[bytes]) -> None:
+        """Jobs came, and weighed this."""
+        if payloads:
+            self.expect(sum(map(len, payloads)) / len(payloads))
+
+    def expect(self, mean_bytes: float) -> None:
+        """Jobs of this weight were seen: claimed just now, or submitted here."""
+        self.job_bytes = max(mean_bytes, (self.job_bytes + mean_bytes) / 2)
 
     @property
     def unused(self) -> bool:
@@ -51,6 +72,7 @@ class Demand:
         link.credit[self] = before + count
         self.credit += count
         self.members.add(link)
+        self.stirred, self.held_up = self.stirred or self.held_up, False
         if before == 0:
             self.links.append(link)
 
@@ -68,24 +90,33 @@ class Demand:
         """Take up to `limit` credits out of the book, in runs: (link, how many), those who wait longest first.
 
         Each link gets an equal share of the limit, at least one; what others leave goes round again. A link that has
-        ended gets nothing: its stream may take a while to notice, and what is claimed for it would only come back.
+        ended gets nothing: its stream may take a while to notice, and what is claimed for it would only come back. One
+        that is full gets nothing either: it says when it has room again.
         """
         runs: dict[Link, int] = {}
-        left = min(limit, self.credit)
+        full: list[Link] = []
+        left, blocked = min(limit, self.credit), 0
         share = max(1, left // max(1, len(self.links)))
         while left:
             link = self.links.popleft()
             have = link.credit[self]
+            if link.is_full and link.ended is None:
+                link.starved = True
+                full.append(link)
+                blocked += have
+                left = min(left, self.credit - blocked)
+                continue
             take = have if link.ended is not None else min(have, share, left)
             self.credit -= take
             link.credit[self] = have - take
             if link.ended is not None:
-                left = min(left, self.credit)
+                left = min(left, self.credit - blocked)
                 continue
             runs[link] = runs.get(link, 0) + take
             left -= take
             if have > take:
                 self.links.append(link)
+        self.links.extend(full)
         return list(runs.items())
 
     def give_back(self, runs: Sequence[tuple[Link, int]], dealt: int) -> None:
@@ -95,7 +126,7 @@ class Demand:
         for link, count in runs:
             took = min(count, dealt)
             dealt -= took
-            if link.ended is None and self in link.credit:
+            if link.ended is None and self in link.credit and link not in self.void:
                 link.credit[self] += count - took
                 self.credit += count - took
                 (served if took else unserved).append(link)
@@ -107,9 +138,17 @@ class Demand:
                 if link.credit[self]
             )
 
-    def forget(self, link: Link) -> None:
-        """A link has ended: its credit is void."""
+    def forget(self, link: Link, *, keep: bool = False) -> int:
+        """A link has ended, or takes no more: its credit is void. Returns how much that was.
+
+        What a claim in flight has reserved for it is void too, whatever it asks for meanwhile; with `keep`, the claim
+        grants it anew when it is over.
+        """
         self.members.discard(link)
-        self.credit -= link.credit.pop(self, 0)
+        void = link.credit.pop(self, 0)
+        self.credit -= void
         if link in self.links:
             self.links.remove(link)
+        if self.claiming:
+            self.void[link] = keep
+        return void

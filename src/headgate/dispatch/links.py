@@ -1,8 +1,12 @@
 """Links: the workers connected to this instance, what each holds, and what is on its way to it.
 
-A link owns its credit (how many more jobs it will take, per demand) and a dict of what it holds: id → (epoch, when to
-renew). Jobs that are queued for it but were never written go back at once when it ends. What was written stays
-leased: the worker may come back, here or elsewhere, and declare it.
+A link owns its credit (how many more jobs it will take, per demand) and a dict of what it holds, by id. A job has one
+entry: of two epochs the newer counts. Jobs that are queued for it but were never written go back at once when it ends.
+What was written stays leased: the worker may come back, here or elsewhere, and declare it.
+
+*Written* means that the write of its frame has completed. One that was cut short counts as never written: the peer
+cannot have read a frame of which the rest is missing. Should its last bytes have left in the very moment in which the
+link ended, the epoch of the next delivery makes the outcome of this one stale.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from headgate.dispatch.writer import ShuttingDown
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity
 
@@ -27,6 +32,9 @@ MAX_QUEUED_PARTS = 256
 here."""
 FRAME_BYTES = 1_000_000
 """What one frame of jobs holds at most, or a single job: gRPC clients take 4 MiB, unless they are told otherwise."""
+LINK_BYTES = 4 * 1024 * 1024
+"""Payloads that wait to be written to one link. Past that nothing more is claimed for it until its peer has read:
+credit bounds the jobs, and a thousand jobs may be a gigabyte."""
 
 
 class LinkEnded(HeadgateError):
@@ -75,6 +83,8 @@ class Delivery:
     lease_until_us: int
     headers: Sequence[str | None]
     payloads: Sequence[bytes]
+    wanted: tuple[int, ...] = ()  # the topics of the demand it was claimed for
+    seq: int = 0  # its number on the link, from 1; 0 on all parts of a split one but the last
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -88,11 +98,18 @@ class Delivery:
         place = max(1, bisect_right(totals, most_bytes))
         if place == len(self):
             return self, None
-        return self._part(slice(None, place)), self._part(slice(place, None))
+        # The number goes with the last part: who has seen it has seen all of them.
+        return self._part(slice(None, place), seq=0), self._part(slice(place, None), seq=self.seq)
 
-    def _part(self, part: slice) -> Delivery:
+    @property
+    def payload_bytes(self) -> int:
+        """What it keeps in memory, but for a little."""
+        return sum(map(len, self.payloads))
+
+    def _part(self, part: slice, *, seq: int) -> Delivery:
         return replace(
             self,
+            seq=seq,
             ids=self.ids[part],
             topic_nos=self.topic_nos[part],
             epochs=self.epochs[part],
@@ -116,6 +133,8 @@ class Told:
     cancel: Sequence[tuple[UUID, int]] = ()
     drain_seconds: int | None = None
     error: HeadgateError | None = None
+    error_seq: int = 0  # of the outcomes that the error is about
+    quieted: bool = False
 
     @property
     def weight(self) -> int:
@@ -132,14 +151,24 @@ class Link:
     worker_id: str
     now: Callable[[], float]
     default_lease_ms: int
-    # Jobs this link holds: id → [epoch, lease_ms, when its lease needs renewing (monotonic)]
-    held: dict[UUID, tuple[int, int, float]] = field(default_factory=dict)
+    # Jobs this link holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), number of its delivery)
+    held: dict[UUID, tuple[int, int, float, int]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
+    quiet: bool = False  # an operator's wish: credit is kept aside, not given
+    kept: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)  # (topics, lease) → credit kept aside
     ended: HeadgateError | None = None
     last_heard: float = 0.0
     last_delivery: float = 0.0
     delivered: int = 0
     on_freed: Callable[[int], None] | None = None  # set by a stream whose credit comes back with reported outcomes
+    on_room: Callable[[Link], None] | None = None  # called when a link that was passed over as full has room again
+    starved: bool = False  # it was passed over as full
+    queued_bytes: int = 0  # of payloads that wait to be written
+    _dealt: int = 0  # deliveries so far
+    _writing: Delivery | None = None  # taken by the writer, and not known to be written
+    _reports: dict[int, Iterable[UUID]] = field(default_factory=dict)  # outcomes being written, by a number of ours
+    _reported: int = 0
+    finishing: bool = False  # the worker has said its last word
     _parts: deque[Delivery | Told] = field(default_factory=deque)
     _words: int = 0  # the weight of all Told among them
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -164,9 +193,11 @@ class Link:
             return False
         renew_at = self.now() + delivery.lease_ms / 2000
         lease_ms = delivery.lease_ms
-        entry_of = [(epoch, lease_ms, renew_at) for epoch in delivery.epochs]
+        self._dealt = seq = delivery.seq = self._dealt + 1
+        entry_of = [(epoch, lease_ms, renew_at, seq) for epoch in delivery.epochs]
         self.held.update(zip(delivery.ids, entry_of, strict=True))
         self._parts.append(delivery)
+        self.queued_bytes += delivery.payload_bytes
         self._ready.set()
         return True
 
@@ -201,10 +232,46 @@ class Link:
             if entry is not None and entry[0] != epoch:
                 held[job_id] = entry
 
+    def hold(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
+        """Keep the lease of a job that was not delivered here, or longer; never of an older epoch than the one held."""
+        entry = self.held.get(job_id)
+        if entry is None or entry[0] <= epoch:
+            self.held[job_id] = (epoch, lease_ms, renew_at, entry[3] if entry is not None else 0)
+
+    def keep_only(self, listed: Container[tuple[UUID, int]], *, seen: int) -> None:
+        """Renew no longer what the worker has had and does not list any more.
+
+        `seen` is the number of the last delivery it has had when it listed them: what is on its way to it, or queued,
+        has a higher one. Nor is a job given up whose outcome is being written: it is in `_reports` from the moment in
+        which its frame was read, and frames are read in order.
+        """
+        reporting = {job_id for ids in self._reports.values() for job_id in ids}
+        for job_id, (epoch, _, _, number) in tuple(self.held.items()):
+            if number <= seen and (job_id, epoch) not in listed and job_id not in reporting:
+                del self.held[job_id]
+
+    def reporting(self, ids: Iterable[UUID]) -> int:
+        """The outcomes of these are on their way to the database; gives the number to call `reported` with."""
+        self._reported += 1
+        self._reports[self._reported] = ids
+        return self._reported
+
+    def reported(self, number: int) -> None:
+        """They are written, or never will be, and the worker has been told."""
+        self._reports.pop(number, None)
+        if self.finishing:
+            self._ready.set()
+
+    def finish(self) -> None:
+        """The worker says nothing more. It still gets the receipts of what it said; then the writer ends."""
+        self.finishing = True
+        self._ready.set()
+
     async def next_part(self) -> Delivery | Told | None:
-        """What to write next; None when the link has ended."""
+        """What to write next; None when the link has ended, or is finished. Who asks has written what it got before."""
+        self.written()
         while not self._parts:
-            if self.ended is not None:
+            if self.ended is not None or (self.finishing and not self._reports):
                 return None
             self._ready.clear()
             await self._ready.wait()
@@ -219,7 +286,25 @@ class Link:
             self._parts.popleft()
         else:
             self._parts[0] = rest
+        self._writing = first
+        self.queued_bytes -= first.payload_bytes
+        if self.starved and self.queued_bytes < LINK_BYTES:
+            self.starved = False
+            if self.on_room is not None:
+                self.on_room(self)
         return first
+
+    def written(self) -> None:
+        """The jobs that `next_part` gave last are on the wire: only their worker, or their lease, gives them back."""
+        if self._writing is not None:
+            self.delivered += len(self._writing)
+            self.last_delivery = self.now()
+        self._writing = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its peer must read before more is claimed for it."""
+        return self.queued_bytes >= LINK_BYTES
 
     async def over(self) -> None:
         """Return when the link has ended. Its writer may not notice: it hangs while the peer reads nothing."""
@@ -233,9 +318,16 @@ class Link:
         self._over.set()
 
     def take_unsent(self) -> list[Delivery]:
-        """What was never written, once, for handing back. Words stay: the peer may still hear them."""
+        """What was never written, once, for handing back. Words stay: the peer may still hear them.
+
+        A frame that is being written is among it only when the link has ended: else it will be written.
+        """
         unsent = [part for part in self._parts if isinstance(part, Delivery)]
         self._parts = deque(part for part in self._parts if not isinstance(part, Delivery))
+        self.queued_bytes, self.starved = 0, False
+        if self.ended is not None and self._writing is not None:
+            unsent.insert(0, self._writing)
+            self._writing = None
         for delivery in unsent:
             self.settled(delivery.ids, delivery.epochs)
         return unsent
@@ -247,6 +339,7 @@ class Links:
     def __init__(self) -> None:
         self._by_worker: dict[tuple[int, str], Link] = {}
         self._all: set[Link] = set()
+        self._calls: set[Link] = set()
 
     def __iter__(self) -> Iterator[Link]:
         return iter(tuple(self._all))
@@ -269,9 +362,28 @@ class Links:
         if self._by_worker.get((link.tenant_no, link.worker_id)) is link:
             del self._by_worker[link.tenant_no, link.worker_id]
 
-    def holder(self, tenant_no: int, job_id: UUID) -> Link | None:
-        """The link that holds a job, if it is here."""
+    def find(self, tenant_no: int, worker_id: str) -> Link | None:
+        """The link of a worker, if it is connected here."""
+        return self._by_worker.get((tenant_no, worker_id))
+
+    def holder(self, tenant_no: int, job_id: UUID, epoch: int) -> Link | None:
+        """The link that holds this very attempt, if it is here."""
         for link in self._all:
-            if link.ended is None and link.tenant_no == tenant_no and job_id in link.held:
+            if link.ended is None and link.tenant_no == tenant_no and link.holds(job_id, epoch):
                 return link
         return None
+
+    def begin_call(self, link: Link) -> None:
+        """A link for the length of a unary call: no worker's presence, but it must not outlast a drain."""
+        self._calls.add(link)
+
+    def end_call(self, link: Link) -> None:
+        """That call is over."""
+        self._calls.discard(link)
+
+    def drain(self, seconds: int) -> None:
+        """Ask all workers to leave; calls that wait for jobs end, there will be none."""
+        for link in self:
+            link.tell(Told(drain_seconds=seconds))
+        for link in self._calls:
+            link.end(ShuttingDown("this instance is shutting down; ask another one"))

@@ -113,11 +113,11 @@ class ClaimStore(Protocol):
 
 
 class LeaseStore(Protocol):
-    """The renewer's part: (tenant, lease) → parallel ids and epochs."""
+    """The renewer's part: (tenant, lease) → parallel ids and epochs; the answers by tenant, id and epoch."""
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
-    ) -> Mapping[tuple[int, UUID], RenewalAnswer]: ...
+    ) -> Mapping[tuple[int, UUID, int], RenewalAnswer]: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
 
 
@@ -149,8 +149,10 @@ class SubmitRows(Protocol):
     """One flush of submits, being filled."""
 
     topic_nos: list[int]
+    payloads: list[bytes]
 
     def __len__(self) -> int: ...
+    def soonest(self) -> tuple[int | None, datetime | None]: ...
     def never_fresh(self) -> None: ...
     def extend(self, other: Self) -> None: ...
 

@@ -23,8 +23,9 @@ class ProgressWriter:
         self._newest: dict[tuple[int, UUID], tuple[int, Mapping[str, object]]] = {}
 
     def note(self, tenant_no: int, job_id: UUID, epoch: int, progress: Mapping[str, object]) -> None:
-        """A worker says how far it is."""
-        if len(self._newest) < MOST_WAITING:
+        """A worker says how far it is. The word of an earlier attempt does not replace that of a later one."""
+        known = self._newest.get((tenant_no, job_id))
+        if len(self._newest) < MOST_WAITING and (known is None or known[0] <= epoch):
             self._newest[tenant_no, job_id] = (epoch, progress)
 
     async def run(self) -> None:

@@ -81,7 +81,7 @@ class LeaseRenewer:
                 continue
             due += [
                 (link, job_id, epoch, lease_ms)
-                for job_id, (epoch, lease_ms, renew_at) in link.held.items()
+                for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
             ]
         count = 0
@@ -98,7 +98,7 @@ class LeaseRenewer:
         answers = await self._store.renew(parts)
         told: dict[Link, Told] = {}
         for link, job_id, epoch, lease_ms in due:
-            answer = answers.get((link.tenant_no, job_id))
+            answer = answers.get((link.tenant_no, job_id, epoch))
             if answer is not None and answer.lost:
                 self.lost += 1
                 # Its outcome may have been settled while we asked; then the link does not hold it any more.
@@ -110,7 +110,7 @@ class LeaseRenewer:
                 continue
             # Unless it was delivered anew, or given a longer lease, while we asked.
             if link.held.get(job_id, (None, None))[:2] == (epoch, lease_ms):
-                link.held[job_id] = (epoch, lease_ms, now + lease_ms / 2000)
+                link.held[job_id] = (epoch, lease_ms, now + lease_ms / 2000, link.held[job_id][3])
             if answer is not None and answer.cancel:
                 _told(told, link).cancel = [*_told(told, link).cancel, (job_id, epoch)]
         for link, message in told.items():
@@ -119,18 +119,20 @@ class LeaseRenewer:
         self.renewed += renewed
         return renewed
 
-    async def declare(self, link: Link, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int) -> list[UUID]:
+    async def declare(
+        self, link: Link, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int
+    ) -> list[tuple[UUID, int]]:
         """A worker is back and says what it still holds: take it over here; returns what is no longer its own."""
         renew_at = self._now() + lease_ms / 2000
-        lost: set[UUID] = set()
+        lost: dict[tuple[UUID, int], None] = {}
         for start in range(0, len(ids), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             answers = await self._store.renew({(link.tenant_no, lease_ms): (ids[part], epochs[part])})
-            lost |= {job_id for (_, job_id), answer in answers.items() if answer.lost}
+            lost |= {(job_id, epoch): None for (_, job_id, epoch), answer in answers.items() if answer.lost}
         for job_id, epoch in zip(ids, epochs, strict=True):
-            if job_id not in lost:
-                link.held[job_id] = (epoch, lease_ms, renew_at)
-        return [job_id for job_id in ids if job_id in lost]
+            if (job_id, epoch) not in lost:
+                link.hold(job_id, epoch, lease_ms, renew_at)
+        return list(lost)
 
 
 def _told(told: dict[Link, Told], link: Link) -> Told:

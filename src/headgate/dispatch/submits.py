@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from random import uniform
 
@@ -42,18 +43,34 @@ class SubmitParcel:
 class Submitter:
     """The submit writer of an instance."""
 
-    def __init__(self, store: SubmitStore, *, on_submitted: Callable[[set[int]], None]) -> None:
+    def __init__(
+        self,
+        store: SubmitStore,
+        *,
+        on_submitted: Callable[[set[int], float], None],
+        on_due_in: Callable[[float], None] = lambda _: None,
+        on_due_at: Callable[[datetime], None] = lambda _: None,
+    ) -> None:
         self._store = store
-        self._on_submitted = on_submitted  # topics that have new jobs, once they are committed
+        self._on_submitted = on_submitted  # topics that have new jobs, once they are committed; their mean weight
+        # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
+        self._on_due_in, self._on_due_at = on_due_in, on_due_at
         self.writer: GroupWriter[SubmitParcel] = GroupWriter("submits", self._write)
 
     def put(self, parcel: SubmitParcel) -> None:
         """Queue one frame's jobs. Raises Overloaded."""
         self.writer.put(parcel)
 
-    def submitted(self, topic_nos: set[int]) -> None:
-        """Jobs were committed by another way: let dispatch know."""
-        self._on_submitted(topic_nos)
+    def submitted(self, flush: SubmitRows) -> None:
+        """Jobs were committed, here or by another way: let dispatch know."""
+        if not len(flush):
+            return
+        self._on_submitted(set(flush.topic_nos), sum(map(len, flush.payloads)) / len(flush))
+        delay_ms, run_at = flush.soonest()
+        if delay_ms is not None:
+            self._on_due_in(delay_ms / 1000)
+        if run_at is not None:
+            self._on_due_at(run_at)
 
     async def submit(self, flush: SubmitRows, *, size: int) -> Mapping[int, SubmitAnswerRow]:
         """Submit and wait: for unary calls."""
@@ -77,7 +94,7 @@ class Submitter:
         # extend() has made the first parcel's rows the whole flush: its own length is where the second one starts.
         lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
         odd = await self._patiently(flush)
-        self._on_submitted(set(flush.topic_nos))
+        self.submitted(flush)
         for parcel, start, length in zip(parcels, starts, lengths, strict=True):
             parcel.done({place: odd[start + place] for place in range(length) if start + place in odd} if odd else {})
 

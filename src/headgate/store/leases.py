@@ -63,8 +63,11 @@ class Reaped:
     run_at: datetime | None
 
 
-async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], Renewal]:
-    """Push leases forward in one statement; returns only those that are lost or to be cancelled."""
+async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, int], Renewal]:
+    """Push leases forward in one statement; returns only those that are lost or to be cancelled.
+
+    By tenant, id and epoch: two workers may hold one job, of which one does not know yet that it lost it.
+    """
     check_rows(held, field="leases", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="tenants")
     for part in held:
         check_kind(part, Held, field="leases")
@@ -79,7 +82,9 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], 
         raise TooLarge("leases", size=size, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows", hint="renew less at once")
     if not size:
         return {}
-    pairs = [(part.tenant_no, job_id) for part in held for job_id in part.ids]
+    keys = [
+        (part.tenant_no, job_id, epoch) for part in held for job_id, epoch in zip(part.ids, part.epochs, strict=True)
+    ]
     with translating(writing=True, names=("tenant_no", "counts", "ids", "epochs", "lease_ms")):
         rows = await db.fetch(
             RENEW,
@@ -89,7 +94,7 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID], 
             [epoch for part in held for epoch in part.epochs],
             [part.lease_ms for part in held],
         )
-    return {pairs[ord_ - 1]: Renewal(lost=lost, cancel=cancel) for ord_, lost, cancel in rows}
+    return {keys[ord_ - 1]: Renewal(lost=lost, cancel=cancel) for ord_, lost, cancel in rows}
 
 
 async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:

@@ -270,7 +270,7 @@ class Store:
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
-    ) -> dict[tuple[int, UUID], leases.Renewal]:
+    ) -> dict[tuple[int, UUID, int], leases.Renewal]:
         async with self._lanes["leases"].use() as db:
             return await leases.renew(
                 db,

@@ -162,6 +162,12 @@ class SubmitFlush:
         """These rows are sent again: each may have been committed already."""
         self.stale_ords = list(range(1, len(self.ids) + 1))
 
+    def soonest(self) -> tuple[int | None, datetime | None]:
+        """When the first job that must wait falls due: the shortest delay and the earliest time given, if any."""
+        delays = [delay for delay in self.delays_ms if delay is not None]
+        run_ats = [run_at for run_at in self.run_ats if run_at is not None]
+        return min(delays, default=None), min(run_ats, default=None)
+
     def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
         """The rows at these places (ascending) as a flush of their own; `resent`: none of them counts as fresh."""
         piece = SubmitFlush()

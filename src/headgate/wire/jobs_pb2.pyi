@@ -428,6 +428,7 @@ class JobInfo(_message.Message):
     epoch: _builtins.int
     cancel_requested: _builtins.bool
     worker: _builtins.str
+    """who runs it, or, when nobody does, who ran it last"""
     created_us: _builtins.int
     run_at_us: _builtins.int
     claimed_us: _builtins.int

@@ -27,7 +27,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class WorkerFrame(_message.Message):
-    """A frame may carry several parts; they are taken in the order hello, outcomes, beat, ready."""
+    """A frame may carry several parts; they are taken in the order hello, quiet, outcomes, beat, ready. An error in one does
+    not keep the others from being taken.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,6 +37,7 @@ class WorkerFrame(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    QUIET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -43,6 +46,8 @@ class WorkerFrame(_message.Message):
     def beat(self) -> Global___Beat: ...
     @_builtins.property
     def ready(self) -> Global___Ready: ...
+    @_builtins.property
+    def quiet(self) -> Global___Quiet: ...
     def __init__(
         self,
         *,
@@ -50,10 +55,11 @@ class WorkerFrame(_message.Message):
         outcomes: Global___Outcomes | None = ...,
         beat: Global___Beat | None = ...,
         ready: Global___Ready | None = ...,
+        quiet: Global___Quiet | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "quiet", b"quiet", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "quiet", b"quiet", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +164,25 @@ class Ready(_message.Message):
 Global___Ready: _TypeAlias = Ready  # noqa: Y015
 
 @_typing.final
+class Quiet(_message.Message):
+    """No more jobs, for a worker that is about to stop: all credit of this stream is void, and jobs that were not yet written
+    to it go back at no cost. Answered by Quieted: no jobs come after it, until a later Ready asks for some.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quiet: _TypeAlias = Quiet  # noqa: Y015
+
+@_typing.final
 class Outcomes(_message.Message):
     """Completions as parallel arrays (results may be left out when all are empty), everything else as messages. Answered by
     one Receipts with the same seq, after commit.
@@ -205,6 +230,11 @@ class Beat(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     EXTENSIONS_FIELD_NUMBER: _builtins.int
+    JOBS_SEEN_FIELD_NUMBER: _builtins.int
+    jobs_seen: _builtins.int
+    """The highest Jobs.seq received on this stream. Given, what came up to then and is neither listed here nor reported has
+    its lease kept no longer. 0: nothing is given up.
+    """
     @_builtins.property
     def held(self) -> Global___Held: ...
     @_builtins.property
@@ -217,10 +247,11 @@ class Beat(_message.Message):
         held: Global___Held | None = ...,
         progress: _abc.Iterable[Global___JobProgress] | None = ...,
         extensions: _abc.Iterable[Global___Extension] | None = ...,
+        jobs_seen: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["extensions", b"extensions", "held", b"held", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extensions", b"extensions", "held", b"held", "jobs_seen", b"jobs_seen", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,6 +322,10 @@ class ServerFrame(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_SEQ_FIELD_NUMBER: _builtins.int
+    QUIETED_FIELD_NUMBER: _builtins.int
+    error_seq: _builtins.int
+    """of the Outcomes that the error is about, which were not written; 0: it is about something else"""
     @_builtins.property
     def hello_ack(self) -> Global___HelloAck: ...
     @_builtins.property
@@ -313,6 +348,8 @@ class ServerFrame(_message.Message):
     def error(self) -> _jobs_pb2.Error:
         """the stream lives on, unless it ends with a status"""
 
+    @_builtins.property
+    def quieted(self) -> Global___Quieted: ...
     def __init__(
         self,
         *,
@@ -324,10 +361,12 @@ class ServerFrame(_message.Message):
         lost: Global___Held | None = ...,
         drain: Global___Drain | None = ...,
         error: _jobs_pb2.Error | None = ...,
+        error_seq: _builtins.int = ...,
+        quieted: Global___Quieted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "receipts", b"receipts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "error_seq", b"error_seq", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,8 +432,11 @@ class Jobs(_message.Message):
     CREATED_US_FIELD_NUMBER: _builtins.int
     LEASE_UNTIL_US_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
     lease_until_us: _builtins.int
     """the same for all"""
+    seq: _builtins.int
+    """grows on a stream; 0 when more of the same delivery follows. See Beat.jobs_seen"""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -435,10 +477,11 @@ class Jobs(_message.Message):
         created_us: _abc.Iterable[_builtins.int] | None = ...,
         lease_until_us: _builtins.int = ...,
         headers: _abc.Iterable[Global___JobHeaders] | None = ...,
+        seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_us", b"created_us", "epochs", b"epochs", "headers", b"headers", "ids", b"ids", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payloads", b"payloads", "priorities", b"priorities", "topic_names", b"topic_names", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_us", b"created_us", "epochs", b"epochs", "headers", b"headers", "ids", b"ids", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payloads", b"payloads", "priorities", b"priorities", "seq", b"seq", "topic_names", b"topic_names", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,6 +569,21 @@ class BeatAck(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatAck: _TypeAlias = BeatAck  # noqa: Y015
+
+@_typing.final
+class Quieted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quieted: _TypeAlias = Quieted  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):

@@ -100,6 +100,7 @@ def jobs_frame(delivery: Delivery, topic_name: Callable[[int], str]) -> worker_p
                 for place, text in enumerate(delivery.headers)
                 if text
             ],
+            seq=delivery.seq,
         )
     )
 
@@ -140,6 +141,9 @@ def told_frame(told: Told) -> worker_pb2.ServerFrame:
         frame.drain.grace_seconds = told.drain_seconds
     if told.error is not None:
         frame.error.CopyFrom(message_of(told.error))
+        frame.error_seq = told.error_seq
+    if told.quieted:
+        frame.quieted.SetInParent()
     return frame
 
 

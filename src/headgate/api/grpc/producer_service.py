@@ -257,7 +257,7 @@ class ProducerService:
                         f"job {answer.job_id} was submitted before with another body",
                         hint="nothing was submitted",
                     )
-            self._parts.submitter.submitted(set(rows.topic_nos))
+            self._parts.submitter.submitted(rows)
             return answers
         told: dict[int, SubmitAnswerRow] = {}
         for start in range(0, len(rows), limits.SUBMIT_FLUSH_MAX_ROWS):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -18,8 +19,8 @@ from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Delivery, Link, LinkEnded, Links, Told
-from headgate.dispatch.outcomes import OutcomeParcel, OutcomeWriter
-from headgate.dispatch.ports import LeaseStore, SettledOutcome, SubmitStore
+from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter
+from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.writer import ShuttingDown
@@ -85,6 +86,8 @@ class WorkerService:
             link = await self._open(first.hello, stream)
         except HeadgateError as error:
             await end_with(stream, error)
+        except GONE:
+            raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
         await self._serve(link, stream, self._write(link, stream), self._read(link, stream, first, topics=[]))
 
     async def _serve(
@@ -95,18 +98,23 @@ class WorkerService:
         # The link's own end is awaited as well: a writer whose peer reads nothing hangs in its write.
         others = [asyncio.create_task(one, name=f"frames from {link.worker_id}") for one in (*reading, link.over())]
         try:
-            await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
+            if link.finishing and writer not in done:
+                # A half-close: nothing more comes from the peer, but it listens for the receipts of what it sent. The
+                # writer ends with the last of them; silence ends the link when they take too long.
+                await asyncio.wait((writer, others[-1]), return_when=asyncio.FIRST_COMPLETED)
             if link.ended is not None:
                 self._parts.coordinator.forget(link)  # first: others must not wait for what it never got
                 await asyncio.wait((writer,), timeout=FAREWELL_SECONDS)  # for what the peer is yet to be told
         finally:
+            # All of it at once, without an await: when the peer goes, gRPC may cancel us a second time.
             link.end(ConnectionLost(f"worker {link.worker_id} closed its stream"))
             self._parts.links.close(link)
             self._parts.coordinator.forget(link)
+            log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
             for task in (writer, *others):
                 task.cancel()
             ends = await asyncio.gather(writer, *others, return_exceptions=True)
-            log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, GONE):
                 raise end
@@ -141,10 +149,11 @@ class WorkerService:
             lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
             if hello.resumed:
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
-                kept = [one for one in ids if one in link.held]
+                kept = list(link.held)
                 await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
                 parts.coordinator.stir_all()
-            epochs = dict(zip(ids, hello.held.epochs, strict=True))
+            # Before the peer hears of it: who counts links must never see an end before its beginning.
+            log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
             await stream.write(
                 worker_pb2.ServerFrame(
                     hello_ack=worker_pb2.HelloAck(
@@ -153,15 +162,16 @@ class WorkerService:
                         instance=parts.instance,
                         lease_seconds=parts.lease_ms // 1000,
                         beat_seconds=max(1, parts.lease_ms // 3000),
-                        lost=codec.held_of([(one, epochs[one]) for one in lost]),
+                        lost=codec.held_of(lost),
                         server=parts.version,
                     )
                 )
             )
         except BaseException:
+            link.end(ConnectionLost(f"worker {link.worker_id} was not greeted"))
             parts.links.close(link)
+            log.info("link_ended worker=%s reason=not_greeted", link.worker_id)
             raise
-        log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
         return link
 
     async def _read(self, link: Link, stream: WorkStream, first: worker_pb2.WorkerFrame, topics: list[str]) -> None:
@@ -173,29 +183,34 @@ class WorkerService:
                 frame = await next_message(stream, worker_pb2.WorkerFrame)
         except HeadgateError as error:
             link.end(error)
+        if frame is None:
+            self._parts.coordinator.withdraw(link)
+            link.finish()
 
     async def _take(self, link: Link, frame: worker_pb2.WorkerFrame, topics: list[str], *, greeted: bool) -> None:
-        try:
-            if greeted and frame.HasField("hello"):
-                raise ProtocolError("hello was said already; this one is ignored")
-            if frame.HasField("outcomes"):
+        """Take a frame part by part; an error in one of them is told, and the others are taken."""
+        if greeted and frame.HasField("hello"):
+            link.tell(Told(error=ProtocolError("hello was said already; this one is ignored")))
+        if frame.HasField("quiet"):
+            # Before the outcomes: a job that is handed back in this very frame must not come back here.
+            self._parts.coordinator.withdraw(link)
+            link.tell(Told(quieted=True))
+        if frame.HasField("outcomes"):
+            with _told(link, seq=frame.outcomes.seq):
                 self._take_outcomes(link, frame.outcomes)
-            if frame.HasField("beat"):
+        if frame.HasField("beat"):
+            with _told(link):
                 self._take_beat(link, frame.beat)
-            if frame.HasField("ready"):
+        if frame.HasField("ready"):
+            with _told(link):
                 await self._take_ready(link, frame.ready, topics)
-        except HeadgateError as error:
-            if error.code in ("permission_denied", "shutting_down"):
-                raise
-            link.tell(Told(error=error))
 
     async def _write(self, link: Link, stream: WorkStream) -> None:
         name = self._parts.store.topic_name
         while (part := await link.next_part()) is not None:
             if isinstance(part, Delivery):
                 await stream.write(codec.jobs_frame(part, name))
-                link.delivered += len(part)
-                link.last_delivery = self._parts.now()
+                link.written()  # at once: the link may end before the next part is asked for
             else:
                 await stream.write(codec.told_frame(part))
 
@@ -243,32 +258,42 @@ class WorkerService:
         refused = [codec.receipt(place, error) for place, error in bad.items()]
         refused += [codec.receipt(first_other + place, error) for place, error in bad_others.items()]
 
-        def done(answer: Mapping[int, SettledOutcome]) -> None:
+        def done(answer: Mapping[int, Answer]) -> None:
             odd: list[jobs_pb2.Receipt] = []
             for place, settled in answer.items():
-                if settled.receipt is Receipt.APPLIED and settled.state is State.COMPLETED:
+                if (
+                    not isinstance(settled, HeadgateError)
+                    and settled.receipt is Receipt.APPLIED
+                    and settled.state is State.COMPLETED
+                ):
                     continue
                 wire_place = keep[place] if place < len(keep) else first_other + places[place - len(keep)]
                 odd.append(codec.receipt(wire_place, settled))
             link.tell(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
+            link.reported(number)
 
-        count = len(ids)
+        def failed(error: HeadgateError) -> None:
+            link.tell(Told(error=error, error_seq=seq))
+            link.reported(number)
+
+        count, number = len(ids), 0
         if not count and not others:
             done({})  # nothing to write, so nothing to wait for, and nothing to hold on to meanwhile
             return
-        self._parts.outcomes.put(
-            OutcomeParcel(
-                link.tenant_no,
-                self._parts.store.uuids(ids),
-                list(epochs),
-                list(results) if results else [b""] * count,
-                others,
-                done=done,
-                failed=lambda error: link.tell(Told(error=error)),
-                link=link,
-                size=sum(map(len, results)) + 100 * count,
-            )
+        uuids = self._parts.store.uuids(ids)
+        parcel = OutcomeParcel(
+            link.tenant_no,
+            uuids,
+            list(epochs),
+            list(results) if results else [b""] * count,
+            others,
+            done=done,
+            failed=failed,
+            link=link,
+            size=sum(map(len, results)) + 100 * count,
         )
+        self._parts.outcomes.put(parcel)
+        number = link.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
 
     def _judge(
         self, messages: Sequence[jobs_pb2.Outcome]
@@ -293,25 +318,47 @@ class WorkerService:
     def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
         codec.check_held(beat.held, field="beat.held")
         now = self._parts.now()
-        for job_id, epoch in zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True):
-            if job_id not in link.held:
+        listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
+        for job_id, epoch in listed:
+            if not link.holds(job_id, epoch):
                 # Not known here (this server forgot, or was restarted): the next renewal asks the database.
-                link.held[job_id] = (epoch, self._parts.lease_ms, now)
-        for wish in beat.extensions:
-            codec.check_ids([wish.id], [wish.epoch], field="beat.extensions")
-            lease_ms = self._lease_ms(wish.lease_seconds, "extension.lease_seconds")
+                link.hold(job_id, epoch, self._parts.lease_ms, now)
+        if beat.jobs_seen:
+            link.keep_only(set(listed), seen=beat.jobs_seen)
+        for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
+            if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
+                link.tell(Told(error=wrong))
+        link.tell(Told(beat_ack=True))
+
+    def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:
+        """Grant longer leases; returns the first error, and grants the others nevertheless."""
+        wrong: HeadgateError | None = None
+        for wish in wishes:
+            try:
+                codec.check_ids([wish.id], [wish.epoch], field="beat.extensions")
+                lease_ms = self._lease_ms(wish.lease_seconds, "extension.lease_seconds")
+            except HeadgateError as error:
+                wrong = wrong or error.with_traceback(None)
+                continue
             (wished,) = self._parts.store.uuids([wish.id])
             # Not the wish of an earlier attempt: it would put its own epoch in place of the one that is held.
             if link.holds(wished, wish.epoch):
-                link.held[wished] = (wish.epoch, lease_ms, now)
-        self._note(link, beat.progress)
-        link.tell(Told(beat_ack=True))
+                link.hold(wished, wish.epoch, lease_ms, now)
+        return wrong
 
-    def _note(self, link: Link, words: Sequence[worker_pb2.JobProgress]) -> None:
+    def _note(self, link: Link, words: Sequence[worker_pb2.JobProgress]) -> HeadgateError | None:
+        """Note how far jobs are; returns the first error, and notes the others nevertheless."""
+        wrong: HeadgateError | None = None
         for word in words:
-            codec.check_ids([word.id], [word.epoch], field="progress.id")
+            try:
+                codec.check_ids([word.id], [word.epoch], field="progress.id")
+                progress = codec.progress_of(word.progress)
+            except HeadgateError as error:
+                wrong = wrong or error.with_traceback(None)
+                continue
             (job_id,) = self._parts.store.uuids([word.id])
-            self._parts.progress.note(link.tenant_no, job_id, word.epoch, codec.progress_of(word.progress))
+            self._parts.progress.note(link.tenant_no, job_id, word.epoch, progress)
+        return wrong
 
     # ------------------------------------------------------------------ unary twins
 
@@ -326,7 +373,6 @@ class WorkerService:
             answers = (
                 await self._parts.leases.renew({(tenant_no, lease_ms): (ids, list(request.held.epochs))}) if ids else {}
             )
-            epochs = dict(zip(ids, request.held.epochs, strict=True))
             for word in request.progress:
                 codec.check_ids([word.id], [word.epoch], field="progress.id")
                 (job_id,) = self._parts.store.uuids([word.id])
@@ -335,8 +381,8 @@ class WorkerService:
                 if link.tenant_no == tenant_no and link.worker_id == request.worker_id:
                     link.heard()
             return worker_pb2.HeartbeatResponse(
-                lost=codec.held_of([(one, epochs[one]) for (_, one), answer in answers.items() if answer.lost]),
-                cancel=codec.held_of([(one, epochs[one]) for (_, one), answer in answers.items() if answer.cancel]),
+                lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
+                cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
             )
         except HeadgateError as error:
             await end_with(context, error)
@@ -361,8 +407,8 @@ class WorkerService:
         except HeadgateError as error:
             await end_with(context, error)
 
-    async def _settle(self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]]) -> Mapping[int, SettledOutcome]:
-        answer: asyncio.Future[Mapping[int, SettledOutcome]] = asyncio.get_running_loop().create_future()
+    async def _settle(self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]]) -> Mapping[int, Answer]:
+        answer: asyncio.Future[Mapping[int, Answer]] = asyncio.get_running_loop().create_future()
         self._parts.outcomes.put(
             OutcomeParcel(
                 tenant_no,
@@ -419,6 +465,7 @@ class WorkerService:
                 if part.drain_seconds is not None:
                     batch.drain.grace_seconds = part.drain_seconds
             await stream.write(batch)
+            link.written()
             # A server stream has no way to beat: as long as the wire takes what we write, and leases are kept by
             # Heartbeat, it counts as heard.
             link.heard()
@@ -438,15 +485,21 @@ class WorkerService:
             await end_with(context, error)
         link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
         link.heard()
+        parts.links.begin_call(link)
         parts.coordinator.grant(link, [topic.no for topic in known], lease_ms, count)
         try:
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000 or 0.25):
                 part = await link.next_part()
+            link.written()  # as far as anybody can know: the answer leaves in one piece, or not at all
         except TimeoutError:
             part = None
         finally:
+            drained = link.ended
             link.end(ConnectionLost("a single claim is over"))
+            parts.links.end_call(link)
             parts.coordinator.forget(link)
+        if part is None and drained is not None:
+            await end_with(context, drained)
         jobs = codec.job_messages(part, parts.store.topic_name, identity.tenant) if isinstance(part, Delivery) else []
         return worker_pb2.ClaimResponse(jobs=jobs)
 
@@ -454,6 +507,17 @@ class WorkerService:
         identity = self._parts.validator.identify(token_in(context.invocation_metadata()))
         identity.require(Scope.WORK)
         return identity
+
+
+@contextmanager
+def _told(link: Link, *, seq: int = 0) -> Iterator[None]:
+    """Tell a worker what is wrong with a part of its frame, and go on; but end the link when it may not be here."""
+    try:
+        yield
+    except HeadgateError as error:
+        if error.code in ("permission_denied", "shutting_down"):
+            raise
+        link.tell(Told(error=error.with_traceback(None), error_seq=seq))
 
 
 def _check_count(outcomes: int) -> None:

@@ -51,11 +51,15 @@ class Inbound:
             self._cancel(frame.cancel)
         if frame.HasField("jobs"):
             replaced = self._ledger.deliver(frame.jobs)
+            self._link.outbound.jobs_seen = max(self._link.outbound.jobs_seen, frame.jobs.seq)
             self._stop([job for job in replaced if self._ledger.lose(job)])
+        if frame.HasField("quieted"):
+            self._link.quieted = True
+            self._link.changed.set()
         if frame.HasField("drain"):
             self._link.leave(float(frame.drain.grace_seconds or DRAIN_SECONDS))
         if frame.HasField("error"):
-            self._error(frame.error)
+            self._error(frame.error, frame.error_seq)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +134,12 @@ class Inbound:
         if stopping:
             self._loop.call_later(2 * self._cancel_grace + 1.0, look)
 
-    def _error(self, error: jobs.Error) -> None:
+    def _error(self, error: jobs.Error, seq: int) -> None:
         log.warning("the server reports %s: %s", error.code, error.message)
-        if error.code in rpc.RETRIED:  # outcomes may be among what it could not take, and it does not say which
-            self._link.resend_soon()
+        if error.code in rpc.RETRIED:
+            self._link.resend_soon(seq, error.retry_after_ms)
+        elif seq and (sent := self._ledger.outbox.answered(seq)) is not None:
+            # It will never take this frame. The leases of these jobs lapse: nothing else can be said about them.
+            log.error("%d outcomes were refused as a whole and are given up: %s", len(sent.jobs), error.message)
+            self._ledger.acknowledged(sent.jobs)
+            self._link.changed.set()

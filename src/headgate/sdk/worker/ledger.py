@@ -48,6 +48,8 @@ class Ledger:
         self.outbox = Outbox()
         self.active = 0
         self.asked = 0
+        self.resting = False
+        """True: no more jobs are wanted; what still comes is handed back unstarted."""
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
@@ -78,6 +80,8 @@ class Ledger:
             self.active += 1
             if job.handler is None:
                 self._refuse(job)
+            elif self.resting:
+                self._hand_back(job)
             else:
                 self._waiting.append(job)
         self.start_waiting()

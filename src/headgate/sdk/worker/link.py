@@ -59,8 +59,8 @@ class Link:
         self._wake = asyncio.Event()
         self.changed = asyncio.Event()
         """Set whenever something ended or was answered: whoever waits for the end looks again."""
-        self.resting = False
-        """True: ask for no more jobs."""
+        self.quieted = True
+        """False while jobs may still come although none are wanted: Quiet was said and not answered."""
         self.ledger: Ledger
         self.inbound: Inbound
         self.outbound: Outbound
@@ -181,6 +181,7 @@ class Link:
         if self._lease_seconds:
             beat = min(beat, self._lease_seconds / 3)
         self._beat_seconds, self._next_beat, self._heard_at = beat, now + beat, now
+        self.quieted = True  # a stream begins without credit
         log.info("connected to %s (instance %s, server %s)", address, ack.instance, ack.server)
         self.inbound.lost(ack.lost)
 
@@ -202,9 +203,17 @@ class Link:
             self._wake.set()
         return rpc.not_connected(address, "it closed the stream")
 
-    def resend_soon(self) -> None:
-        """Send what is unanswered again in a moment."""
-        self._io.loop.call_later(RESEND_SOON_SECONDS, self._resend, RESEND_SOON_SECONDS / 2)
+    def resend_soon(self, seq: int, milliseconds: int) -> None:
+        """Send this frame's outcomes again in a moment; without a number, all that is unanswered for a while."""
+        seconds = milliseconds / 1000 or RESEND_SOON_SECONDS
+        if seq:
+            self._io.loop.call_later(seconds, self._resend_frame, seq)
+        else:
+            self._io.loop.call_later(seconds, self._resend, seconds / 2)
+
+    def _resend_frame(self, seq: int) -> None:
+        if self.ledger.outbox.resend(seq):
+            self._wake.set()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -232,8 +241,11 @@ class Link:
             self._beat_due, self._next_beat = False, now + self._beat_seconds
             if self.outbound.progress:
                 self._progress_at = now
-        ask = not (self.resting or self._closing.is_set() or self._leaving is not None)
-        return self.outbound.next_frame(now=now, beat=beat, ask=ask)
+        ask = not (self.ledger.resting or self._closing.is_set() or self._leaving is not None)
+        quiet = self.ledger.resting and self.ledger.asked > 0
+        if quiet:
+            self.ledger.asked, self.quieted = 0, False
+        return self.outbound.next_frame(now=now, beat=beat, ask=ask, quiet=quiet)
 
     def _may_leave(self) -> bool:
         if self._leaving is None:

@@ -32,6 +32,7 @@ class Outbound:
         # The latest of each job, put there by any thread; bounded by the slots.
         self.progress: dict[bytes, Job] = {}
         self.extensions: dict[bytes, tuple[Job, int]] = {}
+        self.jobs_seen = 0  # the number of the last delivery on this stream
         self._resumed = False
         self._topics_sent: tuple[str, ...] = ()
 
@@ -51,12 +52,15 @@ class Outbound:
         """The stream is open: credit and topics belong to a stream, and what is unanswered is said again."""
         self._resumed = True
         self._topics_sent = ()
+        self.jobs_seen = 0
         self._ledger.asked = 0
         self._ledger.outbox.new_stream()
 
-    def next_frame(self, *, now: float, beat: bool, ask: bool) -> pb.WorkerFrame | None:
+    def next_frame(self, *, now: float, beat: bool, ask: bool, quiet: bool = False) -> pb.WorkerFrame | None:
         """All there is to say, in one frame; None if there is nothing."""
-        frame, full = pb.WorkerFrame(), beat
+        frame, full = pb.WorkerFrame(), beat or quiet
+        if quiet:
+            frame.quiet.SetInParent()
         if len(self._ledger.outbox):
             if self._ledger.outbox.fill(frame.outcomes, now=now):
                 full = True
@@ -85,6 +89,7 @@ class Outbound:
 
     def _fill_beat(self, beat: pb.Beat) -> None:
         beat.held.CopyFrom(self._held())
+        beat.jobs_seen = self.jobs_seen
         progress, self.progress = self.progress, {}
         extensions, self.extensions = self.extensions, {}
         held = self._ledger.held

@@ -58,12 +58,19 @@ class Outbox:
     def overdue(self, *, sent_before: float) -> bool:
         """Send again what was sent before that time and is not answered; True if there is any.
 
-        A server that cannot write outcomes just now says so without naming them, and a repeated outcome is harmless.
+        A server may lose track of them, and a repeated outcome is harmless.
         """
         waiting = set(self._resend)
         late = [seq for seq, sent in self._unanswered.items() if sent.sent_at < sent_before and seq not in waiting]
         self._resend.extend(late)
         return bool(late)
+
+    def resend(self, seq: int) -> bool:
+        """Send this frame again; False if it was answered meanwhile, or waits for that already."""
+        if seq not in self._unanswered or seq in self._resend:
+            return False
+        self._resend.append(seq)
+        return True
 
     def fill(self, into: pb.Outcomes, *, now: float) -> bool:
         """Write the next frame's worth into `into`; False if there is nothing to send."""

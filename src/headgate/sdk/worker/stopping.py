@@ -1,7 +1,7 @@
 """How a worker stops, on the I/O loop. The order is the design:
 
-ask for nothing more → hand back what no handler has begun → let handlers finish within the grace → cancel those that
-can be cancelled and hand back the rest → have every outcome answered → close the stream.
+say that no more is wanted → hand back what no handler has begun, also what still comes → let handlers finish within the
+grace → cancel those that can be cancelled and hand back the rest → have every outcome answered → close the stream.
 A second request to stop (`hurry`) skips the waiting, never the handing back.
 """
 
@@ -50,7 +50,7 @@ class Stopper:
 
     async def _stop(self, grace: float) -> None:
         link, ledger = self._link, self._link.ledger
-        link.resting = True
+        ledger.resting = True
         link.hand_back_unstarted()
         link.wake()
         await self._until(lambda: not ledger.active, grace)
@@ -58,7 +58,8 @@ class Stopper:
             log.warning("%d handlers did not finish within %g s: handing their jobs back", len(running), grace)
             await self._hand_back(running)
         flush = HURRIED_FLUSH_SECONDS if self._hurried else FLUSH_SECONDS
-        await self._until(lambda: not len(ledger.outbox), flush, hurried=False)
+        # Not before the server has confirmed: what it sent meanwhile would cost an attempt if nobody were there.
+        await self._until(lambda: not len(ledger.outbox) and (link.quieted or not link.connected), flush, hurried=False)
         if len(ledger.outbox):
             await self._report_without_stream()
         link.close()

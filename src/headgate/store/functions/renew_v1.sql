@@ -27,9 +27,10 @@ BEGIN
                SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms')
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1
                AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM told t)) IS TRUE
-            RETURNING j.id, j.flags & 16 <> 0 AS cancel)
+            RETURNING j.id, j.epoch, j.flags & 16 <> 0 AS cancel)
         SELECT v_from + t.n - 1, h.id IS NULL, coalesce(h.cancel, false)
-          FROM told t LEFT JOIN held h ON h.id = t.id
+          -- With the epoch: who lost a job and who got it may both be among those told.
+          FROM told t LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch
          WHERE h.id IS NULL OR h.cancel;
         v_from := v_to + 1;
     END LOOP;

@@ -1,0 +1,343 @@
+"""How streams end and what they leave: credit withdrawn, halves closed, drains, frames refused, jobs due soon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import asyncpg
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from headgate.sdk import Headgate, Job
+from headgate.store.connect import connect
+from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from tests.e2e.conftest import _PROCESSES, Serve
+from tests.support.database import Server
+from tests.support.server import ServerProcess
+from tests.support.waiting import until_async
+from tests.support.wire import Wire, abandon, failed, nack, new_id, served, snooze
+
+TOKEN = "a-token-for-everything"
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, str]]:
+    """One server for the module, not in dev mode; and the URL of its database."""
+    folder = tmp_path_factory.mktemp("stream-ends")
+    tokens = folder / "tokens.json"
+    tokens.write_text(json.dumps({TOKEN: {"tenant": "alpha"}}))
+    with served(postgres, template, folder, "--lease", "3", "--tokens", str(tokens), dev=False) as both:
+        yield both
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, running: tuple[ServerProcess, str]) -> Iterator[ServerProcess]:
+    """It must outlive every test; its log is part of the report of one that fails."""
+    server, _ = running
+    request.node.stash.setdefault(_PROCESSES, []).append(server)
+    yield server
+    assert server.exit_code is None, server.shown()
+
+
+@pytest.fixture
+async def rows(running: tuple[ServerProcess, str]) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection to the server's database."""
+    connection = await connect(running[1], application_name="test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def wire(server: ServerProcess) -> AsyncIterator[Wire]:
+    async with Wire(server.address, token=TOKEN) as wire:
+        yield wire
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic-{uuid4()}"
+
+
+# ---------------------------------------------------------------------- no more jobs
+
+
+@pytest.mark.req("W18")
+async def test_after_quiet_nothing_comes_and_what_is_handed_back_with_it_goes_to_others(wire: Wire, topic: str) -> None:
+    ids = await wire.submit_many(topic, [b""] * 3)
+    async with wire.worker("leaves") as leaving, wire.worker("stays") as staying:
+        await leaving.ready(10, topic)
+        jobs = await leaving.take(3)
+        outcomes = worker_pb2.Outcomes(seq=1, others=[abandon(job) for job in jobs])
+        await leaving.send(worker_pb2.WorkerFrame(quiet=worker_pb2.Quiet(), outcomes=outcomes))
+        await leaving.until(lambda: leaving.quieted, "the wish was confirmed")
+        await leaving.until(lambda: 1 in leaving.receipts, "the jobs were taken back")
+        ids.append(await wire.submit(topic))
+        await staying.ready(4, topic)
+        assert {(job.id, job.attempt) for job in await staying.take(4)} == {(job_id, 1) for job_id in ids}
+        await leaving.beat()  # whatever was sent before has arrived by now
+        assert not leaving.jobs
+        await leaving.ready(1)  # of the topics it named before
+        again = await wire.submit(topic)
+        assert [job.id for job in await leaving.take(1)] == [again]
+
+
+@pytest.mark.req("W23")
+async def test_a_stopping_worker_is_not_sent_again_what_it_has_just_given_up(server: ServerProcess, topic: str) -> None:
+    """It holds one and has a hundred waiting, and nobody else is there: they would come straight back."""
+    hg = Headgate(server.address, token=TOKEN)
+    started, let_go = asyncio.Event(), asyncio.Event()
+    seen: list[tuple[UUID, int]] = []
+
+    async def handle(*, job: Job) -> str:
+        seen.append((job.id, job.epoch))
+        started.set()
+        await let_go.wait()
+        return "done"
+
+    task = hg.register(topic, handle)
+    async with asyncio.timeout(20), hg, Wire(server.address, token=TOKEN) as wire:
+        handles = await task.submit_many([() for _ in range(101)])
+        worker = hg.worker(concurrency=1, prefetch=150)
+        running = asyncio.create_task(worker.run())
+        await started.wait()
+
+        async def delivered() -> bool:
+            return (await wire.job(handles[100].id.bytes)).state == jobs_pb2.STATE_RUNNING
+
+        await until_async(delivered, "it was sent all of them")
+        worker.stop()
+
+        async def back() -> bool:
+            infos = [await wire.job(handle.id.bytes) for handle in (handles[1], handles[100])]
+            return all(info.state == jobs_pb2.STATE_PENDING and info.epoch == 1 for info in infos)
+
+        await until_async(back, "what it had not begun is back")
+        let_go.set()
+        await running
+        jobs = [await wire.job(handle.id.bytes) for handle in handles]
+    assert len(seen) == 1
+    assert [(job.state, job.attempt, job.epoch) for job in jobs[1:]] == [(jobs_pb2.STATE_PENDING, 0, 1)] * 100
+    assert (jobs[0].state, jobs[0].attempt) == (jobs_pb2.STATE_COMPLETED, 1)
+
+
+# ---------------------------------------------------------------------- halves and errors
+
+
+@pytest.mark.req("W14", "W28")
+async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
+    wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
+) -> None:
+    await wire.submit_many(topic, [b""] * 2)
+    async with wire.worker() as link:
+        await link.ready(9, topic)
+        one, two = await link.take(2)
+        async with rows.transaction():
+            await rows.fetch("SELECT id FROM headgate.jobs WHERE id = $1 FOR UPDATE", UUID(bytes=one.id))
+            for seq, job in ((1, one), (2, two)):
+                outcomes = worker_pb2.Outcomes(seq=seq, ids=[job.id], epochs=[job.epoch])
+                await link.send(worker_pb2.WorkerFrame(outcomes=outcomes))
+            await link.done_writing()
+            late = await wire.submit(topic)  # it had credit for more, and is not there for it
+            async with wire.worker() as other:
+                await other.ready(1, topic)
+                assert [job.id for job in await other.take(1)] == [late]
+            assert link.over is None
+        ended = await link.ended()
+        assert (ended.status, link.receipts) == (grpc.StatusCode.OK, {1: {}, 2: {}})
+    assert [(await wire.job(job.id)).state for job in (one, two)] == [jobs_pb2.STATE_COMPLETED] * 2
+
+
+async def test_a_refused_part_names_its_frame_and_keeps_the_other_parts(wire: Wire, topic: str) -> None:
+    job_id = await wire.submit(topic)
+    async with wire.worker() as link:
+        outcomes = worker_pb2.Outcomes(seq=7, ids=[new_id()])  # without an epoch
+        ready = worker_pb2.Ready(topics=[topic], count=1)
+        await link.send(worker_pb2.WorkerFrame(outcomes=outcomes, beat=worker_pb2.Beat(), ready=ready))
+        error = await link.error()
+        assert (error.field, [frame.error_seq for frame in link.frames if frame.HasField("error")]) == (
+            "outcomes.ids",
+            [7],
+        )
+        assert [job.id for job in await link.take(1)] == [job_id]
+        assert link.beats == 1
+        await link.ready(0)
+        await link.error()
+        assert link.frames[-1].error_seq == 0  # about nothing that could be sent again
+
+
+@pytest.mark.req("W17")
+async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, topic: str) -> None:
+    await wire.submit(topic)
+    async with wire.worker() as link:
+        await link.ready(1, topic)
+        (job,) = await link.take(1)
+        good = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=1, total=2))
+        bad = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=-1))
+        wish = worker_pb2.Extension(id=job.id, epoch=job.epoch, lease_seconds=60)
+        await link.beat(job, progress=[bad, good], extensions=[worker_pb2.Extension(id=b"short"), wish])
+        assert (await link.error()).field == "beat.extensions"
+
+        async def noted() -> bool:
+            await link.beat(job)
+            info = await wire.job(job.id)
+            return info.progress.done == 1 and info.lease_until_us > job.lease_until_us + 50_000_000
+
+        await until_async(noted, "the good word was noted and the good wish granted")
+
+
+@pytest.mark.req("W17", "L3")
+async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wire: Wire, topic: str) -> None:
+    kept_id, _ = await wire.submit_many(topic, [b"", b""], max_attempts=1)
+    async with wire.worker() as link:
+        await link.ready(2, topic, lease_seconds=2)
+        kept, forgotten = await link.take(2)
+        assert kept.id == kept_id
+
+        async def lapsed() -> bool:
+            await link.beat(kept, jobs_seen=link.jobs_seen)
+            return (await wire.job(forgotten.id)).state == jobs_pb2.STATE_DEAD
+
+        await until_async(lapsed, "the forgotten one has lapsed", within=timedelta(seconds=8))
+        assert (await wire.job(kept.id)).state == jobs_pb2.STATE_RUNNING
+        assert await link.complete(kept) == {}
+
+
+# ---------------------------------------------------------------------- due soon
+
+
+@pytest.mark.req("D7", "W12")
+async def test_a_job_due_between_two_ticks_starts_when_it_is_due(wire: Wire, topic: str) -> None:
+    """By the database's clock. By the tick alone, once a second, half of them would be later than this allows."""
+    async with wire.worker() as link:
+        await link.ready(100, topic)
+        waits = []
+        for number in range(8):
+            job_id = await wire.submit(topic, delay_ms=100)
+            (job,) = await link.take(1)
+            info = await wire.job(job_id)
+            waits.append(("submit", (info.claimed_us - info.created_us) / 1e6))
+            (receipt,) = (await link.report((nack, snooze)[number % 2](job, 100))).values()
+            (job,) = await link.take(1)
+            info = await wire.job(job_id)
+            waits.append(("outcome", (info.claimed_us - receipt.run_at_us) / 1e6 + 0.1))
+            await link.complete(job)
+            await link.beat()
+    print(waits)  # noqa: T201
+    assert all(0.1 <= wait < 0.6 for _, wait in waits), waits
+
+
+# ---------------------------------------------------------------------- heavy jobs
+
+
+@pytest.mark.req("D26", "W18", "W21")
+async def test_two_hundred_jobs_of_a_mebibyte_pass_through_a_server_that_stays_small(
+    server: ServerProcess, wire: Wire, topic: str
+) -> None:
+    before = most = _memory(server)
+    payload = os.urandom(MEBIBYTE)
+    ids = [job_id for _ in range(40) for job_id in await wire.submit_many(topic, [payload] * 5)]
+    async with Wire(server.address, token=TOKEN) as own, own.worker() as link:
+        await link.ready(200, topic)
+        seen: set[bytes] = set()
+        while len(seen) < 200:
+            await link.until(lambda: link.jobs, "a job has come")
+            job = link.jobs.popleft()
+            assert (job.attempt, len(job.payload)) == (1, MEBIBYTE)
+            seen.add(job.id)
+            most = max(most, _memory(server))
+            if len(seen) % 10 == 0:
+                await link.beat(job)
+        assert seen == set(ids)
+    print(f"memory of the server grew by {(most - before) / 1e6:.0f} MB")  # noqa: T201
+    assert most - before < 120_000_000
+
+
+def _memory(server: ServerProcess) -> int:
+    return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+# ---------------------------------------------------------------------- drains
+
+
+@pytest.mark.req("T35")
+async def test_neither_a_watch_nor_a_claim_that_waits_holds_up_a_drain(serve: Serve, topic: str) -> None:
+    server = await asyncio.to_thread(serve)  # with a grace of half a minute
+    async with Wire(server.address) as wire:
+        watch = wire.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest())
+        async with asyncio.timeout(5):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        request = worker_pb2.ClaimRequest(worker_id="waits", topics=[topic], wait_ms=60_000)
+        claim = asyncio.create_task(wire.refused("Claim", request))
+        await wire.submit(f"{topic}-other")  # the claim went before it, over the same connection
+        began = time.monotonic()
+        assert await asyncio.to_thread(server.terminate, within=timedelta(seconds=20)) == 0
+        assert time.monotonic() - began < 5
+        async with asyncio.timeout(5):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.read() is grpc.aio.EOF
+            refused = await claim
+        assert (refused.status, refused.code) == (grpc.StatusCode.UNAVAILABLE, "shutting_down")
+
+
+async def test_reflection_is_off_outside_of_dev_mode(wire: Wire) -> None:
+    call = wire.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await asyncio.wait_for(call.read(), 5)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# ---------------------------------------------------------------------- who had it
+
+
+async def test_a_job_that_waits_again_names_the_worker_that_ran_it_last(wire: Wire, topic: str) -> None:
+    job_id = await wire.submit(topic)
+    assert (await wire.job(job_id)).worker == ""
+    for worker_id, outcome in (("first", nack), ("second", failed)):
+        async with wire.worker(worker_id) as link:
+            await link.ready(1, topic)
+            (job,) = await link.take(1)
+            assert (await wire.job(job_id)).worker == worker_id  # runs it
+            await link.report(outcome(job))
+        waiting = await wire.job(job_id)
+        assert (waiting.worker, waiting.lease_until_us) == (worker_id, 0)  # ran it, and holds nothing of it any more
+
+
+# ---------------------------------------------------------------------- results
+
+
+@pytest.mark.req("W10")
+async def test_a_result_is_stored_as_it_is_and_the_sdk_waits_for_it(
+    server: ServerProcess, wire: Wire, topic: str
+) -> None:
+    """By the SDK and by the long poll of WaitResult. What is left of W10: reading it by REST, when there is REST."""
+    hg = Headgate(server.address, token=TOKEN)
+    async with asyncio.timeout(15), hg, wire.worker() as link:
+        handle = await hg.submit(topic, b"{}")
+        waiting = asyncio.create_task(handle.result(timeout=10))
+        poll = producer_pb2.WaitResultRequest(id=handle.id.bytes, wait_ms=50)
+        assert (await wire.call("WaitResult", poll)).state == jobs_pb2.STATE_PENDING  # the time was over first
+        poll.wait_ms = 10_000
+        polling = asyncio.create_task(wire.call("WaitResult", poll))
+        await link.ready(1, topic)
+        (job,) = await link.take(1)
+        body = json.dumps({"pages": [1, 2], "für": "Zoë"}).encode()
+        assert await link.complete(job, results=[body]) == {}
+        assert await waiting == {"pages": [1, 2], "für": "Zoë"}
+        assert ((await polling).state, (await polling).result) == (jobs_pb2.STATE_COMPLETED, body)
+        assert (await wire.job(handle.id.bytes)).result == body
