@@ -91,7 +91,6 @@ class Worker:
         )
         self._grace = delay_in_ms(options.get("grace", GRACE_SECONDS), field="grace") / 1000
         self._cancel_grace = delay_in_ms(options.get("cancel_grace", CANCEL_GRACE_SECONDS), field="cancel_grace") / 1000
-        self._io = io_thread()
         self._link: Link | None = None
         self._stopper: Stopper | None = None
         self._stops = 0
@@ -107,7 +106,7 @@ class Worker:
         """
         if self._link is not None:
             raise RuntimeError("a worker runs once; make another one")
-        self._io.check_pid()
+        self._io = io_thread()  # only now: a worker may be made before a fork
         slots = Slots(self._tasks, concurrency=self._concurrency, processes=self._processes)
         link = self._link = self._compose(slots)
         if self._stops:  # asked to stop before it began
