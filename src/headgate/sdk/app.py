@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
 from headgate.domain.validation import check_payload, check_topic
-from headgate.sdk.addresses import addresses_of
+from headgate.sdk.addresses import addresses_of, trust_of
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
@@ -45,13 +46,27 @@ class Headgate:
     """A client of Headgate and the registry of its jobs.
 
     `url` names one or several servers (`host:port`, `https://host:port`; default HEADGATE_URL, else 127.0.0.1:7070) and
-    `token` is what they know you by (default HEADGATE_TOKEN). Nothing is opened before the first submit, read or work.
-    It may be used from any thread and any number of event loops; not across a fork.
+    `token` is what they know you by (default HEADGATE_TOKEN). For TLS with a private authority, `ca` names its PEM file
+    (default HEADGATE_CA); `certificate` and `key` (HEADGATE_CERT, HEADGATE_KEY) are for servers that ask for yours.
+    Nothing is opened before the first submit, read or work.
+    It may be used from any thread and any number of event loops, and in the children of a fork that came before its
+    first use.
     """
 
-    def __init__(self, url: str | Sequence[str] | None = None, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> None:
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
-        self._connection = Connection(addresses_of(url), token=secret)
+        addresses = addresses_of(url, trust_of(ca, certificate, key))
+        if ca and not any(address.tls for address in addresses):
+            raise InvalidInput("ca", "is given, but no address is by TLS", hint="write https://host:port")
+        self._connection = Connection(addresses, token=secret)
         self._tasks: dict[str, Task[Any, Any]] = {}
 
     # --- registering -------------------------------------------------------------------------------------------------
