@@ -45,8 +45,10 @@ def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
 
 
 def over_time(job: Job) -> Outcome:
-    """The outcome of a handler that was stopped because it ran longer than its task allows."""
-    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit and was stopped")
+    """The outcome of a handler that ran longer than its task allows."""
+    limit = getattr(job.handler, "time_limit", None)  # a child's Job has no handler; its parent says it anew
+    of = f" of {limit:g} s" if limit is not None else ""
+    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit{of}")
 
 
 def _ended(error: BaseException, job: Job) -> Outcome:

@@ -225,7 +225,7 @@ class _Slot:
                 except (EOFError, OSError):
                     return self._died(job)
                 if message[0] == "done":
-                    return message[3] if message[2] else pb.Outcome.FromString(message[3])
+                    return _outcome(job, completed=message[2], raw=message[3])
                 self._heard(job, message)
             elif process.sentinel in ready:  # only now: what it said before it died counts
                 return self._died(job)
@@ -293,6 +293,14 @@ class _Slot:
             self._process.join()
         self._hear.close()
         self._wake.close()
+
+
+def _outcome(job: Job, *, completed: bool, raw: bytes) -> Outcome:
+    """What a child reported."""
+    if completed:
+        return raw
+    outcome = pb.Outcome.FromString(raw)
+    return over_time(job) if outcome.failed.type == "TimeLimitExceeded" else outcome
 
 
 def facts_of(job: Job) -> child.Facts:
