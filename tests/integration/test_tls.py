@@ -59,10 +59,14 @@ async def submits(url: str | Sequence[str], timeout: float = 10, **trust: Path) 
         return (await handle.info()).topic == "mail"
 
 
-async def refusal(url: str, **trust: Path) -> str:
-    with pytest.raises(NotConnected) as caught:
-        await submits(url, timeout=1.0, **trust)
-    return str(caught.value)
+async def told(url: str, words: str, **trust: Path) -> bool:
+    """Whether a client that is not let in is told this; a busy machine may need more than one handshake's time."""
+    for _ in range(10):
+        with pytest.raises(NotConnected) as caught:
+            await submits(url, timeout=0.5, **trust)
+        if words in str(caught.value):
+            return True
+    raise AssertionError(str(caught.value))
 
 
 async def test_a_client_that_knows_the_authority_is_let_in_and_others_are_told_what_to_do(
@@ -71,18 +75,18 @@ async def test_a_client_that_knows_the_authority_is_let_in_and_others_are_told_w
     other = Files(tmp_path / "other")
     async with serving(database, tls_cert=files.cert, tls_key=files.key) as address:
         assert await submits(f"https://{address}", ca=files.ca)
-        assert "if it serves TLS, write https://" in await refusal(address)
-        assert "pass ca=..., or set HEADGATE_CA" in await refusal(f"https://{address}", ca=other.ca)
+        assert await told(address, "if it serves TLS, write https://")
+        assert await told(f"https://{address}", "pass ca=..., or set HEADGATE_CA", ca=other.ca)
         monkeypatch.setenv("HEADGATE_CA", str(files.ca))
         assert await submits(f"https://{address}")
         # A renewed certificate is taken up without a restart; this one is for somebody else.
         files.issue("server", "elsewhere.example")
-        assert "its certificate is for another name" in await refusal(f"https://{address}")
+        assert await told(f"https://{address}", "its certificate is for another name")
 
 
 async def test_tls_to_a_plain_port_is_told(database: str, files: Files) -> None:
     async with serving(database) as address:
-        assert "write the address without https://" in await refusal(f"https://{address}", ca=files.ca)
+        assert await told(f"https://{address}", "write the address without https://", ca=files.ca)
 
 
 async def test_a_server_may_ask_clients_for_their_certificate(database: str, files: Files, tmp_path: Path) -> None:
@@ -90,9 +94,10 @@ async def test_a_server_may_ask_clients_for_their_certificate(database: str, fil
     async with serving(database, tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.ca) as address:
         url = f"https://{address}"
         assert await submits(url, ca=files.ca, certificate=files.client_cert, key=files.client_key)
-        assert "pass certificate=... and key=..." in await refusal(url, ca=files.ca)
-        refused = await refusal(url, ca=files.ca, certificate=other.client_cert, key=other.client_key)
-        assert "during the TLS handshake" in refused
+        assert await told(url, "pass certificate=... and key=...", ca=files.ca)
+        assert await told(
+            url, "during the TLS handshake", ca=files.ca, certificate=other.client_cert, key=other.client_key
+        )
 
 
 async def test_files_that_make_no_server_are_refused_before_the_port_is_open(database: str, files: Files) -> None:

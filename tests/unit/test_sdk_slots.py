@@ -19,7 +19,7 @@ import pytest
 from headgate import Headgate, InvalidInput
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
-from headgate.sdk.worker import Worker, patience
+from headgate.sdk.worker import Worker, patience, processes
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
 
@@ -85,8 +85,10 @@ async def test_a_process_handler_has_progress_extension_logger_headers_and_token
 
 @pytest.mark.parametrize("ears", ["good", "deaf"])
 async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_not_stop(
-    ears: str, tmp_path: Path
+    ears: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if ears == "deaf":
+        monkeypatch.setattr(processes, "UNWIND_SECONDS", 0.5)
     async with working("deafen", "square", processes=1) as (link, _):
         note = tmp_path / "note"
         (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
@@ -265,23 +267,25 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         (tmp_path / "release").touch()
 
 
-@pytest.mark.parametrize("how", ["ignores its cancellation", "blocks the loop"])
-async def test_a_worker_process_ends_though_an_async_handler_never_does(how: str) -> None:
-    async with fake_server() as server:
-        with worker_process(server.address, "0.2", "limited-async,block", leaving=0.5) as process:
-            link = await server.worker()
-            deaf = how == "ignores its cancellation"
-            (raw,) = (
-                link.deliver("limited-async", b'{"ears":"deaf"}') if deaf else link.deliver("block", b'{"seconds":600}')
-            )
-            if deaf:
-                await until(lambda: raw in failures(link), "its time is over")
-            else:
-                await until(lambda: any(beat.progress for beat in link.frames("beat")), "it blocks the loop")
-            process.send_signal(signal.SIGTERM)
-            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
-            assert "did_not_stop" in errors
-            assert process.returncode == 1, errors
-            assert "leaving by force" in errors
-            if not deaf:
-                assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+async def test_a_worker_process_ends_though_an_async_handler_never_does() -> None:
+    """One ignores its cancellation, another one blocks the loop: side by side, since each takes a few seconds."""
+
+    async def scenario(*, blocks: bool) -> None:
+        async with fake_server() as server:
+            with worker_process(server.address, "0.2", "limited-async,block", leaving=0.5) as process:
+                link = await server.worker()
+                if blocks:
+                    (raw,) = link.deliver("block", b'{"seconds":600}')
+                    await until(lambda: any(beat.progress for beat in link.frames("beat")), "it blocks the loop")
+                else:
+                    (raw,) = link.deliver("limited-async", b'{"ears":"deaf"}')
+                    await until(lambda: raw in failures(link), "its time is over")
+                process.send_signal(signal.SIGTERM)
+                _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+                assert "did_not_stop" in errors
+                assert "leaving by force" in errors
+                assert process.returncode == 1, errors
+                if blocks:
+                    assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+
+    await asyncio.gather(scenario(blocks=True), scenario(blocks=False))

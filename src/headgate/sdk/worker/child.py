@@ -56,7 +56,6 @@ class Child:
         self._job: Job | None = None
         self._cancelled = -1  # the number of the last job that the parent wants to end
         self._stopped = -1  # the number of the job that is to be interrupted
-        self._over_time = False
         self._shielded = True  # no interruption now: no handler runs, or a message is half sent
 
     def run(self, log_level: int) -> None:
@@ -95,8 +94,8 @@ class Child:
         job.with_headers(headers)
         self._number, self._job = number, job
         if self._cancelled == number:  # asked for while the module was imported
-            job.over_time = self._over_time
             job.ask_to_stop()
+        self.send(("begun",))  # its time counts from here: not from the import of its module
         self._shielded = False
         self._raise_if_stopped()
         return attempt_sync(task, job)
@@ -132,13 +131,11 @@ class Child:
             self._inbox.put(message[1:])
             return
         stop = kind == "stop"
-        self._over_time = stop and message[2]
         self._stopped = number if stop else self._stopped
         self._cancelled = number  # before the job is looked at: the main thread does it the other way round
         job = self._job
         if job is None or self._number != number:
             return
-        job.over_time = self._over_time
         job.ask_to_stop()
         if stop and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(self._main, signal.SIGTERM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from headgate.sdk.codec import encode_result
 from headgate.sdk.job import Job
@@ -46,9 +46,8 @@ def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
 
 def over_time(job: Job) -> Outcome:
     """The outcome of a handler that ran longer than its task allows."""
-    limit = getattr(job.handler, "time_limit", None)  # a child's Job has no handler; its parent says it anew
-    of = f" of {limit:g} s" if limit is not None else ""
-    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit{of}")
+    limit = cast("Task[Any, Any]", job.handler).time_limit
+    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
 
 
 def _ended(error: BaseException, job: Job) -> Outcome:

@@ -79,7 +79,7 @@ class ProcessSlots:
                 taken.append(job)
 
     def stop(self, jobs: list[Job]) -> None:
-        """Stop the handlers of these jobs, if they still run; `job.over_time` says why."""
+        """Stop the handlers of these jobs, if they still run."""
         for job in jobs:
             if slot := self._running.get(job):
                 slot.stop(job)
@@ -209,7 +209,6 @@ class _Slot:
             self.kill()
             self.prepare()
             self._send(order)
-        job.begun_at = time.monotonic()
         job.cancelled.on_set(self.wake)
         return self._listen(job)
 
@@ -236,7 +235,7 @@ class _Slot:
                 self._say("cancel")
             if self._stopping is job and not kill_at:
                 kill_at = time.monotonic() + UNWIND_SECONDS
-                self._say("stop", job.over_time)
+                self._say("stop")
             if self._closed or (kill_at and time.monotonic() >= kill_at):
                 process.kill()
                 self._bury()
@@ -248,6 +247,8 @@ class _Slot:
 
     def _heard(self, job: Job, message: tuple[Any, ...]) -> None:
         match message:
+            case ("begun",):
+                job.begun_at = time.monotonic()
             case ("progress", progress):
                 job.progress(*progress)
             case ("extend", seconds):
@@ -257,9 +258,9 @@ class _Slot:
                 if logger.isEnabledFor(fields["levelno"]):
                     logger.handle(logging.makeLogRecord(fields))
 
-    def _say(self, *words: object) -> None:
+    def _say(self, word: str) -> None:
         try:
-            self._send((words[0], self._number, *words[1:]))
+            self._send((word, self._number))
         except OSError:  # it is dying: the next look will see it
             return
 
@@ -300,7 +301,8 @@ def _outcome(job: Job, *, completed: bool, raw: bytes) -> Outcome:
     if completed:
         return raw
     outcome = pb.Outcome.FromString(raw)
-    return over_time(job) if outcome.failed.type == "TimeLimitExceeded" else outcome
+    # The child knows that its handler was interrupted; why, only we do.
+    return over_time(job) if job.over_time and outcome.failed.type == "Cancelled" else outcome
 
 
 def facts_of(job: Job) -> child.Facts:
