@@ -115,6 +115,15 @@ class Reading:
     value: int = pydantic.Field(gt=0)
 
 
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
+
+
+class OneWay(pydantic.BaseModel):
+    n: int = pydantic.Field(validation_alias="given")
+
+
 class Page(msgspec.Struct):
     person: Person
     seen: datetime
@@ -220,6 +229,23 @@ async def test_what_does_not_fit_is_refused_before_the_network_by_its_path(
     assert caught.value.path == path
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "\0" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (Login, Login(user="ann", password=pydantic.SecretStr("x")), "does it hold a secret?"),
+        (list[Login], [Login(user="ann", password=pydantic.SecretStr("x"))], "does it hold a secret?"),
+        (pydantic.SecretStr, pydantic.SecretStr("x"), "is it a secret?"),
+        (OneWay, OneWay(given=1), "Field required at given"),
+    ],
+)
+async def test_what_would_come_back_as_something_else_is_refused(kind: Any, value: Any, says: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        await task(kind).submit(value)
+    assert caught.value.path.startswith("take.value")
+    assert says in str(caught.value)
     assert "\0" not in str(caught.value)
 
 

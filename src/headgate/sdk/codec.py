@@ -27,22 +27,34 @@ _BELOW: Final = "\0"  # between a model's complaint and the path within the mode
 
 
 def _encode_other(value: Any) -> Any:
-    dump = getattr(type(value), "model_dump", None)
+    kind = type(value)
+    dump = getattr(kind, "model_dump", None)
     if dump is not None:
         # As the model's own JSON has it, and so that it can be read again: aliases, no computed fields.
-        return dump(value, mode="json", by_alias=True, round_trip=True)
-    if type(value).__module__.startswith("pydantic"):  # its urls and the like
-        return sys.modules["pydantic_core"].to_jsonable_python(value)
-    raise NotImplementedError(f"a value of type {type(value).__name__}")
+        plain = dump(value, mode="json", by_alias=True, round_trip=True)
+        # A secret is dumped as asterisks, and they would validate as a secret: only looking tells.
+        if dump(_validated(kind, plain), round_trip=True) != dump(value, round_trip=True):
+            raise ValueError("it would not come back as it was: does it hold a secret?")
+        return plain
+    if kind.__module__.startswith("pydantic"):  # its urls and the like
+        plain = sys.modules["pydantic_core"].to_jsonable_python(value)
+        if sys.modules["pydantic"].TypeAdapter(kind).validate_python(plain) != value:
+            raise ValueError("it would not come back as it was: is it a secret?")
+        return plain
+    raise NotImplementedError(f"a value of type {kind.__name__}")
 
 
 def _decode_other(kind: type, value: Any) -> Any:
-    validate = getattr(kind, "model_validate_json", None)
-    if validate is None:
+    if not hasattr(kind, "model_validate_json"):
         raise NotImplementedError(f"nothing is known about decoding a {kind.__name__}")
+    return _validated(kind, value)
+
+
+def _validated(kind: Any, plain: Any) -> Any:
+    """Have a model read; its complaint becomes one line, of what is wrong and where."""
     try:
         # From JSON, not from what msgspec made of it: a strict model takes a datetime as text from JSON only.
-        return validate(encode_unchecked(value))
+        return kind.model_validate_json(encode_unchecked(plain))
     except ValueError as error:
         found = getattr(error, "errors", None)
         if found is None:
@@ -135,7 +147,8 @@ def decode(raw: bytes, decoder: msgspec.json.Decoder[Any], *, what: str) -> Any:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "is circular, or nested too deeply"
-    return f"cannot be encoded as JSON ({error})"
+    problem, below, path = str(error).partition(_BELOW)
+    return f"cannot be encoded as JSON ({problem}{' at ' + path.lstrip('.') if below else ''})"
 
 
 def _culprit(value: object, path: str, depth: int = 0) -> tuple[str, str] | None:
