@@ -27,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.results import Waiters
@@ -70,6 +71,9 @@ class ServerOptions:
     pooler: bool = False
     host: str = "127.0.0.1"
     port: int = 7070
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     tokens_file: Path | None = None
     dev: bool = False
     unsafe: bool = False
@@ -254,6 +258,7 @@ class Server:
                 draining=self._draining,
             )
         )
+        tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -276,7 +281,8 @@ class Server:
         if self.options.dev:
             reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
         try:
-            port = server.add_insecure_port(f"{self.options.host}:{self.options.port}")
+            where = f"{self.options.host}:{self.options.port}"
+            port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
         except RuntimeError as error:
             raise InvalidSetting(
                 "--port", f"{self.options.host}:{self.options.port} cannot be listened on", hint="is it in use?"

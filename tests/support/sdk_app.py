@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import logging
+import multiprocessing
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 from headgate import Headgate, Job, Nack, this_job
+from headgate.sdk.testing import fake_job
+from headgate.sdk.worker import patience
 
 hg = Headgate()
 
@@ -25,6 +33,69 @@ def cube(n: int) -> int:
 
 
 hg.register("cube", cube, run_in="process")
+
+
+@hg.job("report", run_in="process", time_limit=60)
+def report(path: str, *, job: Job = this_job) -> dict[str, object]:
+    """Uses all that a Job offers, then waits for its cancellation."""
+    job.progress(1, 3, "begun")
+    job.extend(120)
+    job.logger.warning("in process %d with %s", os.getpid(), job.headers.get("trace"))
+    logging.getLogger("some.library").info("not shown at WARNING")
+    told = job.cancelled.wait(timeout=20)
+    Path(path).write_text(f"told {told}")
+    return {"told": told, "flag": job.cancel_requested, "pid": os.getpid()}
+
+
+@hg.job("deafen", run_in="process")
+def deafen(path: str, ears: str, *, job: Job = this_job) -> str:
+    """Computes for ever; `ears` says what it makes of being interrupted."""
+    job.progress(os.getpid())
+    while True:
+        try:
+            time.sleep(30)
+        except Exception:
+            Path(path).write_text("interrupted")
+            if ears != "deaf":
+                raise
+
+
+@hg.job("crash", run_in="process")
+def crash(how: str) -> str:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "segfault":
+        ctypes.string_at(0)
+    if how == "exit":
+        os._exit(3)
+    if how == "pool":  # a handler may have processes of its own
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return str(pool.apply(abs, (-3,)))
+    raise SystemExit(how)
+
+
+@hg.job("limited-process", run_in="process", time_limit=0.3)
+def limited_process(ears: str) -> None:
+    deafen.function("/dev/null", ears, job=fake_job())
+
+
+@hg.job("limited-async", time_limit=0.2)
+async def limited_async(ears: str) -> str:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if ears == "late":
+                return "just in time"
+            if ears != "deaf":
+                raise
+
+
+@hg.job("limited-thread", time_limit=0.2)
+def limited_thread(path: str) -> str:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return "late"
 
 
 @hg.job("linger")
@@ -47,4 +118,7 @@ async def quick() -> str:
 
 
 if __name__ == "__main__":
-    hg.run_worker(concurrency=2, grace=float(sys.argv[1]), topics=["linger", "block", "quick"])
+    topics = sys.argv[2].split(",") if len(sys.argv) > 2 else ["linger", "block", "quick"]
+    logging.basicConfig(level=logging.INFO)
+    patience.LEAVING_SECONDS = float(os.environ.get("LEAVING_SECONDS", "6"))  # type: ignore[misc]
+    hg.run_worker(concurrency=2, grace=float(sys.argv[1]), cancel_grace=0.1, topics=topics)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_type
 
-from headgate import Fail, Headgate, Job, JobHandle, Nack, RetryPolicy, Snooze, SyncHandle, Task, this_job
+from headgate import Fail, Headgate, Job, JobHandle, JobInfo, Nack, RetryPolicy, Snooze, SyncHandle, Task, this_job
 from headgate.sdk.testing import run_inline
 
 hg = Headgate()
@@ -34,7 +34,7 @@ def first(job: Job, count: int) -> list[int]:
     return [count]
 
 
-@hg.job("plain", run_in="thread")
+@hg.job("plain", run_in="thread", time_limit=timedelta(seconds=3))
 def plain(count: int) -> int:
     if count > 3:
         raise Snooze(3)
@@ -56,6 +56,7 @@ async def producer() -> None:
     assert_type(await plain.submit_many([{"count": 1}, (2,)]), list[JobHandle[int]])
     assert_type(hg.sync.submit(plain, 3), SyncHandle[int])
     assert_type(hg.sync.submit(plain, 3).result(), int)
+    assert_type(hg.sync.wait(hg.get("0198c0de-0000-7000-8000-000000000000")), JobInfo)
     assert_type(await run_inline(first, 3), list[int])
     await raw.submit_raw(b"bytes")
     await raw.submit()

@@ -27,6 +27,8 @@ async def producer() -> str:
     send.with_options(colour="red")  # E: call-arg
     send.with_options(max_attempts="3")  # E: arg-type
     hg.job("x", run_in="moon")  # E: arg-type
+    hg.job("x", time_limit="3s")  # E: arg-type
+    hg.sync.wait(3)  # E: arg-type
     await hg.work(threads=3)  # E: call-arg
     raise_it: Nack = Nack(reason=3)  # E: arg-type
     raise raise_it

@@ -420,7 +420,7 @@ def test_a_client_used_after_a_fork_says_so() -> None:
     assert io is not None
     io[0].pid = os.getpid() + 1  # as a forked child sees it
     try:
-        with pytest.raises(ForkedProcess, match="after the fork"):
+        with pytest.raises(ForkedProcess, match="first use a client after the fork"):
             app.sync.submit(task, "x")
         with pytest.raises(ForkedProcess):
             app.sync.get(new_id_maker().next_id())

@@ -20,6 +20,9 @@ def serve_command(
     *,
     host: str = "127.0.0.1",
     port: int = 7070,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    tls_client_ca: Path | None = None,
     tokens: Path | None = None,
     dev: bool = False,
     unsafe: bool = False,
@@ -36,6 +39,11 @@ def serve_command(
     ----------
     host, port
         Where to listen. Port 0 picks a free one.
+    tls_cert, tls_key
+        The server's certificate (with its chain) and key as PEM files: clients then use https://. Read again when they
+        change.
+    tls_client_ca
+        Let only clients in whose certificate this authority (a PEM file) has signed.
     tokens
         A JSON file of tokens; read again when it changes.
     dev
@@ -61,6 +69,9 @@ def serve_command(
             {
                 "host": host,
                 "port": port,
+                "tls_cert": tls_cert,
+                "tls_key": tls_key,
+                "tls_client_ca": tls_client_ca,
                 "tokens_file": tokens,
                 "dev": dev,
                 "unsafe": unsafe,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,28 +20,65 @@ _FORM: Final = "write host:port, or https://host:port for TLS; several with comm
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom to believe by TLS, and what to show when asked; all as PEM. Nothing means the public authorities."""
+
+    ca: bytes | None = field(default=None, repr=False)
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """One server: what gRPC dials, and whether by TLS."""
 
     target: str
     tls: bool = False
+    trust: Trust = field(default=Trust(), repr=False)
 
     def __str__(self) -> str:
         return f"https://{self.target}" if self.tls else self.target
 
 
-def addresses_of(url: str | Sequence[str] | None) -> tuple[Address, ...]:
+def trust_of(
+    ca: str | Path | None = None, certificate: str | Path | None = None, key: str | Path | None = None
+) -> Trust:
+    """Read the files that are named here, or else by HEADGATE_CA, HEADGATE_CERT and HEADGATE_KEY."""
+    found = Trust(
+        ca=_pem(ca, "ca", "HEADGATE_CA"),
+        certificate=_pem(certificate, "certificate", "HEADGATE_CERT"),
+        key=_pem(key, "key", "HEADGATE_KEY"),
+    )
+    if (found.certificate is None) != (found.key is None):
+        raise InvalidInput("certificate", "and key are needed together", hint="give both, or neither")
+    return found
+
+
+def _pem(path: str | Path | None, name: str, variable: str) -> bytes | None:
+    path = path or os.environ.get(variable)
+    if not path:
+        return None
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(name, f"{path} cannot be read ({error.strerror})", hint=f"see {variable}") from None
+    if b"-----BEGIN " not in text:
+        raise InvalidInput(name, f"{path} is not in PEM format", hint="it begins with -----BEGIN")
+    return text
+
+
+def addresses_of(url: str | Sequence[str] | None, trust: Trust = Trust()) -> tuple[Address, ...]:  # noqa: B008 -- frozen
     """Read one or several addresses; None means the environment's HEADGATE_URL, or else this machine."""
     if url is None:
         url = os.environ.get("HEADGATE_URL") or DEFAULT_ADDRESS
     parts = url.split(",") if isinstance(url, str) else list(url)
-    found = tuple(dict.fromkeys(_parse(part.strip()) for part in parts if part.strip()))
+    found = tuple(dict.fromkeys(_parse(part.strip(), trust) for part in parts if part.strip()))
     if not found:
         raise InvalidInput("url", "names no server", hint=_FORM)
     return found
 
 
-def _parse(text: str) -> Address:
+def _parse(text: str, trust: Trust) -> Address:
     split = urlsplit(text if "://" in text else f"//{text}")
     try:
         host, port = split.hostname, split.port
@@ -50,7 +88,8 @@ def _parse(text: str) -> Address:
     if not host or not known or split.path.strip("/") or split.query or split.username:
         raise InvalidInput("url", f"is not an address, got {text[:80]!r}", hint=_FORM)
     bracketed = f"[{host}]" if ":" in host else host
-    return Address(f"{bracketed}:{port or DEFAULT_PORT}", tls=split.scheme in _TLS)
+    tls = split.scheme in _TLS
+    return Address(f"{bracketed}:{port or DEFAULT_PORT}", tls=tls, trust=trust if tls else Trust())
 
 
 class Rotation:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
 from headgate.domain.validation import check_payload, check_topic
-from headgate.sdk.addresses import addresses_of
+from headgate.sdk.addresses import addresses_of, trust_of
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.outcomes import Seconds
 from headgate.sdk.submitting import submit, submit_many
 from headgate.sdk.tasks import RunIn, Task
 
@@ -33,28 +35,61 @@ R = TypeVar("R")
 FLUSH_SECONDS = 5.0
 
 
+class _Kind(TypedDict):
+    """How a task's handler is run."""
+
+    run_in: RunIn | None
+    time_limit: Seconds | None
+
+
 class Headgate:
     """A client of Headgate and the registry of its jobs.
 
     `url` names one or several servers (`host:port`, `https://host:port`; default HEADGATE_URL, else 127.0.0.1:7070) and
-    `token` is what they know you by (default HEADGATE_TOKEN). Nothing is opened before the first submit, read or work.
-    It may be used from any thread and any number of event loops; not across a fork.
+    `token` is what they know you by (default HEADGATE_TOKEN). For TLS with a private authority, `ca` names its PEM file
+    (default HEADGATE_CA); `certificate` and `key` (HEADGATE_CERT, HEADGATE_KEY) are for servers that ask for yours.
+    Nothing is opened before the first submit, read or work.
+    It may be used from any thread and any number of event loops, and in the children of a fork that came before its
+    first use.
     """
 
-    def __init__(self, url: str | Sequence[str] | None = None, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> None:
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
-        self._connection = Connection(addresses_of(url), token=secret)
+        addresses = addresses_of(url, trust_of(ca, certificate, key))
+        if ca and not any(address.tls for address in addresses):
+            raise InvalidInput("ca", "is given, but no address is by TLS", hint="write https://host:port")
+        self._connection = Connection(addresses, token=secret)
         self._tasks: dict[str, Task[Any, Any]] = {}
 
     # --- registering -------------------------------------------------------------------------------------------------
 
-    def job(self, topic: str, *, run_in: RunIn | None = None, **options: Unpack[JobOptions]) -> JobDecorator:
+    def job(
+        self,
+        topic: str,
+        *,
+        run_in: RunIn | None = None,
+        time_limit: Seconds | None = None,
+        **options: Unpack[JobOptions],
+    ) -> JobDecorator:
         """Make the decorated function the handler of `topic`, and a `Task` that can be submitted.
 
         `async def` runs on the worker's event loop, `def` in a thread, `def` with `run_in="process"` in a process
         of its own. A parameter annotated `Job` gets the context. `options` are the defaults of what is submitted.
+
+        `time_limit` bounds one attempt, from the moment its handler begins. Then an async handler is cancelled, one in
+        a process interrupted and, if need be, its process ended; the attempt fails as TimeLimitExceeded and is retried
+        by its policy. A thread can only be asked (`job.cancelled`): if it does not end, the attempt fails all the same,
+        and its slot is lost until the function returns.
         """
-        return JobDecorator(self, topic, run_in, Prepared(options))
+        return JobDecorator(self, topic, _Kind(run_in=run_in, time_limit=time_limit), Prepared(options))
 
     def register(
         self,
@@ -62,20 +97,19 @@ class Headgate:
         function: Callable[..., object],
         *,
         run_in: RunIn | None = None,
+        time_limit: Seconds | None = None,
         **options: Unpack[JobOptions],
     ) -> Task[..., Any]:
         """As the decorator, for a function defined elsewhere."""
-        return self._add(topic, function, run_in, Prepared(options))
+        return self._add(topic, function, _Kind(run_in=run_in, time_limit=time_limit), Prepared(options))
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
         """The registered tasks by topic."""
         return dict(self._tasks)
 
-    def _add(
-        self, topic: str, function: Callable[..., object], run_in: RunIn | None, options: Prepared
-    ) -> Task[..., Any]:
-        task: Task[..., Any] = Task(self._connection, topic, function, run_in=run_in, options=options)
+    def _add(self, topic: str, function: Callable[..., object], kind: _Kind, options: Prepared) -> Task[..., Any]:
+        task: Task[..., Any] = Task(self._connection, topic, function, **kind, options=options)
         if other := self._tasks.get(task.topic):
             raise InvalidInput("topic", f'"{topic}" is handled by {other.name} already', hint="a topic has one handler")
         self._tasks[task.topic] = task
@@ -148,8 +182,15 @@ class Headgate:
         await self.worker(**options).run()
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> None:
-        """Run a worker on an event loop of its own until SIGTERM or SIGINT, then finish what started."""
-        asyncio.run(self.worker(**options).run(signals=True))
+        """Run a worker on an event loop of its own until SIGTERM or SIGINT, then finish what started.
+
+        The process ends even if a handler does not: with exit code 1, some seconds after its job was handed back.
+        """
+        from headgate.sdk.worker.patience import leaving_at_last
+
+        worker = self.worker(**options)
+        with leaving_at_last(worker.ended):
+            asyncio.run(worker.run(signals=True))
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
@@ -167,8 +208,8 @@ class JobDecorator:
     default: `*, job: Job = this_job`.
     """
 
-    def __init__(self, app: Headgate, topic: str, run_in: RunIn | None, options: Prepared) -> None:
-        self._app, self._topic, self._run_in, self._options = app, topic, run_in, options
+    def __init__(self, app: Headgate, topic: str, kind: _Kind, options: Prepared) -> None:
+        self._app, self._topic, self._kind, self._options = app, topic, kind, options
 
     @overload
     def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, R]: ...
@@ -180,7 +221,7 @@ class JobDecorator:
     def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
     def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
         """Register the function."""
-        return self._app._add(self._topic, function, self._run_in, self._options)
+        return self._app._add(self._topic, function, self._kind, self._options)
 
 
 def body_of(payload: object) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, shown
-from headgate.sdk.codec import check_plain, decode, decoder_of, encode, is_loose
+from headgate.sdk.codec import check_plain, decode, decoder_of, encode, is_loose, readable
 from headgate.sdk.errors import PayloadError
 from headgate.sdk.job import Job
 
@@ -52,7 +52,7 @@ class Arguments:
         # The context is handed over by name where it can be; the very first positional-only parameter is the exception.
         job = parameters[self.job_name] if self.job_name else None
         self._job_first = job is not None and job.kind is _KINDS.POSITIONAL_ONLY
-        fields = [_field(p, hints) for p in rest]
+        fields = [_field(p, hints, name) for p in rest]
         self._loose = tuple(p.name for p in rest if is_loose(hints.get(p.name, Any)))
         struct = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
         self._decoder = decoder_of(struct)
@@ -163,8 +163,17 @@ def _job_parameter(parameters: Mapping[str, inspect.Parameter], hints: dict[str,
     return found[0].name if found else None
 
 
-def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
-    kind: Any = hints.get(parameter.name, Any)
+def _field(
+    parameter: inspect.Parameter, hints: dict[str, Any], function: str
+) -> tuple[str, Any] | tuple[str, Any, Any]:
+    try:
+        kind: Any = readable(hints.get(parameter.name, Any))
+    except TypeError as error:
+        raise InvalidInput(
+            f"{function}.{parameter.name}",
+            f"has a type that cannot be read from JSON ({error})",
+            hint="use one model, with a tag field if there are several kinds",
+        ) from None
     match parameter.kind:
         case _KINDS.VAR_POSITIONAL:
             return parameter.name, list[kind], msgspec.field(default_factory=list)

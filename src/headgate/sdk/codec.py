@@ -1,13 +1,17 @@
-"""Python values to JSON and back by msgspec, with pydantic models when pydantic is there.
+"""Python values to JSON and back by msgspec, with pydantic's types when pydantic is there.
 
 msgspec itself knows dataclasses, attrs classes, its own structs, TypedDicts, enums, datetimes, UUIDs, decimals and
-bytes (as base64). A value is only accepted where the *annotation* says how to read it back: under `Any`, a set would
-come back as a list and a datetime as text, so there only what JSON itself has is allowed.
+bytes (as base64). pydantic's models and dataclasses are read by pydantic, and so is what msgspec has no reader for: a
+union of models, say. pydantic is never imported from here: who uses it has done so.
+A value is only accepted where the *annotation* says how to read it back: under `Any`, a set would come back as a list
+and a datetime as text, so there only what JSON itself has is allowed.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import typing
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,20 +23,46 @@ from headgate.domain.validation import shown
 from headgate.sdk.errors import PayloadError
 
 _DEEPEST: Final = 100  # beyond that it is a cycle, or nobody's job
+_BELOW: Final = "\0"  # between a model's complaint and the path within the model: msgspec passes on text only
 
 
 def _encode_other(value: Any) -> Any:
-    dump = getattr(type(value), "model_dump", None)  # pydantic, without importing it
+    kind = type(value)
+    dump = getattr(kind, "model_dump", None)
     if dump is not None:
-        return dump(value, mode="json")
-    raise NotImplementedError(f"a value of type {type(value).__name__}")
+        # As the model's own JSON has it, and so that it can be read again: aliases, no computed fields.
+        plain = dump(value, mode="json", by_alias=True, round_trip=True)
+        # A secret is dumped as asterisks, and they would validate as a secret: only looking tells.
+        if dump(_validated(kind, plain), round_trip=True) != dump(value, round_trip=True):
+            raise ValueError("it would not come back as it was: does it hold a secret?")
+        return plain
+    if kind.__module__.startswith("pydantic"):  # its urls and the like
+        plain = sys.modules["pydantic_core"].to_jsonable_python(value)
+        if sys.modules["pydantic"].TypeAdapter(kind).validate_python(plain) != value:
+            raise ValueError("it would not come back as it was: is it a secret?")
+        return plain
+    raise NotImplementedError(f"a value of type {kind.__name__}")
 
 
 def _decode_other(kind: type, value: Any) -> Any:
-    validate = getattr(kind, "model_validate", None)
-    if validate is not None:
-        return validate(value)
-    raise NotImplementedError(f"nothing is known about decoding a {kind.__name__}")
+    if not hasattr(kind, "model_validate_json"):
+        raise NotImplementedError(f"nothing is known about decoding a {kind.__name__}")
+    return _validated(kind, value)
+
+
+def _validated(kind: Any, plain: Any) -> Any:
+    """Have a model read; its complaint becomes one line, of what is wrong and where."""
+    try:
+        # From JSON, not from what msgspec made of it: a strict model takes a datetime as text from JSON only.
+        return kind.model_validate_json(encode_unchecked(plain))
+    except ValueError as error:
+        found = getattr(error, "errors", None)
+        if found is None:
+            raise
+        first, *others = found(include_url=False)
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        more = f" (and {len(others)} more)" if others else ""
+        raise ValueError(f"{first['msg']}{more}{_BELOW}{path}") from None
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_encode_other)
@@ -41,7 +71,43 @@ encode_unchecked: Final[Callable[[object], bytes]] = _encoder.encode
 
 def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
     """A reusable decoder that validates against `kind`."""
-    return msgspec.json.Decoder(kind, dec_hook=_decode_other)
+    return msgspec.json.Decoder(readable(kind), dec_hook=_decode_other)
+
+
+def readable(kind: Any) -> Any:
+    """The same type in a form that msgspec can read; raises TypeError if nobody can."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and _is_pydantics(kind):
+        return _read_by(pydantic.TypeAdapter(kind))
+    try:
+        msgspec.json.Decoder(kind, dec_hook=_decode_other)
+    except TypeError as reason:
+        if pydantic is None:
+            raise
+        try:
+            return _read_by(pydantic.TypeAdapter(kind))
+        except Exception:  # noqa: BLE001 -- any of pydantic's own; msgspec's reason is the one to tell
+            raise reason from None
+    return kind
+
+
+def _is_pydantics(kind: Any) -> bool:
+    """True for a dataclass or a value type of pydantic's, or something made of them: msgspec would skip its checks."""
+    if isinstance(kind, type) and not typing.get_args(kind):
+        own = hasattr(kind, "__pydantic_validator__") or kind.__module__.startswith("pydantic")
+        return own and not hasattr(kind, "model_validate_json")
+    return any(_is_pydantics(part) for part in typing.get_args(kind))
+
+
+class _Whatever(type):
+    """msgspec asks whether what a hook gave is an instance of the type it was for: the adapter has seen to that."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+def _read_by(adapter: Any) -> type:
+    return _Whatever("ReadByPydantic", (), {"model_validate_json": staticmethod(adapter.validate_json)})
 
 
 def encode(value: object, *, path: str) -> bytes:
@@ -69,8 +135,9 @@ def decode(raw: bytes, decoder: msgspec.json.Decoder[Any], *, what: str) -> Any:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         text = str(error)
-        problem, at, path = text.partition(" - at ")
-        raise PayloadError(path.strip("`").replace("$", what, 1) if at else what, problem) from None
+        problem, at, path = text.rpartition(" - at ") if " - at " in text else (text, "", "")
+        problem, _, below = problem.partition(_BELOW)
+        raise PayloadError((path.strip("`").replace("$", what, 1) if at else what) + below, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PayloadError(what, f"is not the JSON this function takes ({error})") from None
     except NotImplementedError as error:
@@ -80,7 +147,8 @@ def decode(raw: bytes, decoder: msgspec.json.Decoder[Any], *, what: str) -> Any:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "is circular, or nested too deeply"
-    return f"cannot be encoded as JSON ({error})"
+    problem, below, path = str(error).partition(_BELOW)
+    return f"cannot be encoded as JSON ({problem}{' at ' + path.lstrip('.') if below else ''})"
 
 
 def _culprit(value: object, path: str, depth: int = 0) -> tuple[str, str] | None:

@@ -44,7 +44,7 @@ class Closed(HeadgateError):
 
 
 class ForkedProcess(HeadgateError):
-    """The client was opened before a fork: its connections and threads belong to the parent process."""
+    """The parent had used a client before it forked: gRPC does not work in such a child. Make the first use later."""
 
     code = "forked_process"
 

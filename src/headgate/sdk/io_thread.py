@@ -3,8 +3,12 @@
 One for the process, not one for each client: grpc.aio has a single poller that wakes every loop it ever saw, and two
 loops take each other's events (grpc#42357). It also makes the rest simple: a user's handler may block its own loop for
 a minute, and beats and acknowledgements go on; clients may be used from any thread and any number of loops.
-The thread is a daemon and ends with the process. After a fork there is no such thread in the child: whoever opened
-something before the fork is told so (`ForkedProcess`), and a client made after it gets a thread of its own.
+The thread is a daemon and ends with the process.
+
+A client may be made before a fork and used after it, in every child (a preloading web server, a prefork worker):
+nothing is opened before the first use. If the *parent* has used one before the fork, no client works in the child, old
+or new: gRPC's own threads are missing there, and a first call would hang for ever (its fork support does not cover
+grpc.aio). Who tries is told so at once (`ForkedProcess`).
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ class IoThread:
         """Refuse to work in a forked child, where this thread does not exist and a call would wait for ever."""
         if self.pid != os.getpid():
             raise ForkedProcess(
-                f"this Headgate client was opened in process {self.pid} and is used in its fork {os.getpid()}; "
-                "open it after the fork (for example in a post-fork hook of your web server)"
+                f"process {self.pid} has used a Headgate client, then forked, and gRPC does not work in its fork "
+                f"{os.getpid()}; first use a client after the fork (making one before is fine)"
             )
 
     def soon(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -57,12 +61,22 @@ _shared: IoThread | None = None  # module state, because grpc.aio's poller is: s
 
 
 def io_thread() -> IoThread:
-    """The process's I/O thread, started at the first call (anew in a forked child)."""
+    """The process's I/O thread, started at the first call; raises ForkedProcess where there can be none."""
     global _shared
     with _lock:
-        if _shared is None or _shared.pid != os.getpid():
+        if _shared is None:
             _shared = IoThread()
+        _shared.check_pid()
         return _shared
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

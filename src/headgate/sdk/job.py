@@ -85,6 +85,14 @@ class CancelToken:
                 if tell in self._watchers:
                     self._watchers.remove(tell)
 
+    def on_set(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when the job should end, from the thread that asks for it; at once if that was before."""
+        with self._lock:
+            if not self._event.is_set():
+                self._watchers.append(tell)
+                return
+        tell()
+
     def set(self) -> None:
         """Ask for the end; for the worker and for tests."""
         with self._lock:
@@ -108,6 +116,7 @@ class Job:
         "_token",
         "abandoned",
         "attempt",
+        "begun_at",
         "cancel_requested",
         "created_us",
         "epoch",
@@ -116,6 +125,7 @@ class Job:
         "lease_until_us",
         "lost",
         "max_attempts",
+        "over_time",
         "payload",
         "priority",
         "raw_id",
@@ -159,6 +169,8 @@ class Job:
         self.last_progress: tuple[int, int, str] | None = None
         self.handler = handler
         self.stage = WAITING  # kept by the worker's ledger
+        self.begun_at = 0.0  # by the monotonic clock, once its handler runs; kept for tasks with a time limit
+        self.over_time = False  # its handler is being stopped because of that limit
         self.where: asyncio.Task[None] | None = None  # the slot on the user's loop that runs it, while it does
         self.created_us = created_us
         self.lease_until_us = lease_until_us

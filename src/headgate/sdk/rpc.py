@@ -55,7 +55,9 @@ RETRIED: Final = frozenset(
 def open_channel(address: Address) -> grpc.aio.Channel:
     """A channel of its own; it connects at the first call. On the I/O loop only."""
     if address.tls:
-        return grpc.aio.secure_channel(address.target, grpc.ssl_channel_credentials(), options=_OPTIONS)
+        trust = address.trust
+        credentials = grpc.ssl_channel_credentials(trust.ca, trust.key, trust.certificate)
+        return grpc.aio.secure_channel(address.target, credentials, options=_OPTIONS)
     return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
 
 
@@ -170,8 +172,26 @@ def explain(error: grpc.aio.AioRpcError | Exception, address: Address, *, subjec
             )
 
 
+_HANDSHAKES: Final = (
+    (True, "WRONG_VERSION_NUMBER", "it does not answer by TLS; write the address without https://"),
+    (True, "peer certificate", "its certificate is for another name; dial it by the name in its certificate"),
+    (True, "Hostname Verification", "its certificate is for another name; dial it by the name in its certificate"),
+    (True, "VERIFY_FAILED", "no authority we trust has signed its certificate; pass ca=..., or set HEADGATE_CA"),
+    (
+        True,
+        "Socket closed",
+        "it hung up during the TLS handshake; if it asks for a certificate, pass certificate=... and key=...",
+    ),
+    (False, "Socket closed", "it hung up before a word was said; if it serves TLS, write https:// before the address"),
+)
+"""By TLS or not, what gRPC says, and what that means."""
+
+
 def not_connected(address: Address, details: str = "") -> NotConnected:
-    """Nobody answers there."""
+    """Nobody answers there, or nobody we understand."""
+    for tls, mark, sentence in _HANDSHAKES:
+        if tls == address.tls and mark in details:
+            return NotConnected(f"cannot speak with Headgate at {address}: {sentence}")
     reason = "connection refused" if "refused" in details.lower() else details[:160] or "no answer"
     return NotConnected(
         f"cannot reach Headgate at {address} ({reason}); start it with `headgate serve`, or set HEADGATE_URL"

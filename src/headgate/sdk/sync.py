@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
@@ -11,12 +12,14 @@ from headgate.domain.ids import parse_job_id
 from headgate.domain.validation import check_topic
 from headgate.sdk.app import FLUSH_SECONDS, Headgate, body_of
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
+from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.submitting import submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class SyncHeadgate:
@@ -25,8 +28,14 @@ class SyncHeadgate:
     Over an existing client (`hg.sync`), or with an address of its own: `SyncHeadgate("queue:7070")`.
     """
 
-    def __init__(self, app: Headgate | str | Sequence[str] | None = None, *, token: str | None = None) -> None:
-        self._app = app if isinstance(app, Headgate) else Headgate(app, token=token)
+    def __init__(
+        self,
+        app: Headgate | str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+    ) -> None:
+        self._app = app if isinstance(app, Headgate) else Headgate(app, token=token, ca=ca)
         self._connection = self._app._connection
 
     def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
@@ -59,6 +68,13 @@ class SyncHeadgate:
         known = parse_job_id(job_id)
         found = self._connection.wait_blocking(known, timeout=timeout)
         return value_of(found, Any, job_id=known, seconds=timeout)
+
+    def wait(self, call: Coroutine[Any, Any, T]) -> T:
+        """Make one call of the async client, blocking this thread: `hg.sync.wait(hg.admin....)`.
+
+        For calls of this client only: it runs on the SDK's own loop, where nothing else must wait.
+        """
+        return io_thread().start(call).result()
 
     def close(self, *, flush: float = FLUSH_SECONDS) -> None:
         """Send what is on its way, for at most `flush` seconds, and close."""

@@ -13,6 +13,7 @@ from headgate.sdk.connection import Connection
 from headgate.sdk.errors import PayloadError
 from headgate.sdk.handles import JobHandle, SyncHandle
 from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.submitting import submit, submit_blocking, submit_many, submit_many_blocking
 
 P = ParamSpec("P")
@@ -36,6 +37,7 @@ class Task(Generic[P, R]):
         function: Callable[..., object],
         *,
         run_in: RunIn | None = None,
+        time_limit: Seconds | None = None,
         options: Prepared,
     ) -> None:
         """Registration refuses what could only fail later: see `InvalidInput`'s field."""
@@ -45,6 +47,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
         self.run_in = _where(function, run_in, self.name)
+        self.time_limit = _limit(time_limit)
         self.arguments = Arguments(function, name=self.name.rpartition(".")[2])
         if "options" in inspect.signature(function).parameters:
             raise InvalidInput(self.name, "has a parameter named options, which submit() keeps for itself")
@@ -123,6 +126,16 @@ class Task(Generic[P, R]):
                 yield by_place(tuple(call), {})
             else:
                 raise PayloadError(f"calls[{at}]", f"must be a dict or a tuple of arguments, got {shown(call)}")
+
+
+def _limit(given: Seconds | None) -> float | None:
+    """Seconds that one attempt may take; None for as long as it likes."""
+    if given is None:
+        return None
+    seconds = delay_in_ms(given, field="time_limit") / 1000
+    if not seconds:
+        raise InvalidInput("time_limit", f"must be more than 0 seconds, got {shown(given)}")
+    return seconds
 
 
 def _where(function: Callable[..., object], run_in: RunIn | None, name: str) -> RunIn:

@@ -5,7 +5,8 @@
   what we owe), `Inbound` and `Outbound` (what the server says, what we say), `Stopper`. All of them belong to that
   thread's event loop.
 - The *user's loop*: `LoopSlots`, long-lived tasks that run async handlers.
-- *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones.
+- *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones: each child has a pipe
+  and a thread here that serves it.
 
 **Crossings.** Jobs go from the link to the slots once per frame. Outcomes come back by `Link.report`: append to a
 deque, and wake the I/O loop unless it is woken already. So the number of crossings follows the number of frames, not
@@ -26,13 +27,18 @@ outcome is acknowledged, and every beat and every Hello lists all that is held, 
 - The same (id, epoch) is delivered again: ignored. A newer epoch of a running job: the older run counts as lost.
 - The server drains: no more credit there, unstarted jobs go back, started ones finish, then the next address.
 - A cancel is asked for: the flag at once; the task is cancelled after a grace, or at once if the handler takes no Job.
-- A handler ignores its cancellation: said once (`did_not_stop`), and its slot stays taken.
+- A handler ignores its cancellation: said once (`did_not_stop`), and its slot stays taken; a process is ended. All
+  slots taken like that: said once (`all_slots_stuck`); beats go on, nothing more is asked for.
+- A handler runs over its time limit: stopped as by a cancellation, Failed; what cannot be stopped is Failed all the
+  same, and its slot stays taken until it ends.
+- A child process dies: Failed, with the way it died; a new one for the next job. We die: our children end.
 - A handler raises, SystemExit included: Failed; the worker lives.
 - A job's topic has no handler here: Abandon, one warning, and the topic is left out of later Readys.
 - Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for. A frame
   that the server names as refused for now is sent again by itself; one it will never take is given up, and said so.
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
-- SIGTERM, `stop()`: see `stopping`. A second one does not wait for handlers.
+- SIGTERM, `stop()`: see `stopping`. A second one does not wait for handlers. A handler that keeps a drained process
+  from ending is left by `os._exit` (`patience`).
 - SIGKILL: the leases lapse. The only case that costs attempts.
 """
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from headgate.sdk.codec import encode_result
 from headgate.sdk.job import Job
-from headgate.sdk.outcomes import failure, outcome_of
+from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.outbox import Outcome, abandon
 
@@ -24,9 +24,9 @@ async def attempt_async(task: Task[Any, Any], job: Job, slot: asyncio.Task[None]
         # If the slot itself was cancelled and not for the job's sake, the loop is ending: hand the job back.
         if slot is not None and slot.cancelling() and not job.cancel_requested:
             return abandon()
-        return outcome_of(error, cancelled=job.cancel_requested)
+        return _ended(error, job)
     except BaseException as error:  # noqa: BLE001 -- SystemExit too: it ends the attempt, not the worker
-        return outcome_of(error, cancelled=job.cancel_requested)
+        return _ended(error, job)
 
 
 def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
@@ -41,4 +41,16 @@ def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
             return failure("TypeError", f"{task.name} returned an awaitable; register it as an async function")
         return encode_result(value)
     except BaseException as error:  # noqa: BLE001 -- as above
-        return outcome_of(error, cancelled=job.cancel_requested)
+        return _ended(error, job)
+
+
+def over_time(job: Job) -> Outcome:
+    """The outcome of a handler that ran longer than its task allows."""
+    limit = cast("Task[Any, Any]", job.handler).time_limit
+    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
+
+
+def _ended(error: BaseException, job: Job) -> Outcome:
+    if job.over_time and isinstance(error, asyncio.CancelledError | Cancelled):
+        return over_time(job)
+    return outcome_of(error, cancelled=job.cancel_requested)

@@ -1,75 +1,312 @@
 """Slots for CPU-bound functions: other processes, spawned (never forked: gRPC does not survive a fork).
 
-The child finds the function by its name, decodes the payload itself and sends the outcome back as bytes. Its `Job` has
-the job's facts; progress, extensions and cancellations do not cross the border.
+Each child has a pipe and, in this process, a thread that does nothing but serve it: hand over a job, take in what the
+child says, pass on a cancellation, end a child that does not stop. So the I/O thread waits for no child: it puts jobs
+into a queue and writes a byte to wake a thread. What crosses the border, and how a handler is stopped, is in `child`.
+
+- A cancellation: the child's token at once; then, as for an async handler, `Cancelled` is raised in it; a moment later
+  (`UNWIND_SECONDS`) the process is killed. The next job gets a new one.
+- A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job, which is told how it died;
+  other slots notice nothing, and the next job gets a new one. One that died while idle costs no job anything.
+- `close`: idle children end by themselves, busy ones are killed: their jobs have been handed back by then.
+- This process is killed: its pipes are closed, and the children end.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
+import atexit
 import logging
 import multiprocessing
-import os
 import signal
-from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any, cast
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from queue import Empty, SimpleQueue
+from typing import Any, Final, cast
 
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import failure
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import attempt_sync
+from headgate.sdk.worker import child
+from headgate.sdk.worker.execution import over_time
+from headgate.sdk.worker.outbox import Outcome
 from headgate.sdk.worker.slots import Report
 from headgate.wire import jobs_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
 
-Facts = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
+UNWIND_SECONDS: Final = 1.5
+"""What a handler gets to clean up after `Cancelled` was raised in it: less than a stopping worker waits for it."""
+END_SECONDS: Final = child.EXIT_SECONDS + 1.0
+"""How long a child may take to end once it is told to."""
+_context = multiprocessing.get_context("spawn")
 
 
 class ProcessSlots:
-    """Runs plain handlers in other processes."""
+    """Runs plain handlers in other processes, at most `size` at a time."""
 
     def __init__(self, report: Report, *, size: int) -> None:
-        self._report = report
-        self._size = min(size, os.cpu_count() or 1)
-        self._pool = self._new_pool()
-        # Started now, by the caller's thread: the first job should not have the I/O thread wait for a child.
-        self._pool.submit(int).add_done_callback(lambda ready: ready.exception())
+        self._report, self._size = report, size
+        self._inbox: SimpleQueue[Job | None] = SimpleQueue()  # bounded by the ledger's concurrency
+        self._idle = threading.Semaphore(0)
+        self._slots: list[_Slot] = []
+        self._threads: list[threading.Thread] = []
+        self._running: dict[Job, _Slot] = {}
+        atexit.register(self.kill)  # for whoever leaves without close(): multiprocessing would wait for the children
+        self._new_slot()  # now: the first job should not wait for an interpreter to start
+        self._idle.release()
+
+    # --- from the I/O thread -----------------------------------------------------------------------------------------
 
     def feed(self, jobs: list[Job]) -> None:
-        """Hand over jobs to run. From the I/O thread."""
+        """Hand over jobs to run."""
         for job in jobs:
-            task = cast("Task[Any, Any]", job.handler)
-            where = (task.function.__module__, task.name)
+            self._inbox.put(job)
+            if len(self._slots) < self._size and not self._idle.acquire(blocking=False):
+                self._new_slot()
+
+    def take_back(self) -> list[Job]:
+        """Take back what no process has begun."""
+        taken: list[Job] = []
+        while True:
             try:
-                running = self._pool.submit(run_in_child, where, facts_of(job), dict(job.headers))
-            except RuntimeError:  # a child died, and with it the pool
-                self._pool = self._new_pool()
-                running = self._pool.submit(run_in_child, where, facts_of(job), dict(job.headers))
-            running.add_done_callback(functools.partial(self._done, job))
+                job = self._inbox.get_nowait()
+            except Empty:
+                return taken
+            if job is not None:
+                taken.append(job)
+
+    def stop(self, jobs: list[Job]) -> None:
+        """Stop the handlers of these jobs, if they still run."""
+        for job in jobs:
+            if slot := self._running.get(job):
+                slot.stop(job)
+
+    def _new_slot(self) -> None:
+        slot = _Slot(f"headgate-process-{len(self._slots) + 1}")
+        thread = threading.Thread(target=self._serve, args=(slot,), name=slot.name, daemon=True)
+        self._slots.append(slot)
+        self._threads.append(thread)
+        thread.start()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Start nothing more; a child that is busy is left to end by itself."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Start nothing more, and end all children: idle ones in good order."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        for slot in self._slots:
+            slot.close()
 
-    def _done(self, job: Job, running: Future[tuple[bool, bytes]]) -> None:
-        if running.cancelled():
-            self._report(job, pb.Outcome(abandon=pb.Abandon()))
-        elif error := running.exception():
-            log.warning("a worker process died while running job %s: %s", job.id, error)
-            self._report(job, failure("ProcessDied", f"the process that ran the job died: {error}"))
-        else:
-            completed, raw = running.result()
-            self._report(job, raw if completed else pb.Outcome.FromString(raw))
+    def join(self, seconds: float) -> None:
+        """Wait until all children have ended; after `seconds` they are killed."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        atexit.unregister(self.kill)
 
-    def _new_pool(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(max_workers=self._size, mp_context=context, initializer=_ignore_signals)
+    def kill(self) -> None:
+        """End all children at once."""
+        for slot in self._slots:
+            slot.kill()
+
+    # --- a thread for each child -------------------------------------------------------------------------------------
+
+    def _serve(self, slot: _Slot) -> None:
+        try:
+            slot.prepare()
+        except OSError as error:
+            log.warning("no process could be started yet: %s", error)
+        while (job := self._inbox.get()) is not None:
+            self._running[job] = slot  # first: a stop from now on finds it, and an earlier one has set its flag
+            try:
+                outcome = slot.run(job)
+            except Exception as error:
+                log.exception("job %s could not be run in a process", job.id)
+                outcome = failure("ProcessFailed", f"the job could not be run in a process of its own: {error}")
+            finally:
+                del self._running[job]
+            self._report(job, outcome)
+            del job, outcome  # payload and result may be large, and the next job far away
+            self._idle.release()
+        slot.end()
 
 
-def facts_of(job: Job) -> Facts:
-    """What a child needs to know of a job, in the order of Job's own arguments."""
+class _Slot:
+    """One child and its successors. All but `stop`, `close` and `kill` belong to the thread that serves it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection[Any, Any] | None = None
+        self._number = 0
+        self._stopping: Job | None = None
+        self._closed = False
+        self._hear, self._wake = socket.socketpair()  # a byte on it: look at the flags
+        self._hear.settimeout(0)
+        self._wake.settimeout(0)
+
+    # --- from other threads ------------------------------------------------------------------------------------------
+
+    def stop(self, job: Job) -> None:
+        """Have this job's handler stopped."""
+        self._stopping = job
+        self.wake()
+
+    def close(self) -> None:
+        """Have the child end, whatever it does."""
+        self._closed = True
+        self.wake()
+
+    def kill(self) -> None:
+        """End the child at once."""
+        process = self._process
+        if process is not None and process.is_alive():
+            process.kill()
+
+    def wake(self) -> None:
+        try:
+            self._wake.send(b"!")
+        except OSError:  # full: it is awake; or closed: it is over
+            return
+
+    # --- in its own thread -------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Have a living child."""
+        if self._process is not None and self._process.is_alive():
+            return
+        self._bury()
+        ours, theirs = _context.Pipe()
+        level = min(logging.getLogger().getEffectiveLevel(), logging.getLogger("headgate.job").getEffectiveLevel())
+        try:
+            # Not a daemon: a handler may well have a pool of its own.
+            process = _context.Process(target=child.main, args=(theirs, level), name=self.name, daemon=False)
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._process, self._pipe = process, ours
+
+    def run(self, job: Job) -> Outcome | None:
+        """Run one job to its end, or to the child's."""
+        if job.lost or job.abandoned:
+            return None
+        if job.cancel_requested:
+            return failure("Cancelled", "the job was cancelled on request before it started")
+        task = cast("Task[Any, Any]", job.handler)
+        self._number += 1
+        order = ("run", self._number, (task.function.__module__, task.name), facts_of(job), dict(job.headers))
+        try:
+            self.prepare()
+            self._send(order)
+        except OSError:  # it died in this moment, and has seen nothing of the job
+            self.kill()
+            self.prepare()
+            self._send(order)
+        job.cancelled.on_set(self.wake)
+        return self._listen(job)
+
+    def _listen(self, job: Job) -> Outcome | None:
+        process, pipe = cast("SpawnProcess", self._process), cast("Connection[Any, Any]", self._pipe)
+        told, kill_at = False, 0.0
+        while True:
+            patience = max(0.0, kill_at - time.monotonic()) if kill_at else None
+            ready = wait([pipe, process.sentinel, self._hear], timeout=patience)
+            if pipe in ready:
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    return self._died(job)
+                if message[0] == "done":
+                    return _outcome(job, completed=message[2], raw=message[3])
+                self._heard(job, message)
+            elif process.sentinel in ready:  # only now: what it said before it died counts
+                return self._died(job)
+            if self._hear in ready:
+                self._hear.recv(4096)
+            if job.cancel_requested and not told:
+                told = True
+                self._say("cancel")
+            if self._stopping is job and not kill_at:
+                kill_at = time.monotonic() + UNWIND_SECONDS
+                self._say("stop")
+            if self._closed or (kill_at and time.monotonic() >= kill_at):
+                process.kill()
+                self._bury()
+                if job.over_time:
+                    return over_time(job)
+                if not self._closed:
+                    log.warning("job %s (%s) did not stop when cancelled: its process was ended", job.id, job.topic)
+                return failure("Cancelled", "the job was cancelled on request, and its process ended by force")
+
+    def _heard(self, job: Job, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("begun",):
+                job.begun_at = time.monotonic()
+            case ("progress", progress):
+                job.progress(*progress)
+            case ("extend", seconds):
+                job.extend(seconds)
+            case ("log", fields):
+                logger = logging.getLogger(fields["name"])
+                if logger.isEnabledFor(fields["levelno"]):
+                    logger.handle(logging.makeLogRecord(fields))
+
+    def _say(self, word: str) -> None:
+        try:
+            self._send((word, self._number))
+        except OSError:  # it is dying: the next look will see it
+            return
+
+    def _send(self, message: tuple[object, ...]) -> None:
+        cast("Connection[Any, Any]", self._pipe).send(message)
+
+    def _died(self, job: Job) -> Outcome:
+        process = cast("SpawnProcess", self._process)
+        process.join(1.0)
+        process.kill()  # it has closed its pipe: there is no way back
+        self._bury()
+        if job.over_time:
+            return over_time(job)
+        how = _ending(process.exitcode)
+        log.warning("the process that ran job %s (%s) died: %s", job.id, job.topic, how)
+        return failure("ProcessDied", f"the process that ran the job died: {how}")
+
+    def _bury(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join()
+        self._pipe = self._process = None
+
+    def end(self) -> None:
+        """End an idle child in good order."""
+        if self._pipe is not None and self._process is not None:
+            self._pipe.close()
+            self._process.join(END_SECONDS)
+            self._process.kill()
+            self._process.join()
+        self._hear.close()
+        self._wake.close()
+
+
+def _outcome(job: Job, *, completed: bool, raw: bytes) -> Outcome:
+    """What a child reported."""
+    if completed:
+        return raw
+    outcome = pb.Outcome.FromString(raw)
+    # The child knows that its handler was interrupted; why, only we do.
+    return over_time(job) if job.over_time and outcome.failed.type == "Cancelled" else outcome
+
+
+def facts_of(job: Job) -> child.Facts:
+    """What a child needs to know of a job."""
     return (
         job.raw_id,
         job.epoch,
@@ -84,45 +321,14 @@ def facts_of(job: Job) -> Facts:
     )
 
 
-def run_in_child(where: tuple[str, str], facts: Facts, headers: dict[str, str]) -> tuple[bool, bytes]:
-    """In the child: run one job; gives whether it completed, and the result or the outcome as bytes."""
+def _ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "it does not answer"
+    if code >= 0:
+        return f"it ended with exit code {code}"
     try:
-        task = _find(*where)
-    except Exception as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
-        missing = failure("HandlerNotFound", f"{where[0]}.{where[1]} cannot be imported in another process: {error}")
-        return False, missing.SerializeToString()
-    job = Job(*facts, _Unheard())
-    job.with_headers(headers)
-    outcome = attempt_sync(task, job)
-    return (True, outcome) if isinstance(outcome, bytes) else (False, outcome.SerializeToString())
-
-
-class _Unheard:
-    """Progress and extensions of a job in a child: said once to be without effect there."""
-
-    def progressed(self, job: Job) -> None:
-        log.warning('job %s: progress is not reported from run_in="process"', job.id)
-
-    def extended(self, job: Job, lease_seconds: int) -> None:
-        log.warning('job %s: extend(%d) has no effect in run_in="process"', job.id, lease_seconds)
-
-
-@functools.cache
-def _find(module: str, name: str) -> Task[Any, Any]:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if isinstance(found, Task):
-        return found
-    # Registered by hg.register(): the module has the function itself.
-    from headgate.sdk.addresses import addresses_of
-    from headgate.sdk.connection import Connection
-    from headgate.sdk.options import Prepared
-
-    return Task(Connection(addresses_of(None), token=""), "process", found, options=Prepared({}))
-
-
-def _ignore_signals() -> None:
-    # A terminal's Ctrl-C reaches every process of the group; the parent decides what becomes of the jobs.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name} (was the machine out of memory?)" if name == "SIGKILL" else f"{name}, a crash in native code?"

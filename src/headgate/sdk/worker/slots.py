@@ -113,7 +113,7 @@ class LoopSlots:
             if job.lost or job.abandoned:
                 self._report(job, None)
                 continue
-            job.where = me
+            job.where, job.begun_at = me, monotonic()
             outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me)
             job.where = None
             self._report(job, outcome)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
-from headgate.sdk.job import Job
+from headgate.sdk.job import STARTED, Job
 from headgate.sdk.worker.inbound import Stops
 from headgate.sdk.worker.link import Link
 from headgate.wire import worker_pb2 as pb
@@ -70,6 +71,12 @@ class Stopper:
             job.ask_to_stop()
         self._slots.stop(running)
         await self._until(lambda: not self._link.ledger.active, UNWIND_SECONDS)
+        if deaf := Counter(job.topic for job in running if job.stage == STARTED):
+            log.error(
+                "did_not_stop: handlers still run (%s) and are not waited for; their jobs are handed back, and may run "
+                "elsewhere before this process has ended",
+                ", ".join(f"{topic}: {count}" for topic, count in deaf.items()),
+            )
         for job in running:
             self._link.ledger.hand_back(job)
         self._link.wake()

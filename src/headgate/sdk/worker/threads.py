@@ -2,12 +2,16 @@
 
 They need the user's loop for nothing: a loop blocked by a bad handler does not stop them. They are daemons, so that a
 handler that never returns cannot keep the process from ending.
+Python cannot end a thread from outside. A handler that looks at neither its token nor its flag therefore costs its slot
+until it returns: the job is settled without it (by its time limit, or handed back by a stopping worker), and the worker
+takes one job less at a time, and says so.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
@@ -58,6 +62,7 @@ class ThreadSlots:
             if job.lost or job.abandoned:
                 self._report(job, None)
             else:
+                job.begun_at = time.monotonic()
                 # A context of its own for each job: what one handler sets, the next one must not see.
                 outcome = self._context.copy().run(attempt_sync, cast("Task[Any, Any]", job.handler), job)
                 self._report(job, outcome)

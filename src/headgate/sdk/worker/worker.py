@@ -24,7 +24,8 @@ from headgate.sdk.worker.inbound import Inbound
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.link import Link
 from headgate.sdk.worker.outbound import LinkSettings, Outbound
-from headgate.sdk.worker.processes import ProcessSlots
+from headgate.sdk.worker.patience import StuckSlots, TimeLimits
+from headgate.sdk.worker.processes import END_SECONDS, ProcessSlots
 from headgate.sdk.worker.slots import LoopSlots
 from headgate.sdk.worker.stopping import Stopper
 from headgate.sdk.worker.threads import ThreadSlots
@@ -93,10 +94,13 @@ class Worker:
         )
         self._grace = delay_in_ms(options.get("grace", GRACE_SECONDS), field="grace") / 1000
         self._cancel_grace = delay_in_ms(options.get("cancel_grace", CANCEL_GRACE_SECONDS), field="cancel_grace") / 1000
-        self._io = io_thread()
         self._link: Link | None = None
         self._stopper: Stopper | None = None
         self._stops = 0
+        self.ended = threading.Event()
+        """Set when nothing is held or owed any more, from the I/O thread: handlers may still run."""
+        self.left_behind = 0
+        """How many async handlers did not end with the worker, though cancelled."""
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until `stop()`, a signal (with `signals`), a cancellation, or an error that stands.
@@ -105,12 +109,16 @@ class Worker:
         """
         if self._link is not None:
             raise RuntimeError("a worker runs once; make another one")
-        self._io.check_pid()
+        self._io = io_thread()  # only now: a worker may be made before a fork
         slots = Slots(self._tasks, concurrency=self._concurrency, processes=self._processes)
         link = self._link = self._compose(slots)
         if self._stops:  # asked to stop before it began
             self._io.soon(self._tell_stopper)
-        running = asyncio.wrap_future(self._io.start(link.run()))
+        linked = self._io.start(link.run())
+        linked.add_done_callback(lambda _: self.ended.set())
+        running = asyncio.wrap_future(linked)
+        stuck_slots = StuckSlots(self._io.loop, link, slots=self._concurrency)
+        self._io.soon(stuck_slots.start)
         try:
             with _signals(self.stop) if signals else _nothing():
                 try:
@@ -120,10 +128,12 @@ class Worker:
                     await asyncio.wait((running,), timeout=10.0)
                     raise
         finally:
+            self._io.soon(stuck_slots.stop)
             self._io.soon(link.close)
             stuck = await slots.close()
             if stuck:
                 log.error("did_not_stop: %d handlers still run and were left behind", stuck)
+                self.left_behind = stuck
 
     def stop(self) -> None:
         """Ask the worker to finish what it has started and end; asked a second time, it does not wait for handlers.
@@ -153,11 +163,19 @@ class Worker:
     def _compose(self, slots: Slots) -> Link:
         link = Link(self._io, self._connection.addresses, self._settings)
         slots.open(link.report)
+        start = slots.start
+        if any(task.time_limit is not None for task in self._tasks.values()):
+            limits = TimeLimits(self._io.loop, link, slots)
+
+            def start(jobs: list[Job]) -> None:
+                slots.start(jobs)
+                limits.watch(jobs)
+
         ledger = link.ledger = Ledger(
             self._tasks,
             concurrency=self._concurrency,
             prefetch=self._prefetch,
-            start=slots.start,
+            start=start,
             reports=link,
         )
         link.outbound = Outbound(self._settings, ledger)
@@ -207,19 +225,25 @@ class Slots:
             self._process.feed(batch)
 
     def stop(self, jobs: list[Job]) -> None:
-        """Cancel async handlers; a thread is told by its Job's flag, a process not at all. From the I/O thread."""
+        """Cancel async handlers, interrupt processes; a thread is told by its Job's flag. From the I/O thread."""
         self._loop.cancel([job for job in jobs if cast("Task[Any, Any]", job.handler).run_in == "loop"])
+        if self._process is not None:
+            self._process.stop(jobs)
 
     def take_back(self) -> list[Job]:
         """Take back what no slot has begun. From the I/O thread."""
-        return self._loop.take_back() + self._thread.take_back()
+        taken = self._loop.take_back() + self._thread.take_back()
+        return taken + self._process.take_back() if self._process is not None else taken
 
     async def close(self) -> int:
         """End the slots; gives how many handlers could not be ended."""
         self._thread.close()
         if self._process is not None:
             self._process.close()
-        return await self._loop.close(patience=SLOT_PATIENCE_SECONDS)
+        stuck = await self._loop.close(patience=SLOT_PATIENCE_SECONDS)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.join, END_SECONDS)
+        return stuck
 
 
 def new_worker_id() -> str:

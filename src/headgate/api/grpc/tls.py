@@ -1,0 +1,87 @@
+"""TLS for the gRPC port: certificates are checked before the port is open, and read again when their files change."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import grpc
+
+from headgate.domain.errors import InvalidSetting
+
+log = logging.getLogger("headgate.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """The files of one server."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @classmethod
+    def of(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
+        """Check what was given; None for a plain port. Raises InvalidSetting before anything is listened on."""
+        if certificate is None and key is None:
+            if client_ca is not None:
+                raise InvalidSetting(
+                    "--tls-client-ca", "needs a certificate of the server's", hint="pass --tls-cert and --tls-key"
+                )
+            return None
+        if certificate is None or key is None:
+            raise InvalidSetting("--tls-cert", "and --tls-key are needed together", hint="pass both, or neither")
+        files = cls(certificate=certificate, key=key, client_ca=client_ca)
+        try:
+            files.check()
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSetting(
+                "--tls-cert", f"and --tls-key cannot be used ({error})", hint="PEM files that belong together"
+            ) from error
+        return files
+
+    def check(self) -> None:
+        """Raise OSError or ssl.SSLError if these files do not make a server: gRPC itself would say nothing."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        if self.client_ca is not None:
+            context.load_verify_locations(self.client_ca)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """What the port is opened with."""
+        seen = self._stamps()
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """At every handshake, on a thread of gRPC's: a new configuration if the files have changed."""
+            nonlocal seen
+            try:
+                now = self._stamps()
+                if now == seen:
+                    return None
+                self.check()  # in the middle of being replaced they may not belong together
+                changed = self._configuration()
+            except (OSError, ssl.SSLError) as error:
+                log.warning("tls_reload_failed error=%s: the certificate in use stays", error)
+                return None
+            seen = now
+            log.info("tls_reloaded certificate=%s", self.certificate)
+            return changed
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            renewed,  # type: ignore[arg-type]  # None is documented: no change
+            require_client_authentication=self.client_ca is not None,
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        roots = self.client_ca.read_bytes() if self.client_ca is not None else None
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key.read_bytes(), self.certificate.read_bytes())], root_certificates=roots
+        )
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        files = (self.certificate, self.key, self.client_ca)
+        return [(stat.st_mtime_ns, stat.st_ino) for path in files if path is not None for stat in (path.stat(),)]

@@ -1,0 +1,213 @@
+"""The other end of a process slot: what runs in the child.
+
+The *main thread* runs one handler after the other, as a handler with signals or a pool of its own expects it.
+A *reader thread* takes in what the parent says, so that a cancellation is seen while the handler computes, and ends the
+process as soon as the pipe is closed: a child never outlives its worker, not even one that was killed.
+Whatever the handler says (progress, extensions, log records) is sent by the thread that says it, one message each; a
+full pipe makes that thread wait, and nobody else.
+
+A handler that is to be stopped gets `Cancelled` raised in it, by a signal, since nothing else reaches one that sleeps
+or computes. That must not happen in the middle of a message: `send` puts it off until the message is out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import logging.handlers
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
+
+from headgate.sdk.job import Job
+from headgate.sdk.outcomes import Cancelled, failure, outcome_of
+from headgate.sdk.tasks import Task
+from headgate.sdk.worker.execution import attempt_sync
+
+Facts: TypeAlias = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
+"""What a child needs to know of a job, in the order of Job's own arguments."""
+Where: TypeAlias = tuple[str, str]
+"""The module and the name in it that a handler is found by."""
+
+EXIT_SECONDS: Final = 2.0
+"""What the interpreter gets to end in good order (atexit, pools of the handler's) once its work is over."""
+
+
+def main(pipe: Connection[Any, Any], log_level: int) -> None:
+    """Run jobs until the parent closes the pipe."""
+    Child(pipe).run(log_level)
+
+
+class Child:
+    """One process of a worker, from inside."""
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()  # one message at a time, whichever thread sends it
+        self._inbox: SimpleQueue[tuple[int, Where, Facts, dict[str, str]] | None] = SimpleQueue()
+        self._main = threading.get_ident()
+        self._busy = False
+        self._number = 0  # of the job that runs: what the parent says of an older one came too late
+        self._job: Job | None = None
+        self._cancelled = -1  # the number of the last job that the parent wants to end
+        self._stopped = -1  # the number of the job that is to be interrupted
+        self._shielded = True  # no interruption now: no handler runs, or a message is half sent
+
+    def run(self, log_level: int) -> None:
+        """Serve until told to end."""
+        # A terminal's Ctrl-C, or a supervisor's SIGTERM, may reach every process of the group; the parent decides what
+        # becomes of the jobs.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._interrupt)
+        root = logging.getLogger()
+        root.setLevel(log_level)
+        root.addHandler(_Forwarder(self))
+        threading.Thread(target=self._read, name="headgate-parent", daemon=True).start()
+        while (task := self._inbox.get()) is not None:
+            self._attempt(*task)
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, number: int, where: Where, facts: Facts, headers: dict[str, str]) -> None:
+        try:
+            outcome = self._outcome(number, where, facts, headers)
+        except Cancelled as error:  # it came in the moment between the handler's end and the shield
+            outcome = outcome_of(error, cancelled=True)
+        self._shielded, self._job = True, None
+        self._busy = False
+        if isinstance(outcome, bytes):
+            self.send(("done", number, True, outcome))
+        else:
+            self.send(("done", number, False, outcome.SerializeToString()))
+
+    def _outcome(self, number: int, where: Where, facts: Facts, headers: dict[str, str]) -> Any:
+        try:
+            task = find(*where)
+        except BaseException as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
+            return failure("HandlerNotFound", f"{where[0]}.{where[1]} cannot be imported in another process: {error}")
+        job = Job(*facts, _ToParent(self))
+        job.with_headers(headers)
+        self._number, self._job = number, job
+        if self._cancelled == number:  # asked for while the module was imported
+            job.ask_to_stop()
+        self.send(("begun",))  # its time counts from here: not from the import of its module
+        self._shielded = False
+        self._raise_if_stopped()
+        return attempt_sync(task, job)
+
+    def _interrupt(self, *_: object) -> None:
+        """The signal, in the main thread: from the parent by way of our reader, or from somebody else."""
+        if not self._shielded:
+            self._raise_if_stopped()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped == self._number:
+            self._stopped = -1
+            raise Cancelled("the handler was asked to stop")
+
+    # --- the parent --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._heard(self._pipe.recv())
+        except (EOFError, OSError):
+            pass
+        if self._busy:
+            os._exit(1)  # the parent is gone, and with it the lease: what the handler does is for nothing
+        self._inbox.put(None)
+        time.sleep(EXIT_SECONDS)
+        os._exit(0)
+
+    def _heard(self, message: tuple[Any, ...]) -> None:
+        kind, number = message[0], message[1]
+        if kind == "run":
+            self._busy = True
+            self._inbox.put(message[1:])
+            return
+        stop = kind == "stop"
+        self._stopped = number if stop else self._stopped
+        self._cancelled = number  # before the job is looked at: the main thread does it the other way round
+        job = self._job
+        if job is None or self._number != number:
+            return
+        job.ask_to_stop()
+        if stop and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(self._main, signal.SIGTERM)
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Tell the parent something; from any thread."""
+        handler = threading.get_ident() == self._main and not self._shielded
+        if handler:
+            self._shielded = True
+        try:
+            with self._lock:
+                self._pipe.send(message)
+        except OSError:
+            return  # the parent is gone; the reader ends this process
+        finally:
+            if handler:
+                self._shielded = False
+        if handler:
+            self._raise_if_stopped()
+
+
+class _ToParent:
+    """Carries a job's progress and extensions over the border."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def progressed(self, job: Job) -> None:
+        """See `Reports`."""
+        self._child.send(("progress", job.last_progress))
+
+    def extended(self, job: Job, lease_seconds: int) -> None:
+        """See `Reports`."""
+        self._child.send(("extend", lease_seconds))
+
+
+class _Forwarder(logging.handlers.QueueHandler):
+    """Sends log records to the worker's process, whose handlers know what to do with them.
+
+    It is there before the handler's module is imported: a `basicConfig` in it then does nothing, and a `dictConfig`
+    replaces this, as the module wishes.
+    """
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(queue=None)  # type: ignore[arg-type]  # emit() is our own, and uses none
+        self._child = child
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one; what does not pickle travels as text."""
+        try:
+            fields = {
+                name: value if value is None or isinstance(value, str | int | float) else str(value)
+                for name, value in vars(self.prepare(record)).items()
+            }
+        except Exception:  # noqa: BLE001 -- as every logging handler: a record that cannot be made must not fail a job
+            self.handleError(record)
+            return
+        fields["args"] = None
+        self._child.send(("log", fields))
+
+
+@functools.cache
+def find(module: str, name: str) -> Task[Any, Any]:
+    """Find a handler by name, importing its module if need be."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if isinstance(found, Task):
+        return found
+    # Registered by hg.register(): the module has the function itself.
+    from headgate.sdk.addresses import addresses_of
+    from headgate.sdk.connection import Connection as ServerConnection
+    from headgate.sdk.options import Prepared
+
+    return Task(ServerConnection(addresses_of(None), token=""), "process", found, options=Prepared({}))

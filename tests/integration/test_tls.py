@@ -1,0 +1,125 @@
+"""TLS on the real port, with certificates made on the fly: who is let in, and what everybody else is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from headgate import Headgate, InvalidInput, NotConnected
+from headgate.domain.errors import InvalidSetting
+from headgate.server import Server, ServerOptions
+from tests.support.fake_server import on_io
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Files:
+    """A private authority, a server's certificate for loopback, and a client's."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.cert, self.key = self.issue("server", "localhost", "127.0.0.1")
+        self.client_cert, self.client_key = self.issue("client", "worker.example")
+
+    def issue(self, name: str, *hosts: str) -> tuple[Path, Path]:
+        made = self.authority.issue_cert(*hosts)
+        cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
+        key.write_bytes(made.private_key_pem.bytes())
+        return cert, key
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "tls")
+
+
+@asynccontextmanager
+async def serving(database: str, **options: Path | None) -> AsyncIterator[str]:
+    """The real server, in this process: on the SDK's own loop, since grpc.aio takes one loop per process."""
+    server = Server(ServerOptions(database_url=database, port=0, dev=True, unsafe=True, **options))  # type: ignore[arg-type]
+    await on_io(server.start())
+    try:
+        yield f"localhost:{server.port}"
+    finally:
+        await on_io(server.stop(drain=False))
+
+
+async def submits(url: str | Sequence[str], timeout: float = 10, **trust: Path) -> bool:
+    async with Headgate(url, **trust) as hg:  # type: ignore[arg-type]
+        handle = await hg.submit("mail", {"to": "a"}, timeout=timeout)
+        return (await handle.info()).topic == "mail"
+
+
+async def told(url: str, words: str, **trust: Path) -> bool:
+    """Whether a client that is not let in is told this; a busy machine may need more than one handshake's time."""
+    for _ in range(10):
+        with pytest.raises(NotConnected) as caught:
+            await submits(url, timeout=0.5, **trust)
+        if words in str(caught.value):
+            return True
+    raise AssertionError(str(caught.value))
+
+
+async def test_a_client_that_knows_the_authority_is_let_in_and_others_are_told_what_to_do(
+    database: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Files(tmp_path / "other")
+    async with serving(database, tls_cert=files.cert, tls_key=files.key) as address:
+        assert await submits(f"https://{address}", ca=files.ca)
+        assert await told(address, "if it serves TLS, write https://")
+        assert await told(f"https://{address}", "pass ca=..., or set HEADGATE_CA", ca=other.ca)
+        monkeypatch.setenv("HEADGATE_CA", str(files.ca))
+        assert await submits(f"https://{address}")
+        # A renewed certificate is taken up without a restart; this one is for somebody else.
+        files.issue("server", "elsewhere.example")
+        assert await told(f"https://{address}", "its certificate is for another name")
+
+
+async def test_tls_to_a_plain_port_is_told(database: str, files: Files) -> None:
+    async with serving(database) as address:
+        assert await told(f"https://{address}", "write the address without https://", ca=files.ca)
+
+
+async def test_a_server_may_ask_clients_for_their_certificate(database: str, files: Files, tmp_path: Path) -> None:
+    other = Files(tmp_path / "other")
+    async with serving(database, tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.ca) as address:
+        url = f"https://{address}"
+        assert await submits(url, ca=files.ca, certificate=files.client_cert, key=files.client_key)
+        assert await told(url, "pass certificate=... and key=...", ca=files.ca)
+        assert await told(
+            url, "during the TLS handshake", ca=files.ca, certificate=other.client_cert, key=other.client_key
+        )
+
+
+async def test_files_that_make_no_server_are_refused_before_the_port_is_open(database: str, files: Files) -> None:
+    for options, says in (
+        ({"tls_cert": files.cert}, "needed together"),
+        ({"tls_client_ca": files.ca}, "needs a certificate"),
+        ({"tls_cert": files.cert, "tls_key": files.client_key}, "cannot be used"),
+        ({"tls_cert": files.folder / "none", "tls_key": files.key}, "cannot be used"),
+    ):
+        with pytest.raises(InvalidSetting, match=says):
+            async with serving(database, **options):
+                pass
+
+
+def test_a_client_checks_its_files_when_it_is_made(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    for options, says in (
+        ({"ca": tmp_path / "none"}, "cannot be read"),
+        ({"ca": tmp_path / "text"}, "not in PEM format"),
+        ({"certificate": files.client_cert}, "needed together"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            Headgate("https://queue", **options)
+    with pytest.raises(InvalidInput, match="no address is by TLS"):
+        Headgate("queue", ca=files.ca)

@@ -1,0 +1,292 @@
+"""Handlers in processes have all that others have, and what does not end costs no more than it must."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate, InvalidInput
+from headgate.sdk.addresses import addresses_of
+from headgate.sdk.connection import Connection
+from headgate.sdk.worker import Worker, patience, processes
+from tests.support import sdk_app
+from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@asynccontextmanager
+async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkLink, Worker]]:
+    async with fake_server() as server:
+        server.beat_seconds = 1
+        tasks = {topic: sdk_app.hg.tasks[topic] for topic in topics}
+        given = {"concurrency": 4, "processes": 2, "cancel_grace": 0.1, "grace": 10, **options}
+        worker = Worker(Connection(addresses_of(server.address), token=""), tasks, **given)  # type: ignore[misc]
+        running = asyncio.create_task(worker.run())
+        try:
+            yield await server.worker(), worker
+        finally:
+            worker.stop()
+            worker.stop()
+            await asyncio.wait_for(running, 20)
+
+
+def progress(link: WorkLink) -> list[int]:
+    return [one.progress.done for beat in link.frames("beat") for one in beat.progress]
+
+
+def failures(link: WorkLink) -> dict[bytes, tuple[str, str]]:
+    return {one.id: (one.failed.type, one.failed.message) for one in link.others() if one.HasField("failed")}
+
+
+async def test_a_process_handler_has_progress_extension_logger_headers_and_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with working("report") as (link, _):
+        payload = json.dumps({"path": str(tmp_path / "note")}).encode()
+        (raw,) = link.deliver("report", payload, headers={"trace": "t-1"})
+        await until(lambda: progress(link), "its progress came over", seconds=30)
+        assert progress(link) == [1]
+        await until(lambda: any(beat.extensions for beat in link.frames("beat")), "its wish came over")
+        record = await until(
+            lambda: next((one for one in caplog.records if one.name == "headgate.job.report"), None), "it logged"
+        )
+        assert record is not None
+        assert "with t-1" in record.getMessage()
+        assert vars(record)["topic"] == "report"
+        assert not any(one.name == "some.library" for one in caplog.records)
+        link.say(cancel=link.held(raw))
+        await until(lambda: raw in link.completed() or link.others(), "it ended", seconds=20)
+        if raw in link.completed():  # its token came first, and it returned in good order
+            result = json.loads(link.completed()[raw])
+            assert (result["told"], result["flag"], result["pid"] != os.getpid()) == (True, True, True)
+        else:
+            assert failures(link)[raw][0] == "Cancelled"
+
+
+@pytest.mark.parametrize("ears", ["good", "deaf"])
+async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_not_stop(
+    ears: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ears == "deaf":
+        monkeypatch.setattr(processes, "UNWIND_SECONDS", 0.5)
+    async with working("deafen", "square", processes=1) as (link, _):
+        note = tmp_path / "note"
+        (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
+        await until(lambda: progress(link), "it runs", seconds=30)
+        pid = progress(link)[0]
+        link.say(cancel=link.held(raw))
+        await until(lambda: raw in failures(link), "it was cancelled", seconds=10)
+        assert failures(link)[raw][0] == "Cancelled"
+        assert note.read_text() == "interrupted"
+        if ears == "deaf":
+            assert "by force" in failures(link)[raw][1]
+            await until(lambda: not alive(pid), "its process is gone")
+        (again,) = link.deliver("square", b'{"n":2}')
+        await until(lambda: again in link.completed(), "the slot works", seconds=30)
+        assert (json.loads(link.completed()[again])["pid"] == pid) == (ears != "deaf")
+
+
+@pytest.mark.req("W22")
+async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tmp_path: Path) -> None:
+    async with working("crash", "deafen", processes=2) as (link, _):
+        (other,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "good"}).encode())
+        await until(lambda: progress(link), "another runs", seconds=30)
+        pid = progress(link)[0]
+        expected = {
+            "kill": ("ProcessDied", "SIGKILL (was the machine out of memory?)"),
+            "segfault": ("ProcessDied", "SIGSEGV"),
+            "exit": ("ProcessDied", "exit code 3"),
+            "leave": ("SystemExit", "leave"),
+        }
+        for how, (kind, words) in expected.items():
+            (raw,) = link.deliver("crash", json.dumps({"how": how}).encode())
+            await until(lambda raw=raw: raw in failures(link), f"{how} is told", seconds=30)
+            assert failures(link)[raw][0] == kind
+            assert words in failures(link)[raw][1]
+        (raw,) = link.deliver("crash", b'{"how":"pool"}')
+        await until(lambda: raw in link.completed(), "a handler may have a pool of its own", seconds=30)
+        assert alive(pid)
+        assert other not in failures(link)
+
+
+@contextmanager
+def worker_process(address: str, *arguments: str, leaving: float = 6) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.sdk_app", *arguments],
+        env={**os.environ, "HEADGATE_URL": address, "LEAVING_SECONDS": str(leaving)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def in_a_child(server: FakeServer, tmp_path: Path) -> tuple[WorkLink, bytes, int]:
+    server.beat_seconds = 1
+    link = await server.worker()
+    (raw,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "deaf"}).encode())
+    await until(lambda: progress(link), "it runs in a child", seconds=30)
+    return link, raw, progress(link)[0]
+
+
+async def test_the_children_of_a_killed_worker_end_with_it(tmp_path: Path) -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, "30", "deafen") as process:
+            _, _, pid = await in_a_child(server, tmp_path)
+            assert alive(pid)
+            process.send_signal(signal.SIGKILL)
+            await until(lambda: not alive(pid), "the child is gone")
+
+
+@pytest.mark.req("W23")
+async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: Path) -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, "0.2", "deafen") as process:
+            link, raw, pid = await in_a_child(server, tmp_path)
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+            assert process.returncode == 0, errors
+            assert "Traceback" not in errors, errors
+            assert not alive(pid)
+            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+
+
+# --- time limits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["limited-async", "limited-process"])
+async def test_a_handler_over_its_time_limit_is_stopped_and_its_attempt_fails(topic: str) -> None:
+    async with working(topic, processes=1) as (link, _):
+        (raw,) = link.deliver(topic, b'{"ears":"good"}')
+        await until(lambda: raw in failures(link), "its time is over", seconds=30)
+        assert failures(link)[raw][0] == "TimeLimitExceeded"
+        assert failures(link)[raw][1] == (
+            f"the handler of {topic} ran longer than its time limit of {sdk_app.hg.tasks[topic].time_limit:g} s"
+        )
+
+
+async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:
+    async with working("limited-async") as (link, _):
+        (raw,) = link.deliver("limited-async", b'{"ears":"late"}')
+        await until(lambda: link.completed().get(raw) == b'"just in time"', "its result was sent")
+
+
+async def test_a_thread_over_its_time_limit_fails_its_attempt_and_keeps_its_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    async with working("limited-thread", concurrency=2) as (link, _):
+        await until(lambda: link.credit == 2, "it asked for two")
+        release = tmp_path / "release"
+        (raw,) = link.deliver("limited-thread", json.dumps({"path": str(release)}).encode())
+        await until(lambda: raw in failures(link), "its time is over")
+        assert failures(link)[raw][0] == "TimeLimitExceeded"
+        assert "slot is lost until the handler returns" in caplog.text
+        assert link.credit == 2  # nothing is asked for in the place of what still runs
+        release.touch()
+        await until(lambda: link.credit == 3, "its slot is free again")
+        assert raw not in link.completed()
+
+
+def test_a_time_limit_is_checked_when_it_is_given() -> None:
+    for wrong in (0, "x", True):
+        with pytest.raises(InvalidInput, match="time_limit"):
+            Headgate().job("x", time_limit=wrong)(lambda: None)  # type: ignore[arg-type]
+
+
+# --- nothing ends any more -------------------------------------------------------------------------------------------
+
+
+async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "DOOMED_SECONDS", 0.3)
+    monkeypatch.setattr("headgate.sdk.worker.stopping.UNWIND_SECONDS", 0.5)
+    monkeypatch.setattr("headgate.sdk.worker.worker.SLOT_PATIENCE_SECONDS", 0.5)
+    app = Headgate("127.0.0.1:1")
+    release = asyncio.Event()
+
+    @app.job("deaf-async")
+    async def deaf() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    app.register("deaf-thread", sdk_app.limited_thread.function)
+    async with fake_server() as server:
+        server.beat_seconds = 1
+        worker = Worker(
+            Connection(addresses_of(server.address), token=""), app.tasks, concurrency=2, grace=0.3, cancel_grace=0.1
+        )
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (one,) = link.deliver("deaf-async", b"{}")
+        (two,) = link.deliver("deaf-thread", json.dumps({"path": str(tmp_path / "release")}).encode())
+        link.say(cancel=link.held(one, two))
+        await until(lambda: "all_slots_stuck" in caplog.text, "it is said")
+        beats = len(link.frames("beat"))
+        await until(lambda: len(link.frames("beat")) > beats, "it goes on beating")
+        said = [record.getMessage() for record in caplog.records if "all_slots_stuck" in record.getMessage()]
+        assert len(said) == 1
+        assert "none of 2 slots" in said[0]
+        assert "deaf-" in said[0]
+        worker.stop()
+        begun = asyncio.get_running_loop().time()
+        await asyncio.wait_for(running, 10)
+        took = asyncio.get_running_loop().time() - begun
+        assert took < 5, took
+        assert {one.WhichOneof("kind") for one in link.others()} == {"abandon"}
+        assert worker.left_behind == 1
+        assert "handlers still run (deaf-async: 1, deaf-thread: 1)" in caplog.text
+        release.set()
+        (tmp_path / "release").touch()
+
+
+async def test_a_worker_process_ends_though_an_async_handler_never_does() -> None:
+    """One ignores its cancellation, another one blocks the loop: side by side, since each takes a few seconds."""
+
+    async def scenario(*, blocks: bool) -> None:
+        async with fake_server() as server:
+            with worker_process(server.address, "0.2", "limited-async,block", leaving=0.5) as process:
+                link = await server.worker()
+                if blocks:
+                    (raw,) = link.deliver("block", b'{"seconds":600}')
+                    await until(lambda: any(beat.progress for beat in link.frames("beat")), "it blocks the loop")
+                else:
+                    (raw,) = link.deliver("limited-async", b'{"ears":"deaf"}')
+                    await until(lambda: raw in failures(link), "its time is over")
+                process.send_signal(signal.SIGTERM)
+                _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+                assert "did_not_stop" in errors
+                assert "leaving by force" in errors
+                assert process.returncode == 1, errors
+                if blocks:
+                    assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+
+    await asyncio.gather(scenario(blocks=True), scenario(blocks=False))
