@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from random import uniform
 from uuid import UUID
 
@@ -59,7 +60,10 @@ class Coordinator:
         self._stopped = asyncio.Event()
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
+        self._tick_early = asyncio.Event()
+        self._turns = 0  # of the gate, by verbs here: a tick that was under way meanwhile knows less
         self.paused: frozenset[tuple[int, int]] = frozenset()
+        self.quiet: frozenset[tuple[int, str]] = frozenset()
         self.others = 0
         self.claims = self.claimed = self.claim_errors = self.ticks = 0
 
@@ -75,6 +79,8 @@ class Coordinator:
             demand = self._demands[key] = Demand(*key)
             for topic_no in key[1]:
                 self._by_topic.setdefault(topic_no, set()).add(demand)
+        if self.quiet and (link.tenant_no, link.worker_id) in self.quiet:
+            demand.park(link)
         demand.grant(link, count)
         if demand.stirred:
             self._event.set()
@@ -130,6 +136,52 @@ class Coordinator:
         if before - self.paused:
             self.stir_all()
 
+    # ------------------------------------------------------------------ what operators say
+
+    def gate(self, target: tuple[int, int], *, paused: bool) -> None:
+        """A verb served here has committed: follow it at once, and not only at the next refresh."""
+        self._turns += 1
+        self.flip(self.paused | {target} if paused else self.paused - {target})
+        if not paused:
+            self.stir_all()
+        self.tick_soon()  # for what else the rows say, and when a pause ends by itself
+
+    def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None:
+        """These workers get no more jobs; whoever is not among them any more gets some again."""
+        quiet = frozenset(quiet)
+        changed = quiet ^ self.quiet
+        self.quiet = quiet
+        if not changed:
+            return
+        self._turns += 1
+        for link in self._links:
+            name = (link.tenant_no, link.worker_id)
+            if name in changed:
+                for demand in tuple(link.credit):
+                    (demand.park if name in quiet else demand.unpark)(link)
+        self._event.set()
+
+    def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None:
+        """If this attempt runs here, its worker is told to stop."""
+        holder = self._links.holder(tenant_no, job_id)
+        if holder is not None:
+            holder.tell(Told(cancel=[(job_id, epoch)]))
+
+    def heard(self, topic_nos: Iterable[int]) -> None:
+        """A word from another instance: a topic has work (below 0: perhaps at its head); 0: something else changed."""
+        for topic_no in topic_nos:
+            if not topic_no:
+                self.tick_soon()
+                continue
+            if topic_no < 0:
+                for demand in self._by_topic.get(-topic_no, ()):
+                    demand.from_head = True
+            self.stir(abs(topic_no))
+
+    def tick_soon(self) -> None:
+        """Do not wait for the second to be over."""
+        self._tick_early.set()
+
     # ------------------------------------------------------------------ claiming
 
     async def run(self) -> None:
@@ -175,6 +227,7 @@ class Coordinator:
         self._stopped.set()
         self._event.set()
         self._news.set()
+        self._tick_early.set()
 
     async def _claim_for(self, demand: Demand) -> int:
         topics = demand.topic_nos
@@ -283,7 +336,7 @@ class Coordinator:
         """One tick a second, sooner when a waiting job falls due sooner; until `stop`."""
         wait = 0.0
         while not self._stopped.is_set():
-            await self._pause(wait)
+            await self._until_tick(wait)
             if self._stopped.is_set():
                 return
             wait = self._tick_seconds
@@ -296,10 +349,20 @@ class Coordinator:
                 # Due and not promoted: somebody holds its row. Asking without a pause would not free it.
                 least = _TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
                 wait = min(wait, max(least, (tick.next_due - tick.now).total_seconds()))
+            if tick.next_resume is not None and tick.now is not None:
+                wait = min(wait, max(_TICKS_APART, (tick.next_resume - tick.now).total_seconds()))
+
+    async def _until_tick(self, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._tick_early.wait(), seconds)
+        if not self._stopped.is_set():
+            self._tick_early.clear()
 
     async def tick_once(self) -> Tick:
         """Promote, reap, look for pending topics, read the pause rows: one call."""
         wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
+        turns = self._turns
         try:
             tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
         except HeadgateError:
@@ -310,7 +373,11 @@ class Coordinator:
             self._watchdog.answered()
         self.ticks += 1
         self.others = tick.others
-        self.flip(tick.paused)
+        if turns == self._turns:
+            self.flip(tick.paused)
+            self.set_quiet(tick.quiet)
+        else:  # it may have read what was before: the next one, which comes at once, knows
+            self.tick_soon()
         for tenant_no, topic_no, job_id in tick.promoted:
             del tenant_no
             self.stir(topic_no, job_id)
@@ -323,9 +390,7 @@ class Coordinator:
                 demand.from_head = demand.from_head or not demand.busy
                 demand.stirred = True
         for tenant_no, job_id, epoch in tick.cancels:
-            holder = self._links.holder(tenant_no, job_id)
-            if holder is not None:
-                holder.tell(Told(cancel=[(job_id, epoch)]))
+            self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
         return tick

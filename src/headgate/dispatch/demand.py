@@ -29,6 +29,7 @@ class Demand:
     credit: int = 0
     links: deque[Link] = field(default_factory=deque)  # those with credit; the front is served first
     members: set[Link] = field(default_factory=set)  # all that ever asked and have not ended, with credit or without
+    parked: dict[Link, int] = field(default_factory=dict)  # of quiet links: their credit, kept out of the book
     stirred: bool = True  # there may be work: nobody has looked since the last wake
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
@@ -48,11 +49,31 @@ class Demand:
     def grant(self, link: Link, count: int) -> None:
         """A link will take `count` more."""
         before = link.credit.get(self, 0)
+        self.members.add(link)
+        if link in self.parked:
+            link.credit.setdefault(self, 0)
+            self.parked[link] += count
+            return
         link.credit[self] = before + count
         self.credit += count
-        self.members.add(link)
         if before == 0:
             self.links.append(link)
+
+    def park(self, link: Link) -> None:
+        """A link is quiet: its credit counts for nothing until it is not."""
+        if link in self.parked:
+            return
+        self.parked[link] = credit = link.credit.get(self, 0)
+        self.credit -= credit
+        link.credit[self] = 0
+        if link in self.links:
+            self.links.remove(link)
+
+    def unpark(self, link: Link) -> None:
+        """It takes jobs again, as many as it would have taken all along."""
+        if credit := self.parked.pop(link, 0):
+            self.grant(link, credit)
+            self.stirred = True
 
     def look_for(self, job_ids: Iterable[UUID]) -> None:
         """These jobs may lie below the watermark: the next claim asks for them by their ids."""
@@ -95,7 +116,9 @@ class Demand:
         for link, count in runs:
             took = min(count, dealt)
             dealt -= took
-            if link.ended is None and self in link.credit:
+            if link in self.parked:  # made quiet while the claim was under way
+                self.parked[link] += count - took
+            elif link.ended is None and self in link.credit:
                 link.credit[self] += count - took
                 self.credit += count - took
                 (served if took else unserved).append(link)
@@ -110,6 +133,7 @@ class Demand:
     def forget(self, link: Link) -> None:
         """A link has ended: its credit is void."""
         self.members.discard(link)
+        self.parked.pop(link, None)
         self.credit -= link.credit.pop(self, 0)
         if link in self.links:
             self.links.remove(link)

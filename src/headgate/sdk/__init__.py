@@ -30,6 +30,7 @@ from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
 from headgate.sdk.job import CancelToken, Job, this_job
 from headgate.sdk.options import JobOptions
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
+from headgate.sdk.priority import Priority
 from headgate.sdk.sync import SyncHeadgate
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import Worker, WorkerOptions
@@ -58,6 +59,7 @@ __all__ = [
     "NotFound",
     "OutboxFull",
     "PayloadError",
+    "Priority",
     "ResultTimeout",
     "RetryPolicy",
     "ServerError",

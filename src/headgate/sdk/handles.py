@@ -135,6 +135,17 @@ class JobHandle(Handle[R]):
         """Read the job as it stands."""
         return job_info(await self._connection.get(self.id))
 
+    async def cancel(self, *, reason: str = "") -> bool:
+        """End the job at once if it waits, or tell its worker to stop; False if that was asked for before.
+
+        Needs the scope `operate`. Raises NotFound, and Refused for a job that has ended.
+        """
+        from headgate.sdk.admin.jobs import Jobs
+
+        (change,) = await Jobs(self._connection).cancel(self.id, reason=reason)
+        change.raise_for_error()
+        return change.changed
+
 
 class SyncHandle(Handle[R]):
     """A submitted job, for code without an event loop."""
