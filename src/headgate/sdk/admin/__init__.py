@@ -7,6 +7,7 @@ from datetime import datetime
 from headgate.sdk.admin import dispatch
 from headgate.sdk.admin.audit import AuditEntry, audit
 from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.workers import WorkerInfo, Workers
 from headgate.sdk.connection import Connection
@@ -66,6 +67,7 @@ __all__ = [
     "AuditEntry",
     "InstanceInfo",
     "JobChange",
+    "JobEvent",
     "Jobs",
     "PauseInfo",
     "Status",

@@ -10,14 +10,15 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError, NotFound, Refused
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
+from headgate.sdk.admin.history import JobEvent, job_event
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
-from headgate.sdk.rpc import Method
-from headgate.wire import jobs_pb2
+from headgate.sdk.rpc import GET_JOB, Method
+from headgate.wire import jobs_pb2, producer_pb2
 from headgate.wire import operator_pb2 as pb
 
 CANCEL: Final = Method("OperatorService/CancelJobs", pb.CancelJobsRequest, pb.JobsResponse)
@@ -61,6 +62,13 @@ class Jobs:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    async def events(self, job_id: UUID | str) -> list[JobEvent]:
+        """What happened to a job, oldest first: who did what to it, when and why. Raises NotFound."""
+        known = parse_job_id(job_id)
+        request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True)
+        found = await self._connection.call(GET_JOB, request, subject=str(known))
+        return [job_event(event) for event in found.events]
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """End queued jobs at once; running ones are told to stop, and end when they do."""
