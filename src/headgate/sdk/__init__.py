@@ -4,7 +4,7 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 """
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge
 from headgate.domain.ids import JobId
 from headgate.sdk.app import Headgate
 from headgate.sdk.errors import (
@@ -60,6 +60,7 @@ __all__ = [
     "OutboxFull",
     "PayloadError",
     "Priority",
+    "Refused",
     "ResultTimeout",
     "RetryPolicy",
     "ServerError",
