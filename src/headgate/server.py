@@ -48,7 +48,7 @@ from headgate.store.migrate import check_schema
 from headgate.store.operating import OperatorStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
-from headgate.store.quiet import quiet_set
+from headgate.store.quiet import forget_quiet, quiet_set
 from headgate.store.service import Store
 from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
@@ -326,6 +326,7 @@ class Server:
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)
+                        await forget_quiet(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

@@ -179,7 +179,7 @@ async def test_a_real_worker_can_be_seen_and_made_quiet(server: ServerProcess, h
 
 
 async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerProcess, hg: Headgate, topic: str) -> None:
-    await hg.submit(topic, b"x")
+    other = await hg.submit(topic, b"x")
     await hg.submit("mail", b"x", delay=3600)
     with pytest.raises(Forbidden, match='"admin"'):
         await hg.admin.pause(everything=True)
@@ -194,6 +194,10 @@ async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerPro
             await limited.admin.pause(topic=topic)
         with pytest.raises(Forbidden, match="all topics"):
             await limited.admin.pause(tenant=True)
+        with pytest.raises(NotFound):
+            await limited.admin.jobs.events(other.id)
+        with pytest.raises(NotFound):
+            await limited.get(other.id)
     async with Headgate(server.address, token=ADMIN) as admin:
         await admin.admin.pause(everything=True, reason="short")
         await admin.admin.resume(everything=True)

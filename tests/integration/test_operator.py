@@ -512,3 +512,33 @@ async def test_completed_jobs_can_be_redriven_too(still: Instance) -> None:
         return (await still.job(job)).state is State.PENDING
 
     await until_async(there, "it is back")
+
+
+# ---------------------------------------------------------------------- what a verb reads
+
+
+@pytest.mark.parametrize("analysed", [True, False])
+@pytest.mark.parametrize("plan", ["auto", "force_generic_plan"])
+async def test_verbs_reach_their_jobs_by_key_whatever_the_backlog_and_the_statistics(
+    db: Connection, analysed: bool, plan: str
+) -> None:
+    queue = Queue(db)
+    if analysed:
+        await db.execute("ANALYZE headgate.jobs")  # of an empty table, which every queue is now and then
+    ids = (await queue.add(3_000))[1_000:1_100]
+    target = await queue.topic("other")
+    tenant_no = await queue.tenant_no()
+    await db.execute(f"SET plan_cache_mode = {plan}")
+    transaction = db.transaction()
+    await transaction.start()
+    assert len(await verbs.states(db, tenant_no, ids)) == 100
+    assert len(await verbs.move(db, tenant_no, ids, topic_no=target.no)) == 100
+    scans = dict(
+        await db.fetch(
+            "SELECT relname, pg_stat_get_xact_tuples_returned(oid) FROM pg_class"
+            " WHERE relname IN ('jobs', 'jobs_claim_order', 'jobs_due', 'jobs_running')"
+        )
+    )
+    await transaction.rollback()
+    assert scans["jobs"] == 0, "never a scan of the table"
+    assert {name: rows for name, rows in scans.items() if rows} == {}, "nor a walk along a partial index"

@@ -14,7 +14,8 @@ from headgate.store.errors import translating
 
 MOST: Final = 1_000
 """Per tenant: every instance keeps them all in memory, and its tick hashes them."""
-FORGET: Final = "DELETE FROM headgate.quiet_names WHERE tenant_no = $1 AND until <= headgate.clock_v1()"
+FORGET: Final = """
+DELETE FROM headgate.quiet_names WHERE ($1::int IS NULL OR tenant_no = $1) AND until <= headgate.clock_v1()"""
 COUNT: Final = "SELECT count(*) FROM headgate.quiet_names WHERE tenant_no = $1 AND worker <> $2"
 QUIET: Final = """
 INSERT INTO headgate.quiet_names AS q (tenant_no, worker, reason, quiet_by, since, until)
@@ -50,6 +51,12 @@ async def unquiet(db: Connection, tenant_no: int, worker: str) -> bool:
     check_worker_id(worker)
     with translating(writing=True):
         return bool(await db.fetchval(UNQUIET, tenant_no, worker))
+
+
+async def forget_quiet(db: Connection) -> None:
+    """Drop the rows whose time is over; nobody heeds them any more."""
+    with translating(writing=True):
+        await db.execute(FORGET, None)
 
 
 async def quiet_set(db: Connection) -> frozenset[tuple[int, str]]:
