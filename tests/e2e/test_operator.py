@@ -126,6 +126,8 @@ async def test_a_handle_cancels_its_job(server: ServerProcess, hg: Headgate, top
         await queued.result(5)
     with pytest.raises(Refused, match="cancelled"):
         await queued.cancel()
+    blocking = await asyncio.to_thread(hg.sync.submit_to, topic, b"x")
+    assert await asyncio.to_thread(blocking.cancel, reason="typo")
     async with Wire(server.address, token=OPERATES) as wire, wire.worker() as link:
         await link.ready(1, topic)
         running = await hg.submit(topic, b"x")

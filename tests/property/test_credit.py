@@ -77,7 +77,14 @@ class StirAll:
     pass
 
 
-Aside: TypeAlias = Connect | Ready | Submit | Read | Lose | StirAll
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """An operator makes a worker quiet, or all of them loud again."""
+
+    who: int | None
+
+
+Aside: TypeAlias = Connect | Ready | Submit | Read | Lose | StirAll | Quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,7 @@ asides: st.SearchStrategy[Aside] = st.one_of(
     st.builds(Read, links),
     st.builds(Lose, links, st.booleans()),
     st.just(StirAll()),
+    st.builds(Quiet, st.none() | links),
 )
 faults = st.none() | st.sampled_from(tuple(FAULTS))
 claims = st.builds(
@@ -151,6 +159,12 @@ class Script:
                         worker.lose()
             case StirAll():
                 self.one.coordinator.stir_all()
+            case Quiet(None):
+                self.one.coordinator.set_quiet([])
+            case Quiet(int(who)):
+                if self.workers:
+                    link = self.workers[who % len(self.workers)].link
+                    self.one.coordinator.set_quiet({*self.one.coordinator.quiet, (link.tenant_no, link.worker_id)})
 
     def ready(self, worker: Worker, count: int) -> None:
         worker.ready(count)
@@ -228,7 +242,12 @@ class Script:
                 continue
             queued = sum(len(part) for part in link._parts if isinstance(part, Delivery))
             dealt = len(self.received[link.worker_id]) + queued
-            free = sum(link.credit.values())
+            free = sum(link.credit.values()) + sum(demand.parked.get(link, 0) for demand in link.credit)
+            if (link.tenant_no, link.worker_id) in self.one.coordinator.quiet:
+                assert not any(link.credit.values()), "nothing is claimed for a quiet one"
+                assert all(link in demand.parked for demand in link.credit)
+            else:
+                assert not any(link in demand.parked for demand in link.credit)
             assert self.granted[link.worker_id] == free + reserved[link.worker_id] + dealt
             assert len(link.held) == dealt
             assert set(link.credit) <= set(demands)
@@ -238,6 +257,7 @@ class Script:
             assert len(set(demand.links)) == len(demand.links)
             assert {link for link in demand.members if link.credit[demand]} == set(demand.links)
             assert demand.members or demand.claiming
+            assert demand.parked.keys() <= demand.members
         known = [demand for topic in self.one.coordinator._by_topic.values() for demand in topic]
         assert set(known) == set(demands)
 

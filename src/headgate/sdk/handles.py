@@ -165,6 +165,14 @@ class SyncHandle(Handle[R]):
         """Read the job as it stands."""
         return job_info(self._connection.get_blocking(self.id))
 
+    def cancel(self, *, reason: str = "") -> bool:
+        """As `JobHandle.cancel`, blocking."""
+        from headgate.sdk.admin.jobs import CANCEL, cancel_request, changes_of
+
+        (change,) = changes_of(self._connection.call_blocking(CANCEL, cancel_request(self.id, reason)))
+        change.raise_for_error()
+        return change.changed
+
 
 def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float) -> Any:
     """The result of a finished job, or the error that says why there is none."""

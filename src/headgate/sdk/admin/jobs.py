@@ -72,8 +72,7 @@ class Jobs:
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """End queued jobs at once; running ones are told to stop, and end when they do."""
-        request = pb.CancelJobsRequest(ids=_raw(ids), reason=reason)
-        return _changes(await self._connection.call(CANCEL, request))
+        return changes_of(await self._connection.call(CANCEL, cancel_request(ids, reason)))
 
     async def redrive(
         self,
@@ -94,22 +93,22 @@ class Jobs:
         )
         if payload is not None:
             request.payload = payload if isinstance(payload, bytes) else encode(payload, path="payload")
-        return _changes(await self._connection.call(REDRIVE, request))
+        return changes_of(await self._connection.call(REDRIVE, request))
 
     async def discard(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """Remove dead and cancelled jobs for good; their history stays."""
         request = pb.DiscardJobsRequest(ids=_raw(ids), reason=reason)
-        return _changes(await self._connection.call(DISCARD, request))
+        return changes_of(await self._connection.call(DISCARD, request))
 
     async def reprioritise(self, ids: Ids, priority: int | str, *, reason: str = "") -> list[JobChange]:
         """Give queued jobs another priority (a number or a tier), from the next claim on; their age stays."""
         request = pb.ReprioritiseJobsRequest(ids=_raw(ids), reason=reason, priority=priority_of(priority))
-        return _changes(await self._connection.call(REPRIORITISE, request))
+        return changes_of(await self._connection.call(REPRIORITISE, request))
 
     async def move(self, ids: Ids, topic: str, *, reason: str = "") -> list[JobChange]:
         """Put queued jobs on another topic, which is made if there is none; priority and age stay."""
         request = pb.MoveJobsRequest(ids=_raw(ids), reason=reason, topic=check_topic(topic))
-        return _changes(await self._connection.call(MOVE, request))
+        return changes_of(await self._connection.call(MOVE, request))
 
 
 def _raw(ids: Ids) -> list[bytes]:
@@ -117,7 +116,13 @@ def _raw(ids: Ids) -> list[bytes]:
     return [parse_job_id(one).bytes for one in many]
 
 
-def _changes(answer: pb.JobsResponse) -> list[JobChange]:
+def cancel_request(ids: Ids, reason: str) -> pb.CancelJobsRequest:
+    """To cancel these."""
+    return pb.CancelJobsRequest(ids=_raw(ids), reason=reason)
+
+
+def changes_of(answer: pb.JobsResponse) -> list[JobChange]:
+    """Read the results off the wire."""
     return [
         JobChange(
             id=id_from_bytes(one.id),
