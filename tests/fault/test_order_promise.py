@@ -58,7 +58,7 @@ async def test_urgent_jobs_overtake_ten_thousand_bulk_jobs_on_three_servers(
         left = await rows.fetchval(LEFT)
         overtaken = await rows.fetchval(OVERTAKEN)
         assert left > BULK / 2, f"they were done while {left} bulk jobs waited"
-        # A server may hear of it only by its tick, but whoever claims looks at the best priority first: none of the three
+        # A server may hear of it only by its tick, but whoever claims looks at the best priority first: none of them
         # takes more than what it was just claiming.
         assert overtaken <= 3 * 16 * 2, f"{overtaken} bulk jobs started while an urgent one waited"
     finally:
