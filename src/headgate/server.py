@@ -24,16 +24,19 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headgate.api.grpc import operator_service
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
+from headgate.control.operating import Operator, OperatorParts
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Links, TokenRevoked
 from headgate.dispatch.outcomes import OutcomeWriter
+from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.submits import Submitter
@@ -43,8 +46,10 @@ from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
+from headgate.store.operating import OperatorStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
+from headgate.store.quiet import forget_quiet, quiet_set
 from headgate.store.service import Store
 from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
@@ -53,6 +58,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
+    operator_service.NAME,
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -131,6 +137,13 @@ class Server:
         )
         self.progress = ProgressWriter(self.store)
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.operating = OperatorStore(self.store)
+        self.presence = Presence(
+            self.operating, self.links, self.coordinator, topic_name=self.store.topic_name, now=time.monotonic
+        )
+        self.operator = Operator(
+            OperatorParts(store=self.operating, dispatch=self.coordinator, presence=self.presence, endings=self.waiters)
+        )
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -151,9 +164,12 @@ class Server:
             await check_schema(db)
             # Read before any worker is accepted; without it nobody knows whether dispatch is open.
             paused = [(row.tenant_no, row.topic_no) for row in await controls(db) if row.paused]
+            quiet = await quiet_set(db)
             await ensure_partitions(db)
             await self.store.names.refresh(db)
         self.coordinator.flip(paused)
+        self.coordinator.set_quiet(quiet)
+        self.presence.instance = name
         await self.store.register(name, self.options.version)
         self.port = await self._listen(name)
         for title, work in (
@@ -165,6 +181,7 @@ class Server:
             ("renewals", self.renewer.run()),
             ("results", self.waiters.run()),
             ("progress", self.progress.run()),
+            ("presence", self.presence.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
             ("loop lag", self._measure_lag()),
@@ -275,6 +292,7 @@ class Server:
             (
                 _worker_methods(worker),
                 _producer_methods(producer),
+                operator_service.methods(self.validator, self.operator),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -302,16 +320,12 @@ class Server:
         wait = 0.1
         while True:
             try:
-                await self.store.listen(self._heard, self.coordinator.stir_all)
+                await self.store.listen(self.coordinator.heard, self.coordinator.stir_all)
                 wait = 0.1
             except HeadgateError as error:
                 log.warning("listen_failed error=%s", error)
             await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
             wait = min(5.0, wait * 2)
-
-    def _heard(self, topic_nos: list[int]) -> None:
-        for topic_no in topic_nos:
-            self.coordinator.stir(topic_no)
 
     async def _upkeep(self) -> None:
         """Fold, forget, vacuum, make partitions: on a lane of its own, now and then, on every instance."""
@@ -326,6 +340,7 @@ class Server:
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)
+                        await forget_quiet(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
-from headgate import Fail, Headgate, Job, JobHandle, JobInfo, Nack, RetryPolicy, Snooze, SyncHandle, Task, this_job
+from headgate import (
+    Fail,
+    Headgate,
+    Job,
+    JobHandle,
+    JobInfo,
+    Nack,
+    Priority,
+    RetryPolicy,
+    Snooze,
+    SyncHandle,
+    Task,
+    this_job,
+)
+from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
 from headgate.sdk.testing import run_inline
 
 hg = Headgate()
@@ -76,3 +90,17 @@ async def worker() -> None:
 
 def main() -> None:
     hg.run_worker(concurrency=4)
+
+
+async def operate() -> None:
+    await hg.submit("plain", b"x", priority="high")
+    await hg.submit("plain", b"x", priority=Priority.URGENT)
+    handle = await plain.with_options(priority=Priority.BULK).submit(3)
+    assert_type(await handle.cancel(reason="typo"), bool)
+    assert_type(await hg.admin.pause(topic="plain", reason="full", until=datetime.now(UTC)), PauseInfo)
+    assert_type(await hg.admin.resume(tenant=True), bool)
+    assert_type((await hg.admin.status()).topics[0].counts, dict[str, int])
+    assert_type(await hg.admin.jobs.redrive([handle.id], payload={"n": 1}, per_second=5), list[JobChange])
+    assert_type(await hg.admin.jobs.reprioritise(handle.id, "urgent"), list[JobChange])
+    assert_type(await hg.admin.workers.list(), list[WorkerInfo])
+    assert_type(await hg.admin.audit(limit=5), list[AuditEntry])

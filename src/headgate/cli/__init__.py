@@ -20,12 +20,17 @@ app = App(
 )
 # By name, so that a command imports only what it needs: gRPC and the server cost most of a second.
 for _name, _where, _help in (
+    ("audit", "dispatch:audit_command", "Show who changed what."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
-    ("job", "job:job", "Look at jobs."),
+    ("job", "job:job", "Look at jobs, and act on them."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
+    ("pause", "dispatch:pause_command", "Hand out no more jobs of a topic, a tenant, or everybody."),
+    ("resume", "dispatch:resume_command", "Hand them out again."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
+    ("status", "dispatch:status_command", "What is paused, what waits, and which servers there are."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
     ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),
+    ("workers", "workers:workers", "Look at connected workers, and keep some from work."),
 ):
     app.command(f"headgate.cli.{_where}", name=_name, help=_help)
 

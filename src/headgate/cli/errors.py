@@ -57,12 +57,15 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (UnsafeDatabase, 78),
     (UnsuitableDatabase, 78),
 )
+# By their codes: to import the SDK's own errors, and gRPC with them, would cost every command most of a second.
+_BY_CODE = {"not_connected": 5, "not_acknowledged": 5}
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 
 
 def exit_code(error: HeadgateError) -> int:
     """The process's exit code for an error; scripts depend on these numbers."""
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILURE)
+    found = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILURE)
+    return _BY_CODE.get(error.code, found)
 
 
 def complain(text: str) -> None:

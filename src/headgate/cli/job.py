@@ -1,4 +1,4 @@
-"""`headgate job …`: look at jobs."""
+"""`headgate job …`: look at jobs, and act on them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Literal
 
 from cyclopts import App
 
+from headgate.cli.job_verbs import add_verbs
 from headgate.sdk import Headgate, JobInfo
 
-job = App(name="job", help="Look at jobs.")
+job = App(name="job", help="Look at jobs, and act on them.")
+add_verbs(job)
 
 
 @job.command(name="get")

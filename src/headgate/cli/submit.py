@@ -48,7 +48,7 @@ def submit_command(
         The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
     options: JobOptions = {}
-    options["priority"] = int(priority) if priority.lstrip("+-").isdigit() else priority
+    options["priority"] = values.priority(priority)
     if delay:
         options["delay"] = values.span(delay, field="--delay")
     if at:

@@ -32,6 +32,11 @@ def moment(text: str, *, field: str) -> datetime:
     return at
 
 
+def priority(text: str) -> int | str:
+    """A number, or the name of a tier, which the SDK knows."""
+    return int(text) if text.lstrip("+-").isdigit() else text
+
+
 def payload(text: str, *, field: str = "payload") -> bytes:
     """JSON as given, `@file` for a file's bytes, `-` for standard input; nothing at all is an empty object."""
     if text == "-":

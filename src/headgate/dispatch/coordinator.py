@@ -66,7 +66,9 @@ class Coordinator:
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
+        self._turns = 0  # of the gate, by verbs here: a tick that was under way meanwhile knows less
         self.paused: frozenset[tuple[int, int]] = frozenset()
+        self.quieted: frozenset[tuple[int, str]] = frozenset()  # workers that operators want to get no more jobs
         self.others = 0
         self.claims = self.claimed = self.claim_errors = self.ticks = 0
 
@@ -77,6 +79,8 @@ class Coordinator:
         if link.ended is not None:
             return
         key = (link.tenant_no, tuple(sorted(topic_nos)), lease_ms)
+        if self.quieted and (link.tenant_no, link.worker_id) in self.quieted:
+            self.quiet(link)
         if link.quiet:
             link.kept[key[1:]] = link.kept.get(key[1:], 0) + count
             return
@@ -196,6 +200,48 @@ class Coordinator:
         before, self.paused = self.paused, frozenset(paused)
         if before - self.paused:
             self.stir_all()
+
+    # ------------------------------------------------------------------ what operators say
+
+    def gate(self, target: tuple[int, int], *, paused: bool) -> None:
+        """A verb served here has committed: follow it at once, and not only at the next refresh."""
+        self._turns += 1
+        self.flip(self.paused | {target} if paused else self.paused - {target})
+        if not paused:
+            self.stir_all()
+        self.tick_soon()  # for what else the rows say, and when a pause ends by itself
+
+    def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None:
+        """These workers get no more jobs; whoever is not among them any more gets some again."""
+        before, self.quieted = self.quieted, frozenset(quiet)
+        changed = before ^ self.quieted
+        if not changed:
+            return
+        self._turns += 1
+        for link in self._links:
+            if (name := (link.tenant_no, link.worker_id)) in changed:
+                (self.quiet if name in self.quieted else self.unquiet)(link)
+
+    def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None:
+        """If this attempt runs here, its worker is told to stop."""
+        holder = self._links.holder(tenant_no, job_id, epoch)
+        if holder is not None:
+            holder.tell(Told(cancel=[(job_id, epoch)]))
+
+    def heard(self, topic_nos: Iterable[int]) -> None:
+        """A word from another instance: a topic has work (below 0: perhaps at its head); 0: something else changed."""
+        for topic_no in topic_nos:
+            if not topic_no:
+                self.tick_soon()
+                continue
+            if topic_no < 0:
+                for demand in self._by_topic.get(-topic_no, ()):
+                    demand.from_head = True
+            self.stir(abs(topic_no))
+
+    def tick_soon(self) -> None:
+        """Do not wait for the second to be over."""
+        self.due_in(0.0)
 
     # ------------------------------------------------------------------ claiming
 
@@ -380,6 +426,8 @@ class Coordinator:
                 # Due and not promoted: somebody holds its row. Asking without a pause would not free it.
                 least = _TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
                 self.due_in(max(least, (tick.next_due - tick.now).total_seconds()))
+            if tick.next_resume is not None and tick.now is not None:
+                self.due_in(max(_TICKS_APART, (tick.next_resume - tick.now).total_seconds()))
 
     async def tick_once(self, *, sweep: bool = True) -> Tick:
         """Promote, reap, look for pending topics, read the pause rows: one call.
@@ -387,6 +435,7 @@ class Coordinator:
         `sweep`: have busy demands look below their watermark. Once a second, however many ticks due jobs bring about.
         """
         wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
+        turns = self._turns
         try:
             tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
         except HeadgateError:
@@ -399,7 +448,11 @@ class Coordinator:
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         self.others = tick.others
-        self.flip(tick.paused)
+        if turns == self._turns:
+            self.flip(tick.paused)
+            self.set_quiet(tick.quiet)
+        else:  # it may have read what was before: the next one, which comes at once, knows
+            self.tick_soon()
         for tenant_no, topic_no, job_id in tick.promoted:
             del tenant_no
             self.stir(topic_no, job_id)
@@ -412,9 +465,7 @@ class Coordinator:
                 demand.from_head = demand.from_head or not demand.busy
                 demand.stirred = True
         for tenant_no, job_id, epoch in tick.cancels:
-            holder = self._links.holder(tenant_no, job_id, epoch)
-            if holder is not None:
-                holder.tell(Told(cancel=[(job_id, epoch)]))
+            self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
         return tick

@@ -88,6 +88,9 @@ class Tick:
     cancels: list[tuple[int, UUID, int]] = field(default_factory=list)  # tenant, id, epoch
     reaped: int = 0
     next_due: datetime | None = None
+    next_resume: datetime | None = None  # when the first pause that has an end is over
+    quiet_hash: int | None = None
+    quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker
     now: datetime | None = None
     others: int = 0
 

@@ -4,7 +4,7 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 """
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge
 from headgate.domain.ids import JobId
 from headgate.sdk.app import Headgate
 from headgate.sdk.errors import (
@@ -30,6 +30,7 @@ from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
 from headgate.sdk.job import CancelToken, Job, this_job
 from headgate.sdk.options import JobOptions
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
+from headgate.sdk.priority import Priority
 from headgate.sdk.sync import SyncHeadgate
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import Worker, WorkerOptions
@@ -58,6 +59,8 @@ __all__ = [
     "NotFound",
     "OutboxFull",
     "PayloadError",
+    "Priority",
+    "Refused",
     "ResultTimeout",
     "RetryPolicy",
     "ServerError",

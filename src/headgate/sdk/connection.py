@@ -140,6 +140,13 @@ class Connection:
         io, _, calls = self._opened()
         return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, subject=subject)))
 
+    def call_blocking(
+        self, method: Method[Asked, Answered], request: Asked, *, within: float = PATIENCE_SECONDS
+    ) -> Answered:
+        """Make one unary call, from any thread."""
+        io, _, calls = self._opened()
+        return io.start(calls.call(method, request, within=within)).result()
+
     def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
         io, _, calls = self._opened()
         return io.start(calls.get(job_id, within=PATIENCE_SECONDS, payload=payload, result=result))

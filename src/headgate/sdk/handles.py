@@ -135,6 +135,17 @@ class JobHandle(Handle[R]):
         """Read the job as it stands."""
         return job_info(await self._connection.get(self.id))
 
+    async def cancel(self, *, reason: str = "") -> bool:
+        """End the job at once if it waits, or tell its worker to stop; False if that was asked for before.
+
+        Needs the scope `operate`. Raises NotFound, and Refused for a job that has ended.
+        """
+        from headgate.sdk.admin.jobs import Jobs
+
+        (change,) = await Jobs(self._connection).cancel(self.id, reason=reason)
+        change.raise_for_error()
+        return change.changed
+
 
 class SyncHandle(Handle[R]):
     """A submitted job, for code without an event loop."""
@@ -153,6 +164,14 @@ class SyncHandle(Handle[R]):
     def info(self) -> JobInfo:
         """Read the job as it stands."""
         return job_info(self._connection.get_blocking(self.id))
+
+    def cancel(self, *, reason: str = "") -> bool:
+        """As `JobHandle.cancel`, blocking."""
+        from headgate.sdk.admin.jobs import CANCEL, cancel_request, changes_of
+
+        (change,) = changes_of(self._connection.call_blocking(CANCEL, cancel_request(self.id, reason)))
+        change.raise_for_error()
+        return change.changed
 
 
 def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float) -> Any:

@@ -51,7 +51,7 @@ class Prepared:
         self.given = given
         self.timeout = _timeout(given.get("timeout", SUBMIT_TIMEOUT))
         self.id: JobId | None = parse_job_id(given["id"]) if "id" in given else None
-        self.priority = _priority(given.get("priority", 0))
+        self.priority = priority_of(given.get("priority", 0))
         # An id given by the caller may have been sent before, by another process: that is said on NewJob only.
         self.plain = not (given.keys() - {"priority", "timeout"})
         self._template = _template(given)
@@ -87,7 +87,8 @@ def _timeout(value: object) -> float:
     return float(value)
 
 
-def _priority(value: object) -> int:
+def priority_of(value: object) -> int:
+    """The number of a priority given as an int, a `Priority`, or a tier's name."""
     return check.priority_of_tier(value) if isinstance(value, str) else check.check_priority(value)
 
 

@@ -32,6 +32,7 @@ from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
+from headgate.store.quiet import quiet_set
 
 if TYPE_CHECKING:
     from headgate.store.settle import OutcomeFlush, Settled
@@ -71,7 +72,7 @@ class Lane:
             connection = self._connection
             try:
                 if self._pooler:
-                    async with _transaction(connection):
+                    async with transaction(connection):
                         yield connection
                 else:
                     yield connection
@@ -91,7 +92,7 @@ class Lane:
 
 
 @asynccontextmanager
-async def _transaction(connection: Connection) -> AsyncIterator[None]:
+async def transaction(connection: Connection) -> AsyncIterator[None]:
     """An explicit transaction whose beginning and end can fail in our own words only."""
     transaction = connection.transaction()
     with translating(writing=False):
@@ -121,6 +122,8 @@ class Store:
         self._running_floor = leases.BEGINNING
         self._ticks = 0
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
+        self._quiet_hash: int | None = None
+        self._quiet: frozenset[tuple[int, str]] = frozenset()
 
     def lane(self, name: str) -> Lane:
         """A lane by name."""
@@ -318,7 +321,12 @@ class Store:
                     REAP_AT_ONCE if reap else 0,
                     self._running_floor,
                 )
-        return self._tick(rows)
+            tick = self._tick(rows)
+            if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
+                self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
+                self._quiet_hash = tick.quiet_hash
+        tick.quiet = self._quiet
+        return tick
 
     def _tick(self, rows: Sequence[asyncpg.Record]) -> Tick:
         tick = Tick()
@@ -329,6 +337,10 @@ class Store:
                 tick.pending.append(topic_no)
             elif kind == "paused":
                 tick.paused.add((tenant_no, topic_no))
+                if at is not None:
+                    tick.next_resume = at if tick.next_resume is None else min(tick.next_resume, at)
+            elif kind == "quiet":
+                tick.quiet_hash = epoch
             elif kind == "promoted":
                 tick.promoted.append((tenant_no, topic_no, job_id))
                 promoted_to = at if promoted_to is None else max(promoted_to, at)

@@ -1,4 +1,4 @@
-"""What operators and callers do to jobs by id: cancel, redrive, reprioritise, discard. Each is one call for many."""
+"""What operators and callers do to jobs by id: cancel, redrive, reprioritise, move, discard. One call for many."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
+from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
@@ -54,10 +55,14 @@ async def redrive(
     *,
     payloads: Sequence[bytes | None] = (),
     delay: timedelta = timedelta(0),
+    apart: timedelta = timedelta(0),
     who: str = "",
     reason: str = "",
 ) -> dict[UUID, Requeued]:
-    """Put finished jobs back on their topic, some with an edited body; what is not finished is left out."""
+    """Put finished jobs back on their topic, some with an edited body; what is not finished is left out.
+
+    The first is due after `delay`, each further one `apart` later.
+    """
     _check(tenant_no, ids, who, reason)
     bodies = check_rows(payloads, field="payloads", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="bodies")
     if bodies and bodies != len(ids):
@@ -66,16 +71,18 @@ async def redrive(
         if payload is not None:
             check_payload(payload, field="payloads")
     delay_ms = to_ms(check_delay(delay))
+    check_delay(len(ids) * apart, field="apart")
     with translating(writing=True):
         rows = await fetch_into_days(
             db,
-            "SELECT id, topic_no, rank_class, rank_at FROM headgate.redrive_v1($1, $2, $3, $4, $5, $6)",
+            "SELECT id, topic_no, rank_class, rank_at FROM headgate.redrive_v1($1, $2, $3, $4, $5, $6, $7)",
             tenant_no,
             ids,
             payloads,
             delay_ms,
             who,
             reason,
+            apart // MICROSECOND,
         )
     return {row[0]: Requeued(id=row[0], topic_no=row[1], rank_class=row[2], rank_at=row[3]) for row in rows}
 
@@ -104,6 +111,42 @@ async def reprioritise(
         )
         for row in rows
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What became of one job that was to move; `keyed` if a limit key ties it to its topic."""
+
+    changed: bool
+    state: State
+    keyed: bool
+    topic_no: int
+
+
+async def move(
+    db: Connection, tenant_no: int, ids: Sequence[UUID], *, topic_no: int, who: str = "", reason: str = ""
+) -> dict[UUID, Moved]:
+    """Put queued jobs on another topic of their tenant, keeping priority and age; unknown ids are left out."""
+    _check(tenant_no, ids, who, reason)
+    with translating(writing=True):
+        rows = await fetch_into_days(
+            db,
+            "SELECT ord, changed, state, keyed, topic_no FROM headgate.move_v1($1, $2, $3, $4, $5)",
+            tenant_no,
+            ids,
+            topic_no,
+            who,
+            reason,
+        )
+    return {ids[row[0] - 1]: Moved(changed=row[1], state=State(row[2]), keyed=row[3], topic_no=row[4]) for row in rows}
+
+
+async def states(db: Connection, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, tuple[State, int, int]]:
+    """State, topic and epoch of jobs by id; unknown ids are left out."""
+    _check(tenant_no, ids, "", "")
+    with translating(writing=False):
+        rows = await db.fetch("SELECT id, state, topic_no, epoch FROM headgate.job_states_v1($1, $2)", tenant_no, ids)
+    return {row[0]: (State(row[1]), row[2], row[3]) for row in rows}
 
 
 async def discard(db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = "") -> set[UUID]:

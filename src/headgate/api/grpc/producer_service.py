@@ -22,7 +22,7 @@ from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import SubmitParcel, Submitter
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.states import SubmitReceipt
@@ -299,9 +299,10 @@ class ProducerService:
     async def _info(
         self, identity: Identity, job_id: UUID, *, payload: bool, result: bool, events: bool
     ) -> jobs_pb2.JobInfo:
-        return codec.job_info(
-            await self._parts.jobs.job(identity.tenant, job_id, payload=payload, result=result, events=events)
-        )
+        found = await self._parts.jobs.job(identity.tenant, job_id, payload=payload, result=result, events=events)
+        if identity.topics is not None and found.topic not in identity.topics:
+            raise NotFound("job", str(job_id))  # as if it were another tenant's
+        return codec.job_info(found)
 
     def _identify(self, call: Call, token: str = "", *, scope: Scope = Scope.SUBMIT) -> Identity:
         return caller(self._parts.validator, call, scope, token=token)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from headgate.sdk.admin import dispatch
+from headgate.sdk.admin.audit import AuditEntry, audit
+from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.history import JobEvent
+from headgate.sdk.admin.jobs import JobChange, Jobs
+from headgate.sdk.admin.workers import WorkerInfo, Workers
 from headgate.sdk.connection import Connection
 
 
@@ -11,5 +19,59 @@ class Admin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @property
+    def jobs(self) -> Jobs:
+        """Cancel, redrive, discard, reprioritise, move: jobs by id."""
+        return Jobs(self._connection)
 
-__all__ = ["Admin"]
+    @property
+    def workers(self) -> Workers:
+        """Who is connected, and who gets no more jobs."""
+        return Workers(self._connection)
+
+    async def pause(
+        self,
+        *,
+        topic: str | None = None,
+        tenant: bool = False,
+        everything: bool = False,
+        reason: str = "",
+        until: datetime | None = None,
+    ) -> PauseInfo:
+        """Stop handing out jobs of a topic, of your tenant, or of everybody (which needs the scope `admin`).
+
+        When this returns, no job of the target starts on any server, until `resume` or `until`. Jobs that run already
+        go on; submits, retries and schedules go on and wait. Raises NotFound for a topic that does not exist.
+        """
+        target = dispatch.target_of(topic=topic, tenant=tenant, everything=everything)
+        return await dispatch.pause(self._connection, target, reason=reason, until=until)
+
+    async def resume(
+        self, *, topic: str | None = None, tenant: bool = False, everything: bool = False, reason: str = ""
+    ) -> bool:
+        """Let a target run again; says whether it was paused. Another target's pause that covers it still holds."""
+        target = dispatch.target_of(topic=topic, tenant=tenant, everything=everything)
+        return await dispatch.resume(self._connection, target, reason=reason)
+
+    async def status(self) -> Status:
+        """What is paused and why, each topic's jobs by state and how long they wait, the servers."""
+        return await dispatch.status(self._connection)
+
+    async def audit(self, *, before: int = 0, limit: int = 100) -> list[AuditEntry]:
+        """A page of what was changed and by whom, newest first; `before` is the last number of the page before."""
+        return await audit(self._connection, before=before, limit=limit)
+
+
+__all__ = [
+    "Admin",
+    "AuditEntry",
+    "InstanceInfo",
+    "JobChange",
+    "JobEvent",
+    "Jobs",
+    "PauseInfo",
+    "Status",
+    "TopicStatus",
+    "WorkerInfo",
+    "Workers",
+]

@@ -13,7 +13,7 @@ from typing import Final
 AHEAD_SECONDS: Final = 0.05
 AHEAD_MAX: Final = 2_000
 SLOW_SECONDS: Final = 0.01
-"""Handlers that take longer than this on average gain nothing by reading ahead: the network is not what they wait for."""
+"""Handlers that take longer than this on average gain nothing by reading ahead: it is not the network they wait for."""
 WINDOW_SECONDS: Final = 0.05
 
 

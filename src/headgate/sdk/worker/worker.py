@@ -48,8 +48,8 @@ class WorkerOptions(TypedDict, total=False):
     concurrency: int
     """Jobs run at the same time (32)."""
     prefetch: int
-    """Jobs asked for beyond that, to wait here. They are leased, so other workers cannot have them. Left out: none while
-    handlers take their time, and a twentieth of a second's worth of jobs when they are short."""
+    """Jobs asked for beyond that, to wait here. They are leased, so other workers cannot have them. Left out: none
+    while handlers take their time, and a twentieth of a second's worth of jobs when they are short."""
     topics: Sequence[str] | None
     """Only these of the registered topics (all)."""
     lease: Seconds

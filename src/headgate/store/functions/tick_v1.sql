@@ -1,9 +1,10 @@
 -- Once a second per instance, whatever the number of links: everything that is due, in one call.
---   pending   a topic of topics_ with claimable jobs          paused   a target that is paused
+--   pending   a topic of topics_ with claimable jobs          paused   a target that is paused, and until when
 --   promoted  a job made claimable just now                   reaped   a lapsed attempt that was ended
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
 --   others    how many other instances were seen lately (in topic_no)
+--   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
 -- until the workers had time to renew).
 CREATE FUNCTION headgate.tick_v1(
@@ -18,9 +19,12 @@ BEGIN
     RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::int, NULL::timestamptz
                    FROM headgate.instances i
                   WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';
-    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::int, NULL::timestamptz
+    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::int, c.paused_until
                    FROM headgate.dispatch_control c
                   WHERE c.paused AND (c.paused_until IS NULL OR c.paused_until > v_now);
+    RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n, NULL::timestamptz
+                   FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
+                           FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
     RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::int, p.run_at
                    FROM headgate.promote_v1(promote_n_, promote_floor_) AS p;
     IF reap_n_ > 0 THEN

@@ -1,0 +1,263 @@
+"""What operators call: pause, verbs on jobs, workers, audit. Translates and delegates to control/operating.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.codec import ID_BYTES, at_us, state_of
+from headgate.api.grpc.errors import message_of
+from headgate.api.grpc.methods import unary
+from headgate.control.auth import TokenValidator
+from headgate.control.operating import QUIET_DEFAULT, Operator
+from headgate.control.operator_ports import JobAnswer, Pause, Status, Target, TargetKind
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.rank import MICROSECOND
+from headgate.domain.validation import check_integer
+from headgate.wire import operator_pb2 as pb
+
+NAME: Final = "headgate.v1.OperatorService"
+AUDIT_PAGE: Final = 100
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class OperatorService:
+    """One method per call; the verbs decide."""
+
+    def __init__(self, validator: TokenValidator, operator: Operator) -> None:
+        self._validator, self._operator = validator, operator
+
+    def _operating(self, call: Call) -> Identity:
+        return caller(self._validator, call, Scope.OPERATE)
+
+    def _reading(self, call: Call) -> Identity:
+        return caller(self._validator, call, Scope.READ)
+
+    async def pause(self, request: pb.PauseRequest, call: Call) -> pb.PauseResponse:
+        """Stop dispatch of a target."""
+        until = _moment(request.until_us, field="until_us") if request.until_us else None
+        done = await self._operator.pause(
+            self._operating(call), _target(request.target), reason=request.reason, until=until
+        )
+        return pb.PauseResponse(pause=_pause(done))
+
+    async def resume(self, request: pb.ResumeRequest, call: Call) -> pb.ResumeResponse:
+        """Let a target run again."""
+        who = self._operating(call)
+        return pb.ResumeResponse(
+            changed=await self._operator.resume(who, _target(request.target), reason=request.reason)
+        )
+
+    async def status(self, _request: pb.StatusRequest, call: Call) -> pb.StatusResponse:
+        """What is dispatched, what is not, and why."""
+        return _status(await self._operator.status(self._reading(call)))
+
+    async def cancel_jobs(self, request: pb.CancelJobsRequest, call: Call) -> pb.JobsResponse:
+        """End jobs."""
+        who = self._operating(call)
+        return _answers(await self._operator.cancel(who, _ids(request.ids), reason=request.reason))
+
+    async def redrive_jobs(self, request: pb.RedriveJobsRequest, call: Call) -> pb.JobsResponse:
+        """Put finished jobs back."""
+        who = self._operating(call)
+        check_integer(request.delay_ms, field="delay_ms", low=0, high=limits.DELAY_MAX_MS)
+        return _answers(
+            await self._operator.redrive(
+                who,
+                _ids(request.ids),
+                payload=request.payload if request.HasField("payload") else None,
+                delay=timedelta(milliseconds=request.delay_ms),
+                per_second=request.per_second,
+                reason=request.reason,
+            )
+        )
+
+    async def discard_jobs(self, request: pb.DiscardJobsRequest, call: Call) -> pb.JobsResponse:
+        """Remove dead and cancelled jobs."""
+        who = self._operating(call)
+        return _answers(await self._operator.discard(who, _ids(request.ids), reason=request.reason))
+
+    async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, call: Call) -> pb.JobsResponse:
+        """Give queued jobs another priority."""
+        who = self._operating(call)
+        return _answers(
+            await self._operator.reprioritise(who, _ids(request.ids), priority=request.priority, reason=request.reason)
+        )
+
+    async def move_jobs(self, request: pb.MoveJobsRequest, call: Call) -> pb.JobsResponse:
+        """Put queued jobs on another topic."""
+        who = self._operating(call)
+        return _answers(await self._operator.move(who, _ids(request.ids), topic=request.topic, reason=request.reason))
+
+    async def list_workers(self, _request: pb.ListWorkersRequest, call: Call) -> pb.ListWorkersResponse:
+        """Who is connected."""
+        return pb.ListWorkersResponse(
+            workers=[
+                pb.WorkerInfo(
+                    worker=one.worker,
+                    instance=one.instance,
+                    topics=one.topics,
+                    holding=one.holding,
+                    credit=one.credit,
+                    quiet=one.quiet,
+                )
+                for one in await self._operator.workers(self._reading(call))
+            ]
+        )
+
+    async def quiet_worker(self, request: pb.QuietWorkerRequest, call: Call) -> pb.QuietWorkerResponse:
+        """Give a worker no more jobs."""
+        who = self._operating(call)
+        check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
+        span = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
+        quiet = await self._operator.quiet(who, request.worker, reason=request.reason, span=span)
+        return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
+
+    async def unquiet_worker(self, request: pb.UnquietWorkerRequest, call: Call) -> pb.UnquietWorkerResponse:
+        """Let it have jobs again."""
+        who = self._operating(call)
+        return pb.UnquietWorkerResponse(
+            changed=await self._operator.unquiet(who, request.worker, reason=request.reason)
+        )
+
+    async def list_audit(self, request: pb.ListAuditRequest, call: Call) -> pb.ListAuditResponse:
+        """What was changed, newest first."""
+        found = await self._operator.audit(
+            self._reading(call), before=request.before or None, limit=request.limit or AUDIT_PAGE
+        )
+        return pb.ListAuditResponse(
+            entries=[
+                pb.AuditEntry(
+                    no=one.no,
+                    at_us=at_us(one.at),
+                    everything=one.everything,
+                    actor=one.actor,
+                    verb=one.verb,
+                    target=one.target,
+                    reason=one.reason,
+                    detail_json=json.dumps(one.detail) if one.detail else "",
+                )
+                for one in found
+            ]
+        )
+
+
+def methods(validator: TokenValidator, operator: Operator) -> grpc.GenericRpcHandler:
+    """The service, ready to be added to a server."""
+    service = OperatorService(validator, operator)
+    return grpc.method_handlers_generic_handler(
+        NAME,
+        {
+            "Pause": unary(service.pause, pb.PauseRequest, pb.PauseResponse),
+            "Resume": unary(service.resume, pb.ResumeRequest, pb.ResumeResponse),
+            "Status": unary(service.status, pb.StatusRequest, pb.StatusResponse),
+            "CancelJobs": unary(service.cancel_jobs, pb.CancelJobsRequest, pb.JobsResponse),
+            "RedriveJobs": unary(service.redrive_jobs, pb.RedriveJobsRequest, pb.JobsResponse),
+            "DiscardJobs": unary(service.discard_jobs, pb.DiscardJobsRequest, pb.JobsResponse),
+            "ReprioritiseJobs": unary(service.reprioritise_jobs, pb.ReprioritiseJobsRequest, pb.JobsResponse),
+            "MoveJobs": unary(service.move_jobs, pb.MoveJobsRequest, pb.JobsResponse),
+            "ListWorkers": unary(service.list_workers, pb.ListWorkersRequest, pb.ListWorkersResponse),
+            "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
+            "UnquietWorker": unary(service.unquiet_worker, pb.UnquietWorkerRequest, pb.UnquietWorkerResponse),
+            "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
+        },
+    )
+
+
+def _target(target: pb.Target) -> Target:
+    match target.WhichOneof("kind"):
+        case "everything" if target.everything:
+            return Target(kind=TargetKind.EVERYTHING)
+        case "tenant" if target.tenant:
+            return Target(kind=TargetKind.TENANT)
+        case "topic":
+            return Target(kind=TargetKind.TOPIC, topic=target.topic)
+        case _:
+            raise InvalidInput("target", "is missing", hint="say everything, tenant, or the name of a topic")
+
+
+def _wire_target(target: Target) -> pb.Target:
+    match target.kind:
+        case TargetKind.EVERYTHING:
+            return pb.Target(everything=True)
+        case TargetKind.TENANT:
+            return pb.Target(tenant=True)
+        case TargetKind.TOPIC:
+            return pb.Target(topic=target.topic)
+
+
+def _pause(pause: Pause) -> pb.PauseInfo:
+    return pb.PauseInfo(
+        target=_wire_target(pause.target),
+        paused=pause.paused,
+        reason=pause.reason,
+        who=pause.who,
+        since_us=at_us(pause.since),
+        until_us=at_us(pause.until),
+    )
+
+
+def _status(status: Status) -> pb.StatusResponse:
+    return pb.StatusResponse(
+        now_us=at_us(status.now),
+        pauses=[_pause(one) for one in status.pauses],
+        topics=[
+            pb.TopicStatus(
+                topic=one.topic,
+                paused=one.paused,
+                counts={state.label: count for state, count in one.counts.items()},
+                waiting_since_us=at_us(one.waiting_since),
+                ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
+            )
+            for one in status.topics
+        ],
+        instances=[
+            pb.InstanceInfo(
+                name=one.name,
+                version=one.version,
+                started_us=at_us(one.started_at),
+                seen_us=at_us(one.seen_at),
+                workers=one.workers,
+            )
+            for one in status.instances
+        ],
+    )
+
+
+def _answers(answers: Sequence[JobAnswer]) -> pb.JobsResponse:
+    return pb.JobsResponse(
+        results=[
+            pb.JobChange(
+                id=one.id.bytes,
+                changed=one.changed,
+                state=state_of(one.state),
+                error=None if one.error is None else message_of(one.error),
+            )
+            for one in answers
+        ]
+    )
+
+
+def _ids(raw: Sequence[bytes]) -> list[UUID]:
+    if len(raw) > limits.VERB_MAX_JOBS:  # before anything is made of them
+        raise TooLarge("ids", size=len(raw), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
+    for one in raw:
+        if len(one) != ID_BYTES:
+            raise InvalidInput("ids", f"one has {len(one)} bytes; each must be the 16 bytes of a UUID")
+    return [UUID(bytes=one) for one in raw]
+
+
+def _moment(us: int, *, field: str) -> datetime:
+    try:
+        return _EPOCH + us * MICROSECOND
+    except OverflowError:
+        raise InvalidInput(field, f"{us} µs is no point in time") from None

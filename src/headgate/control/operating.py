@@ -1,0 +1,339 @@
+"""The operator's verbs: pause and resume, the verbs on jobs by id, quiet workers, status and audit.
+
+Who may: looking needs `read`, verbs need `operate`. Pausing everything reaches other tenants and needs `admin`. A token
+limited to some topics sees and changes those only; other jobs are to it as if they did not exist.
+
+A verb is committed first and followed here at once; the other instances are sent a word, and without one their next
+tick finds it. A write that fails changes nothing here, and its caller hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from headgate.control.operator_ports import (
+    AuditView,
+    Change,
+    DispatchHere,
+    Endings,
+    JobAnswer,
+    OperatorStore,
+    Pause,
+    Presence,
+    Quiet,
+    Redrive,
+    Standing,
+    Status,
+    Target,
+    TargetKind,
+)
+from headgate.domain import limits
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge, WrongState
+from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.validation import (
+    check_aware,
+    check_delay,
+    check_payload,
+    check_priority,
+    check_span,
+    check_text,
+    check_topic,
+    check_worker_id,
+)
+from headgate.domain.workers import WorkerView
+
+log = logging.getLogger("headgate.operator")
+
+CONTROL_CHANGED: Final = 0
+"""Told to other instances in the place of a topic: what is paused, quiet or cancelled has changed; tick now."""
+QUIET_DEFAULT: Final = timedelta(hours=1)
+QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
+PER_SECOND_MAX: Final = 100_000
+_QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorParts:
+    """What the verbs are made of."""
+
+    store: OperatorStore
+    dispatch: DispatchHere
+    presence: Presence
+    endings: Endings
+
+
+class Operator:
+    """All verbs; each takes the caller and checks what they may."""
+
+    def __init__(self, parts: OperatorParts) -> None:
+        self._store, self._dispatch = parts.store, parts.dispatch
+        self._presence, self._endings = parts.presence, parts.endings
+
+    # ------------------------------------------------------------------ what is dispatched
+
+    async def pause(
+        self, caller: Identity, target: Target, *, reason: str = "", until: datetime | None = None
+    ) -> Pause:
+        """Stop dispatch of a target; when this returns, none of its jobs enters `running` on any instance."""
+        _check_target(caller, target)
+        _check_reason(reason)
+        if until is not None:
+            check_aware(until, field="until")
+        row, paused = await self._store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
+        self._dispatch.gate(row, paused=True)  # after the commit: a write that failed leaves the gate as it was
+        await self._tell([CONTROL_CHANGED])
+        log.warning("paused target=%s who=%s reason=%s", target, caller.subject, reason)
+        return paused
+
+    async def resume(self, caller: Identity, target: Target, *, reason: str = "") -> bool:
+        """Let a target run again, here at once; says whether it was paused."""
+        _check_target(caller, target)
+        _check_reason(reason)
+        row, changed = await self._store.resume(caller.tenant, target, reason=reason, who=caller.subject)
+        self._dispatch.gate(row, paused=False)
+        await self._tell([CONTROL_CHANGED])
+        log.warning("resumed target=%s who=%s", target, caller.subject)
+        return changed
+
+    async def status(self, caller: Identity) -> Status:
+        """What is paused and why; each topic's jobs by state and how long they wait; the instances."""
+        caller.require(Scope.READ)
+        status = await self._store.status(caller.tenant)
+        if caller.topics is None:
+            return status
+        seen = caller.topics
+        return replace(
+            status,
+            pauses=[
+                one for one in status.pauses if one.target.kind is not TargetKind.TOPIC or one.target.topic in seen
+            ],
+            topics=[one for one in status.topics if one.topic in seen],
+        )
+
+    async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
+        """What was changed and by whom, newest first."""
+        caller.require(Scope.READ)
+        if caller.topics is not None:
+            raise PermissionDenied(f"the audit covers all topics, and the token of {caller.subject} permits only some")
+        return await self._store.audit(caller.tenant, before=before, limit=limit)
+
+    # ------------------------------------------------------------------ jobs by id
+
+    async def cancel(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
+        """End queued jobs at once; tell the workers of running ones to stop."""
+        tenant_no, known = await self._known(caller, ids, reason)
+        done = await self._store.cancel(tenant_no, list(known), who=caller.subject, reason=reason)
+        for job_id, change in done.items():
+            if change.changed and change.state.is_final:
+                self._endings.ended(tenant_no, job_id)
+            elif change.changed:
+                self._dispatch.tell_cancel(tenant_no, job_id, known[job_id].epoch)
+        if any(change.changed and not change.state.is_final for change in done.values()):
+            await self._tell([CONTROL_CHANGED])
+        return _answers(ids, done, verb="cancel", allowed="queued or running")
+
+    async def redrive(
+        self,
+        caller: Identity,
+        ids: Sequence[UUID],
+        *,
+        payload: bytes | None = None,
+        delay: timedelta = timedelta(0),
+        per_second: float = 0.0,
+        reason: str = "",
+    ) -> list[JobAnswer]:
+        """Put finished jobs back; with `per_second`, spread over time. An edited payload is for one job alone."""
+        if payload is not None and len(ids) != 1:
+            raise InvalidInput("payload", f"is for one job, and {len(ids)} were given")
+        if payload is not None:
+            check_payload(payload)
+        check_delay(delay)
+        how = Redrive(delay=delay, apart=_apart(per_second), payloads={} if payload is None else {ids[0]: payload})
+        tenant_no, known = await self._known(caller, ids, reason)
+        done = await self._store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
+        for job_id, topic_no in done.items():
+            self._dispatch.stir(topic_no, job_id)
+        await self._tell(done.values())
+        after = await self._store.standings(tenant_no, list(known))
+        return _answers(
+            ids,
+            {
+                job_id: Change(changed=job_id in done, state=after[job_id].state if job_id in after else was.state)
+                for job_id, was in known.items()
+            },
+            verb="redrive",
+            allowed="completed, dead or cancelled",
+        )
+
+    async def reprioritise(
+        self, caller: Identity, ids: Sequence[UUID], *, priority: int, reason: str = ""
+    ) -> list[JobAnswer]:
+        """Give queued jobs another priority, from the next claim on; their age stays."""
+        check_priority(priority)
+        tenant_no, known = await self._known(caller, ids, reason)
+        done = await self._store.reprioritise(
+            tenant_no, list(known), priority=priority, who=caller.subject, reason=reason
+        )
+        await self._placed_anew(done)
+        return _answers(ids, done, verb="reprioritise", allowed=_QUEUED)
+
+    async def move(self, caller: Identity, ids: Sequence[UUID], *, topic: str, reason: str = "") -> list[JobAnswer]:
+        """Put queued jobs on another topic; priority and age stay."""
+        check_topic(topic)
+        caller.require(Scope.OPERATE)
+        caller.allowed([topic])
+        _, known = await self._known(caller, ids, reason)
+        done = await self._store.move(caller.tenant, list(known), topic=topic, who=caller.subject, reason=reason)
+        await self._placed_anew(done)
+        return _answers(ids, done, verb="move", allowed="pending, scheduled or retrying")
+
+    async def discard(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
+        """Remove dead and cancelled jobs for good; their history stays."""
+        tenant_no, known = await self._known(caller, ids, reason)
+        gone = await self._store.discard(tenant_no, list(known), who=caller.subject, reason=reason)
+        return _answers(
+            ids,
+            {job_id: Change(changed=job_id in gone, state=was.state) for job_id, was in known.items()},
+            verb="discard",
+            allowed="dead or cancelled",
+        )
+
+    # ------------------------------------------------------------------ workers
+
+    async def workers(self, caller: Identity) -> list[WorkerView]:
+        """Who is connected: to this instance as it is, to others as they said some seconds ago."""
+        caller.require(Scope.READ)
+        here = self._presence.workers(await self._store.tenant_no(caller.tenant))
+        found = [*here, *await self._store.workers_elsewhere(caller.tenant)]
+        if caller.topics is not None:
+            seen = caller.topics
+            found = [
+                replace(one, topics=[topic for topic in one.topics if topic in seen])
+                for one in found
+                if not seen.isdisjoint(one.topics)
+            ]
+        return sorted(found, key=lambda one: (one.instance, one.worker))
+
+    async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
+        """Give a worker no more jobs, wherever it connects; what it holds it finishes. Ends by itself after `span`."""
+        _check_whole_tenant(caller)
+        check_worker_id(worker)
+        _check_reason(reason)
+        check_span(span, field="for", low=QUIET_MIN, high=QUIET_MAX)
+        quiet = await self._store.quiet(caller.tenant, worker, reason=reason, who=caller.subject, span=span)
+        await self._quiet_changed()
+        return quiet
+
+    async def unquiet(self, caller: Identity, worker: str, *, reason: str = "") -> bool:
+        """Let a worker have jobs again; says whether it was quiet."""
+        _check_whole_tenant(caller)
+        check_worker_id(worker)
+        _check_reason(reason)
+        changed = await self._store.unquiet(caller.tenant, worker, reason=reason, who=caller.subject)
+        await self._quiet_changed()
+        return changed
+
+    # ------------------------------------------------------------------ helpers
+
+    async def _known(self, caller: Identity, ids: Sequence[UUID], reason: str) -> tuple[int, dict[UUID, Standing]]:
+        """The jobs that exist, as far as this caller may know."""
+        caller.require(Scope.OPERATE)
+        _check_reason(reason)
+        if not ids:
+            raise InvalidInput("ids", "is empty; name at least one job")
+        if len(ids) > limits.VERB_MAX_JOBS:
+            raise TooLarge("ids", size=len(ids), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
+        if len(set(ids)) != len(ids):
+            raise InvalidInput("ids", "the same id is given twice")
+        tenant_no = await self._store.tenant_no(caller.tenant)
+        found = await self._store.standings(tenant_no, ids)
+        # In the caller's order: a redrive spreads them by it.
+        return tenant_no, {
+            job_id: found[job_id]
+            for job_id in ids
+            if job_id in found and (caller.topics is None or found[job_id].topic in caller.topics)
+        }
+
+    async def _placed_anew(self, done: Mapping[UUID, Change]) -> None:
+        """Jobs stand elsewhere in the order: here they are looked for by id, elsewhere from the head of their topic."""
+        topics: set[int] = set()
+        for job_id, change in done.items():
+            if change.changed and change.topic_no is not None:
+                self._dispatch.stir(change.topic_no, job_id)
+                topics.add(change.topic_no)
+        await self._tell(-topic_no for topic_no in topics)
+
+    async def _quiet_changed(self) -> None:
+        self._dispatch.set_quiet(await self._store.quiet_set())
+        await self._tell([CONTROL_CHANGED])
+
+    async def _tell(self, topic_nos: Iterable[int]) -> None:
+        words = sorted(set(topic_nos))
+        if not words or not self._dispatch.others:
+            return
+        try:
+            await self._store.notify(words)
+        except HeadgateError as error:  # a hint only: their tick finds it
+            log.debug("notify_failed error=%s", error)
+
+
+def _check_target(caller: Identity, target: Target) -> None:
+    if target.kind is TargetKind.EVERYTHING:
+        caller.require(Scope.ADMIN)
+    caller.require(Scope.OPERATE)
+    if target.kind is TargetKind.TOPIC:
+        check_topic(target.topic)
+        caller.allowed([target.topic])
+    else:
+        _check_whole_tenant(caller)
+
+
+def _check_whole_tenant(caller: Identity) -> None:
+    caller.require(Scope.OPERATE)
+    if caller.topics is not None:
+        raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
+
+
+def _check_reason(reason: str) -> None:
+    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+
+
+def _apart(per_second: float) -> timedelta:
+    if not per_second:
+        return timedelta(0)
+    if not 0.001 <= per_second <= PER_SECOND_MAX:
+        raise InvalidInput("per_second", f"must be from 0.001 to {PER_SECOND_MAX}, got {per_second}")
+    return timedelta(seconds=1 / per_second)
+
+
+def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, allowed: str) -> list[JobAnswer]:
+    """One answer for each id, in the caller's order."""
+    found: list[JobAnswer] = []
+    for job_id in ids:
+        change = done.get(job_id)
+        error: HeadgateError | None = None
+        if change is None:
+            error = NotFound("job", str(job_id))
+        elif not change.changed and change.keyed:
+            error = Refused(
+                f"job {job_id} has a limit key of its topic: cannot {verb} it; cancel it and submit it anew"
+            )
+        elif not change.changed and not (verb == "cancel" and not change.state.is_final):
+            error = WrongState(job_id, verb=verb, state=change.state.label, allowed=allowed)
+        found.append(
+            JobAnswer(
+                id=job_id,
+                changed=change is not None and change.changed,
+                state=None if change is None else change.state,
+                error=error,
+            )
+        )
+    return found
+
+
+__all__ = ["CONTROL_CHANGED", "QUIET_DEFAULT", "Operator", "OperatorParts"]

@@ -1,0 +1,104 @@
+"""Who is connected here: told to whoever asks this instance, and, in a bounded summary, to whoever asks another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from headgate.dispatch.coordinator import Coordinator
+from headgate.dispatch.links import Link, Links
+from headgate.domain.errors import HeadgateError
+from headgate.domain.workers import WorkerView
+
+log = logging.getLogger("headgate.dispatch")
+MOST_SHOWN: Final = 200
+"""Workers in one summary: it is rewritten every few seconds, and a thousand links must not cost more than these."""
+MOST_TOPICS: Final = 20
+LOOK_SECONDS, WRITE_SECONDS = 1.0, 3.0
+
+
+class SummaryStore(Protocol):
+    """Where the summary goes."""
+
+    async def summarise(self, summary: Mapping[str, object]) -> None: ...
+
+
+class Presence:
+    """Reads the links; writes one row for all of them, and only when something has changed."""
+
+    def __init__(
+        self,
+        store: SummaryStore,
+        links: Links,
+        coordinator: Coordinator,
+        *,
+        topic_name: Callable[[int], str],
+        now: Callable[[], float],
+    ) -> None:
+        self._store, self._links, self._coordinator = store, links, coordinator
+        self._topic_name, self._now = topic_name, now
+        self._written: Mapping[str, object] = {"counts": {}, "workers": []}
+        self._written_at = -WRITE_SECONDS
+        self.instance = ""
+        self.writes = 0
+
+    def workers(self, tenant_no: int) -> list[WorkerView]:
+        """A tenant's workers on this instance, as they are at this moment."""
+        return [self._view(link) for link in self._links if link.ended is None and link.tenant_no == tenant_no]
+
+    async def run(self) -> None:
+        """Keep the summary fresh until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.run_once()
+            except HeadgateError as error:
+                log.debug("summary_failed error=%s", error)
+
+    async def run_once(self) -> bool:
+        """Write the summary if it has changed, at most every few seconds; says whether it was written."""
+        if self._now() - self._written_at < WRITE_SECONDS:
+            return False
+        summary = self.summary()
+        if summary == self._written:  # an idle instance is silent
+            return False
+        self._written_at = self._now()
+        await self._store.summarise(summary)
+        self._written = summary
+        self.writes += 1
+        return True
+
+    def summary(self) -> dict[str, object]:
+        """Numbers of workers by tenant, and the first so many of them by name."""
+        alive = [link for link in self._links if link.ended is None]
+        shown = sorted(alive, key=lambda link: (link.tenant_no, link.worker_id))[:MOST_SHOWN]
+        return {
+            "counts": {str(no): count for no, count in sorted(Counter(link.tenant_no for link in alive).items())},
+            "workers": [
+                {
+                    "tenant_no": link.tenant_no,
+                    "worker": view.worker,
+                    "topics": list(view.topics)[:MOST_TOPICS],
+                    "holding": view.holding,
+                    "credit": view.credit,
+                    "quiet": view.quiet,
+                }
+                for link in shown
+                for view in (self._view(link),)
+            ],
+        }
+
+    def _view(self, link: Link) -> WorkerView:
+        topic_nos = {no for demand in link.credit for no in demand.topic_nos}
+        topic_nos |= {no for kept, _ in link.kept for no in kept}  # a quiet link's credit is put aside
+        return WorkerView(
+            worker=link.worker_id,
+            instance=self.instance,
+            topics=sorted({self._topic_name(no) for no in topic_nos}),
+            holding=len(link.held),
+            credit=sum(link.credit.values()) + sum(link.kept.values()),
+            quiet=link.quiet,
+        )

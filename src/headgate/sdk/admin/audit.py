@@ -1,0 +1,48 @@
+"""`hg.admin.audit`: who changed what, for verbs that are not about one job (those are in the job's own history)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headgate.sdk.connection import Connection
+from headgate.sdk.rpc import Method
+from headgate.wire import operator_pb2 as pb
+
+LIST: Final = Method("OperatorService/ListAudit", pb.ListAuditRequest, pb.ListAuditResponse)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One change; pass the last `no` of a page as `before` for the next. `everything`: it was about all tenants."""
+
+    no: int
+    at: datetime
+    everything: bool
+    actor: str
+    verb: str
+    target: str
+    reason: str
+    detail: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+
+async def audit(connection: Connection, *, before: int, limit: int) -> list[AuditEntry]:
+    """A page of changes, newest first."""
+    answer = await connection.call(LIST, pb.ListAuditRequest(before=before, limit=limit))
+    return [
+        AuditEntry(
+            no=one.no,
+            at=_EPOCH + timedelta(microseconds=one.at_us),
+            everything=one.everything,
+            actor=one.actor,
+            verb=one.verb,
+            target=one.target,
+            reason=one.reason,
+            detail=json.loads(one.detail_json) if one.detail_json else {},
+        )
+        for one in answer.entries
+    ]

@@ -1,0 +1,150 @@
+"""Pause, resume and status: the functions behind `hg.admin.pause`, `.resume` and `.status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.validation import check_aware, check_topic
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import ServerError
+from headgate.sdk.rpc import Method
+from headgate.wire import operator_pb2 as pb
+
+PAUSE: Final = Method("OperatorService/Pause", pb.PauseRequest, pb.PauseResponse)
+RESUME: Final = Method("OperatorService/Resume", pb.ResumeRequest, pb.ResumeResponse)
+STATUS: Final = Method("OperatorService/Status", pb.StatusRequest, pb.StatusResponse)
+PAUSE_SECONDS: Final = 20.0
+"""A pause waits for the claims in flight; the server gives up on them after ten seconds."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseInfo:
+    """A target's pause: `target` is "everything", "tenant" or "topic NAME". `since` is kept by a resume."""
+
+    target: str
+    paused: bool
+    reason: str
+    who: str
+    since: datetime | None
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatus:
+    """A topic at a glance: jobs by state, and since when its work waits (None: nothing is pending)."""
+
+    topic: str
+    paused: bool
+    counts: dict[str, int] = field(default_factory=dict, hash=False)
+    waiting_since: datetime | None = None
+    ageing_step: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInfo:
+    """A server process seen lately; `workers` are those of your tenant."""
+
+    name: str
+    version: str
+    started_at: datetime | None
+    seen_at: datetime | None
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What is dispatched, what is not, and why; `now` is the database's clock."""
+
+    now: datetime
+    pauses: tuple[PauseInfo, ...]
+    topics: tuple[TopicStatus, ...]
+    instances: tuple[InstanceInfo, ...]
+
+    @property
+    def paused(self) -> tuple[PauseInfo, ...]:
+        """The pauses that hold at this moment."""
+        return tuple(one for one in self.pauses if one.paused)
+
+
+def target_of(*, topic: str | None, tenant: bool, everything: bool) -> pb.Target:
+    """The one target that is meant; none, or more than one, is an error."""
+    if (topic is not None) + bool(tenant) + bool(everything) != 1:
+        raise InvalidInput("target", "must be exactly one of topic, tenant and everything")
+    if topic is not None:
+        return pb.Target(topic=check_topic(topic))
+    return pb.Target(tenant=True) if tenant else pb.Target(everything=True)
+
+
+async def pause(connection: Connection, target: pb.Target, *, reason: str, until: datetime | None) -> PauseInfo:
+    """Stop dispatch of a target."""
+    request = pb.PauseRequest(target=target, reason=reason)
+    if until is not None:
+        request.until_us = (check_aware(until, field="until") - _EPOCH) // _MICROSECOND
+    try:
+        answer = await connection.call(PAUSE, request, timeout=PAUSE_SECONDS)
+    except ServerError as error:
+        raise _unknown(error, target) from None
+    return _pause(answer.pause)
+
+
+async def resume(connection: Connection, target: pb.Target, *, reason: str) -> bool:
+    """Let a target run again."""
+    try:
+        answer = await connection.call(RESUME, pb.ResumeRequest(target=target, reason=reason))
+    except ServerError as error:
+        raise _unknown(error, target) from None
+    return answer.changed
+
+
+async def status(connection: Connection) -> Status:
+    """What is dispatched, what is not, and why."""
+    answer = await connection.call(STATUS, pb.StatusRequest())
+    return Status(
+        now=_EPOCH + answer.now_us * _MICROSECOND,
+        pauses=tuple(_pause(one) for one in answer.pauses),
+        topics=tuple(
+            TopicStatus(
+                topic=one.topic,
+                paused=one.paused,
+                counts=dict(one.counts),
+                waiting_since=_time(one.waiting_since_us),
+                ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
+            )
+            for one in answer.topics
+        ),
+        instances=tuple(
+            InstanceInfo(
+                name=one.name,
+                version=one.version,
+                started_at=_time(one.started_us),
+                seen_at=_time(one.seen_us),
+                workers=one.workers,
+            )
+            for one in answer.instances
+        ),
+    )
+
+
+def _pause(pause: pb.PauseInfo) -> PauseInfo:
+    kind = pause.target.WhichOneof("kind")
+    return PauseInfo(
+        target=f"topic {pause.target.topic}" if kind == "topic" else str(kind),
+        paused=pause.paused,
+        reason=pause.reason,
+        who=pause.who,
+        since=_time(pause.since_us),
+        until=_time(pause.until_us),
+    )
+
+
+def _time(microseconds: int) -> datetime | None:
+    return _EPOCH + microseconds * _MICROSECOND if microseconds else None
+
+
+def _unknown(error: ServerError, target: pb.Target) -> ServerError | NotFound:
+    return NotFound("topic", target.topic) if error.reported == "not_found" else error

@@ -1,0 +1,135 @@
+"""`hg.admin.jobs`: the verbs on jobs by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError, NotFound, Refused
+from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.validation import check_topic
+from headgate.sdk.admin.history import JobEvent, job_event
+from headgate.sdk.codec import encode
+from headgate.sdk.connection import Connection
+from headgate.sdk.handles import state_word
+from headgate.sdk.ids import id_from_bytes
+from headgate.sdk.options import priority_of
+from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.rpc import GET_JOB, Method
+from headgate.wire import jobs_pb2, producer_pb2
+from headgate.wire import operator_pb2 as pb
+
+CANCEL: Final = Method("OperatorService/CancelJobs", pb.CancelJobsRequest, pb.JobsResponse)
+# Not repeatable: by then the job may have ended once more, and would run once too often.
+REDRIVE: Final = Method("OperatorService/RedriveJobs", pb.RedriveJobsRequest, pb.JobsResponse, repeatable=False)
+DISCARD: Final = Method("OperatorService/DiscardJobs", pb.DiscardJobsRequest, pb.JobsResponse)
+REPRIORITISE: Final = Method("OperatorService/ReprioritiseJobs", pb.ReprioritiseJobsRequest, pb.JobsResponse)
+MOVE: Final = Method("OperatorService/MoveJobs", pb.MoveJobsRequest, pb.JobsResponse)
+
+Ids = UUID | str | Iterable[UUID | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange:
+    """What a verb did to one job: `changed`, its `state` now, and else an error `code` with the reason in `message`."""
+
+    id: JobId
+    changed: bool
+    state: str
+    code: str = ""
+    message: str = ""
+
+    def raise_for_error(self) -> None:
+        """Raise NotFound or Refused if nothing was done."""
+        if error := self.error:
+            raise error
+
+    @property
+    def error(self) -> HeadgateError | None:
+        """Why nothing was done; None if it was, or was done before."""
+        if not self.code:
+            return None
+        return NotFound("job", str(self.id)) if self.code == "not_found" else Refused(self.message)
+
+
+class Jobs:
+    """Verbs on jobs by id: one or up to 1,000 in a call, a `JobChange` for each in the same order.
+
+    They never raise for a single job; see `JobChange.raise_for_error`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def events(self, job_id: UUID | str) -> list[JobEvent]:
+        """What happened to a job, oldest first: who did what to it, when and why. Raises NotFound."""
+        known = parse_job_id(job_id)
+        request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True)
+        found = await self._connection.call(GET_JOB, request, subject=str(known))
+        return [job_event(event) for event in found.events]
+
+    async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
+        """End queued jobs at once; running ones are told to stop, and end when they do."""
+        return changes_of(await self._connection.call(CANCEL, cancel_request(ids, reason)))
+
+    async def redrive(
+        self,
+        ids: Ids,
+        *,
+        payload: object = None,
+        delay: Seconds = 0,
+        per_second: float = 0.0,
+        reason: str = "",
+    ) -> list[JobChange]:
+        """Put finished jobs back on their topic, their attempts counted anew.
+
+        `payload` is another body, for one job only: bytes as they are, all else as JSON. With `per_second` at most so
+        many come back a second.
+        """
+        request = pb.RedriveJobsRequest(
+            ids=_raw(ids), reason=reason, delay_ms=delay_in_ms(delay), per_second=per_second
+        )
+        if payload is not None:
+            request.payload = payload if isinstance(payload, bytes) else encode(payload, path="payload")
+        return changes_of(await self._connection.call(REDRIVE, request))
+
+    async def discard(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
+        """Remove dead and cancelled jobs for good; their history stays."""
+        request = pb.DiscardJobsRequest(ids=_raw(ids), reason=reason)
+        return changes_of(await self._connection.call(DISCARD, request))
+
+    async def reprioritise(self, ids: Ids, priority: int | str, *, reason: str = "") -> list[JobChange]:
+        """Give queued jobs another priority (a number or a tier), from the next claim on; their age stays."""
+        request = pb.ReprioritiseJobsRequest(ids=_raw(ids), reason=reason, priority=priority_of(priority))
+        return changes_of(await self._connection.call(REPRIORITISE, request))
+
+    async def move(self, ids: Ids, topic: str, *, reason: str = "") -> list[JobChange]:
+        """Put queued jobs on another topic, which is made if there is none; priority and age stay."""
+        request = pb.MoveJobsRequest(ids=_raw(ids), reason=reason, topic=check_topic(topic))
+        return changes_of(await self._connection.call(MOVE, request))
+
+
+def _raw(ids: Ids) -> list[bytes]:
+    many: Sequence[UUID | str] = [ids] if isinstance(ids, UUID | str) else list(ids)
+    return [parse_job_id(one).bytes for one in many]
+
+
+def cancel_request(ids: Ids, reason: str) -> pb.CancelJobsRequest:
+    """To cancel these."""
+    return pb.CancelJobsRequest(ids=_raw(ids), reason=reason)
+
+
+def changes_of(answer: pb.JobsResponse) -> list[JobChange]:
+    """Read the results off the wire."""
+    return [
+        JobChange(
+            id=id_from_bytes(one.id),
+            changed=one.changed,
+            state="" if one.state == jobs_pb2.STATE_UNSPECIFIED else state_word(one.state),
+            code=one.error.code,
+            message=one.error.message,
+        )
+        for one in answer.results
+    ]

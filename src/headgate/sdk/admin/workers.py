@@ -1,0 +1,66 @@
+"""`hg.admin.workers`: who is connected, and who gets no more jobs."""
+
+from __future__ import annotations
+
+from builtins import list as list_of
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headgate.domain.validation import check_worker_id
+from headgate.sdk.connection import Connection
+from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.rpc import Method
+from headgate.wire import operator_pb2 as pb
+
+LIST: Final = Method("OperatorService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
+QUIET: Final = Method("OperatorService/QuietWorker", pb.QuietWorkerRequest, pb.QuietWorkerResponse)
+UNQUIET: Final = Method("OperatorService/UnquietWorker", pb.UnquietWorkerRequest, pb.UnquietWorkerResponse)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A connected worker. `holding` jobs are in its hands, and it would take `credit` more; a quiet one gets none."""
+
+    worker: str
+    instance: str
+    topics: tuple[str, ...]
+    holding: int
+    credit: int
+    quiet: bool
+
+
+class Workers:
+    """The workers of your tenant."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def list(self) -> list_of[WorkerInfo]:
+        """All that are connected, by instance and name; on other instances as they were some seconds ago."""
+        answer = await self._connection.call(LIST, pb.ListWorkersRequest())
+        return [
+            WorkerInfo(
+                worker=one.worker,
+                instance=one.instance,
+                topics=tuple(one.topics),
+                holding=one.holding,
+                credit=one.credit,
+                quiet=one.quiet,
+            )
+            for one in answer.workers
+        ]
+
+    async def quiet(self, worker: str, *, reason: str = "", duration: Seconds = 3600) -> datetime:
+        """Give a worker no more jobs, wherever it connects; it finishes what it holds. Returns when that ends."""
+        request = pb.QuietWorkerRequest(
+            worker=check_worker_id(worker), reason=reason, for_ms=delay_in_ms(duration, field="duration")
+        )
+        answer = await self._connection.call(QUIET, request)
+        return _EPOCH + timedelta(microseconds=answer.until_us)
+
+    async def unquiet(self, worker: str, *, reason: str = "") -> bool:
+        """Let a worker have jobs again; says whether it was quiet."""
+        request = pb.UnquietWorkerRequest(worker=check_worker_id(worker), reason=reason)
+        return (await self._connection.call(UNQUIET, request)).changed

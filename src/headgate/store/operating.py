@@ -1,0 +1,293 @@
+"""The operator's verbs on the database: each is one transaction, its audit included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from headgate.control.operator_ports import (
+    AuditView,
+    Change,
+    InstanceView,
+    Pause,
+    Quiet,
+    Redrive,
+    Standing,
+    Status,
+    Target,
+    TargetKind,
+    TopicStatus,
+)
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.rank import MICROSECOND
+from headgate.domain.workers import WorkerView
+from headgate.store import audit, control, quiet, reads, verbs
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.service import Store, transaction
+
+TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
+# Topics are few beside jobs; index: topics_tenant_no_name_key
+TOPICS: Final = (
+    "SELECT topic_no, name, ageing_step_us FROM headgate.topics WHERE tenant_no = $1 ORDER BY name LIMIT 5000"
+)
+OLDEST: Final = "SELECT topic_no, since FROM headgate.oldest_pending_v1($1)"
+SEEN: Final = """
+SELECT instance_no, name, version, started_at, seen_at, summary FROM headgate.instances
+ WHERE seen_at > headgate.clock_v1() - interval '10 seconds' ORDER BY instance_no LIMIT 1000"""
+SUMMARISE: Final = """
+UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHERE instance_no = $1"""
+
+
+class OperatorStore:
+    """Fits control/operator_ports.py over the lanes of one instance."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def tenant_no(self, tenant: str) -> int:
+        return await self._store.tenant_no(tenant)
+
+    async def notify(self, topic_nos: Sequence[int]) -> None:
+        await self._store.notify(topic_nos)
+
+    def _operate(self) -> AbstractAsyncContextManager[Connection]:
+        return self._store.lane("operate").use()
+
+    def _read(self) -> AbstractAsyncContextManager[Connection]:
+        return self._store.lane("read").use()
+
+    # ------------------------------------------------------------------ pause and resume
+
+    async def pause(
+        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None
+    ) -> tuple[tuple[int, int], Pause]:
+        """Raises NotFound for a topic that does not exist: a misspelt name must not look like a pause."""
+        async with self._operate() as db:
+            row = await self._row(db, tenant, target)
+            async with transaction(db):
+                if until is not None:
+                    with translating(writing=False):
+                        now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+                    if until <= now:
+                        raise InvalidInput(
+                            "until", f"is over already: the database's clock shows {now.isoformat(timespec='seconds')}"
+                        )
+                since = await control.pause(db, row, reason=reason, who=who, until=until)
+                await audit.record(
+                    db,
+                    row[0],
+                    actor=who,
+                    verb="pause",
+                    target=str(target),
+                    reason=reason,
+                    detail={"until": until.isoformat()} if until else None,
+                )
+        return row, Pause(target=target, paused=True, reason=reason, who=who, since=since, until=until)
+
+    async def resume(self, tenant: str, target: Target, *, reason: str, who: str) -> tuple[tuple[int, int], bool]:
+        async with self._operate() as db:
+            row = await self._row(db, tenant, target)
+            async with transaction(db):
+                changed = await control.resume(db, row)
+                if changed:  # a resume of what runs anyway changes nothing, so there is nothing to write down
+                    await audit.record(db, row[0], actor=who, verb="resume", target=str(target), reason=reason)
+        return row, changed
+
+    async def _row(self, db: Connection, tenant: str, target: Target) -> tuple[int, int]:
+        if target.kind is TargetKind.EVERYTHING:
+            return control.EVERYTHING
+        tenant_no = await self._store.tenant_no(tenant)
+        if target.kind is TargetKind.TENANT:
+            return tenant_no, 0
+        with translating(writing=False):
+            topic_no: int | None = await db.fetchval(TOPIC_NO, tenant_no, target.topic)
+        if topic_no is None:
+            raise NotFound("topic", target.topic)
+        return tenant_no, topic_no
+
+    async def status(self, tenant: str) -> Status:
+        tenant_no = await self._store.tenant_no(tenant)
+        async with self._read() as db:
+            with translating(writing=False):
+                now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+                topics = {row[0]: (row[1], row[2]) for row in await db.fetch(TOPICS, tenant_no)}
+                oldest = {row[0]: row[1] for row in await db.fetch(OLDEST, list(topics))}
+                instances = await db.fetch(SEEN)
+            rows = await control.controls(db)
+            counts = await reads.counts(db, tenant_no)
+        mine = [row for row in rows if row.tenant_no in (0, tenant_no) and (row.topic_no in topics or not row.topic_no)]
+        paused = {row.topic_no for row in mine if row.paused}
+        return Status(
+            now=now,
+            pauses=[
+                Pause(
+                    target=_target(row, topics),
+                    paused=row.paused,
+                    reason=row.reason,
+                    who=row.paused_by,
+                    since=row.paused_at,
+                    until=row.paused_until if row.paused else None,
+                )
+                for row in mine
+            ],
+            topics=[
+                TopicStatus(
+                    topic=name,
+                    paused=bool(paused & {0, no}),
+                    counts=counts.get(no, {}),
+                    waiting_since=oldest.get(no),
+                    ageing_step=None if step is None else step * MICROSECOND,
+                )
+                for no, (name, step) in topics.items()
+            ],
+            instances=[
+                InstanceView(
+                    name=name,
+                    version=version,
+                    started_at=started,
+                    seen_at=seen,
+                    workers=_summary(summary).get(str(tenant_no), 0),
+                )
+                for _, name, version, started, seen, summary in instances
+            ],
+        )
+
+    async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:
+        tenant_no = await self._store.tenant_no(tenant)
+        async with self._read() as db:
+            found = await audit.entries(db, tenant_no, before=before, limit=limit)
+        return [
+            AuditView(
+                no=entry.no,
+                at=entry.at,
+                everything=entry.tenant_no == 0,
+                actor=entry.actor,
+                verb=entry.verb,
+                target=entry.target,
+                reason=entry.reason,
+                detail=entry.detail,
+            )
+            for entry in found
+        ]
+
+    # ------------------------------------------------------------------ jobs by id
+
+    async def standings(self, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, Standing]:
+        async with self._read() as db:
+            found = await verbs.states(db, tenant_no, ids)
+            return {
+                job_id: Standing(
+                    state=state,
+                    topic_no=topic_no,
+                    topic=(await self._store.names.topic_by_no(db, topic_no)).name,
+                    epoch=epoch,
+                )
+                for job_id, (state, topic_no, epoch) in found.items()
+            }
+
+    async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> dict[UUID, Change]:
+        async with self._operate() as db:
+            done = await verbs.cancel(db, tenant_no, ids, who=who, reason=reason)
+        return {job_id: Change(changed=one.changed, state=one.state) for job_id, one in done.items()}
+
+    async def redrive(
+        self, tenant_no: int, ids: Sequence[UUID], how: Redrive, *, who: str, reason: str
+    ) -> dict[UUID, int]:
+        payloads = [how.payloads.get(job_id) for job_id in ids] if how.payloads else []
+        async with self._operate() as db:
+            done = await verbs.redrive(
+                db, tenant_no, ids, payloads=payloads, delay=how.delay, apart=how.apart, who=who, reason=reason
+            )
+        return {job_id: one.topic_no for job_id, one in done.items()}
+
+    async def reprioritise(
+        self, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str, reason: str
+    ) -> dict[UUID, Change]:
+        async with self._operate() as db:
+            done = await verbs.reprioritise(db, tenant_no, ids, priority=priority, who=who, reason=reason)
+        return {
+            job_id: Change(changed=one.changed, state=one.state, topic_no=place.topic_no if place else None)
+            for job_id, (one, place) in done.items()
+        }
+
+    async def move(self, tenant: str, ids: Sequence[UUID], *, topic: str, who: str, reason: str) -> dict[UUID, Change]:
+        (target,) = await self._store.topics(tenant, [topic])  # made by its first use, as a submit would
+        async with self._operate() as db:
+            done = await verbs.move(db, target.tenant_no, ids, topic_no=target.no, who=who, reason=reason)
+        return {
+            job_id: Change(changed=one.changed, state=one.state, topic_no=one.topic_no, keyed=one.keyed)
+            for job_id, one in done.items()
+        }
+
+    async def discard(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> set[UUID]:
+        async with self._operate() as db:
+            return await verbs.discard(db, tenant_no, ids, who=who, reason=reason)
+
+    # ------------------------------------------------------------------ workers
+
+    async def quiet(self, tenant: str, worker: str, *, reason: str, who: str, span: timedelta) -> Quiet:
+        tenant_no = await self._store.tenant_no(tenant)
+        async with self._operate() as db, transaction(db):
+            since, until = await quiet.quiet(db, tenant_no, worker, reason=reason, who=who, span=span)
+            detail = {"until": until.isoformat()}
+            await audit.record(
+                db, tenant_no, actor=who, verb="quiet", target=f"worker {worker}", reason=reason, detail=detail
+            )
+        return Quiet(worker=worker, reason=reason, who=who, since=since, until=until)
+
+    async def unquiet(self, tenant: str, worker: str, *, reason: str, who: str) -> bool:
+        tenant_no = await self._store.tenant_no(tenant)
+        async with self._operate() as db, transaction(db):
+            changed = await quiet.unquiet(db, tenant_no, worker)
+            if changed:
+                await audit.record(db, tenant_no, actor=who, verb="unquiet", target=f"worker {worker}", reason=reason)
+        return changed
+
+    async def quiet_set(self) -> frozenset[tuple[int, str]]:
+        async with self._read() as db:
+            return await quiet.quiet_set(db)
+
+    async def workers_elsewhere(self, tenant: str) -> list[WorkerView]:
+        tenant_no = await self._store.tenant_no(tenant)
+        async with self._read() as db:
+            with translating(writing=False):
+                rows = await db.fetch(SEEN)
+        return [
+            WorkerView(
+                worker=worker["worker"],
+                instance=name,
+                topics=worker["topics"],
+                holding=worker["holding"],
+                credit=worker["credit"],
+                quiet=worker["quiet"],
+            )
+            for no, name, _, _, _, summary in rows
+            if no != self._store.instance_no and summary is not None
+            for worker in json.loads(summary).get("workers", [])
+            if worker["tenant_no"] == tenant_no
+        ]
+
+    async def summarise(self, summary: Mapping[str, object]) -> None:
+        """Say who is connected here, for those who ask another instance: one row, whatever the number of workers."""
+        async with self._operate() as db:
+            with translating(writing=True):
+                await db.execute(SUMMARISE, self._store.instance_no, json.dumps(summary))
+
+
+def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> Target:
+    if not row.tenant_no:
+        return Target(kind=TargetKind.EVERYTHING)
+    if not row.topic_no:
+        return Target(kind=TargetKind.TENANT)
+    return Target(kind=TargetKind.TOPIC, topic=topics[row.topic_no][0])
+
+
+def _summary(text: str | None) -> Mapping[str, int]:
+    """Workers by tenant number."""
+    counts: Mapping[str, int] = json.loads(text).get("counts", {}) if text else {}
+    return counts

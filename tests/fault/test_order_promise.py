@@ -1,0 +1,67 @@
+"""Priority over three servers under load: urgent work overtakes a deep backlog, whichever server it comes in at."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from headgate import Headgate, Priority
+from headgate.store.connect import connect
+from tests.fault.conftest import Servers, Workers
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.timeout(120)
+
+BULK, BURST = 10_000, 15
+# Of both tables; 10 is `high`, 20 is `urgent`.
+JOBS = """
+WITH j AS (SELECT priority, created_at, claimed_at, owner FROM headgate.jobs
+           UNION ALL SELECT priority, created_at, claimed_at, owner FROM headgate.archive)"""
+OWNERS = JOBS + "SELECT count(DISTINCT owner) FROM j WHERE claimed_at IS NOT NULL"
+LEFT = "SELECT count(*) FROM headgate.jobs WHERE priority = -10 AND state = 0"
+ENDED = "SELECT count(*) FROM headgate.archive WHERE priority = $1"
+OVERTAKEN = (
+    JOBS
+    + """
+SELECT coalesce(max(n), 0) FROM (
+    SELECT count(*) FILTER (WHERE b.claimed_at > u.created_at + interval '50 ms' AND b.claimed_at < u.claimed_at) AS n
+      FROM j u CROSS JOIN j b WHERE u.priority = 20 AND b.priority = -10 GROUP BY u.created_at, u.claimed_at) AS each"""
+)
+
+
+@pytest.mark.req("P2", "P15", "P11")
+async def test_urgent_jobs_overtake_ten_thousand_bulk_jobs_on_three_servers(
+    database: str, servers: Servers, workers: Workers
+) -> None:
+    three = await asyncio.to_thread(servers, 3)
+    rows = await connect(database, application_name="headgate test")
+    clients = [Headgate(server.address) for server in three]
+    try:
+        await clients[0].submit_many("slow", [b"4"] * BULK, priority=Priority.BULK)
+        for server in three:
+            await asyncio.to_thread(workers, 1, [server], concurrency=8, prefetch=8, topics=["slow", "fast"])
+
+        async def all_claim() -> bool:
+            return bool(await rows.fetchval(OWNERS) == 3)
+
+        await until_async(all_claim, "all three servers claim")
+        for number in range(BURST):  # to two topics, by three servers, while all workers are busy
+            topic = ("slow", "fast")[number % 2]
+            await clients[number % 3].submit(topic, b"1", priority="urgent")
+
+        async def all_ended() -> bool:
+            return bool(await rows.fetchval(ENDED, 20) == BURST)
+
+        await until_async(all_ended, "the urgent ones are done", within=timedelta(seconds=30))
+        left = await rows.fetchval(LEFT)
+        overtaken = await rows.fetchval(OVERTAKEN)
+        assert left > BULK / 2, f"they were done while {left} bulk jobs waited"
+        # A server may hear of it only by its tick, but whoever claims looks at the best priority first: none of them
+        # takes more than what it was just claiming.
+        assert overtaken <= 3 * 16 * 2, f"{overtaken} bulk jobs started while an urgent one waited"
+    finally:
+        for client in clients:
+            await client.close()
+        await rows.close()

@@ -1,0 +1,546 @@
+"""The operator's verbs on jobs by id, quiet workers, and who is connected: rules, rights and what is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.control.operator_ports import JobAnswer
+from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
+from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.identity import PermissionDenied, Scope
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.states import State
+from headgate.store import reads, verbs
+from headgate.store.connect import Connection
+from tests.support.dispatching import Hold, Instance, ManualClock, completing, settle_down, soon, waiting_for
+from tests.support.operating import ANA, OPERATOR, READER, Desk, someone
+from tests.support.queue import Clock, Queue, new_id
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.timeout(30)
+FATAL = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
+
+
+@pytest.fixture
+async def one(database: str) -> AsyncIterator[Instance]:
+    async with Instance(database) as instance:
+        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        yield instance
+
+
+@pytest.fixture
+async def still(database: str) -> AsyncIterator[Instance]:
+    async with Instance(database, running=False) as instance:
+        yield instance
+
+
+def told(answers: list[JobAnswer]) -> list[tuple[bool, State | None, str]]:
+    return [(one.changed, one.state, one.error.code if one.error else "") for one in answers]
+
+
+async def finished(instance: Instance, count: int = 1, topic: str = "mail") -> list[UUID]:
+    """Jobs that are dead."""
+    ids = await instance.submit(count, topic)
+    worker = await instance.worker(f"undertaker-{ids[0]}", topic, slots=count)
+    await instance.coordinator.claim_once()
+    for job_id in ids:
+        await worker.report(job_id, 1, FATAL)
+    worker.lose()
+    return list(ids)
+
+
+# ---------------------------------------------------------------------- cancel
+
+
+@pytest.mark.req("O24")
+async def test_a_queued_job_is_cancelled_at_once_and_whoever_waits_for_it_is_told(still: Instance) -> None:
+    desk = Desk(still)
+    pending, timed = [*await still.submit(), *await still.submit(delay=timedelta(hours=1))]
+    unknown = new_id()
+    answers = await desk.verbs.cancel(OPERATOR, [pending, unknown, timed], reason="typo")
+    assert told(answers) == [
+        (True, State.CANCELLED, ""),
+        (False, None, "not_found"),
+        (True, State.CANCELLED, ""),
+    ]
+    assert [answer.id for answer in answers] == [pending, unknown, timed], "in the order asked"
+    assert desk.endings.ids == [pending, timed]
+    (event,) = (await still.job(pending)).events
+    assert (event.kind, event.actor, event.reason) == ("cancelled", "ana", "typo")
+    assert told(await desk.verbs.cancel(OPERATOR, [pending])) == [(False, State.CANCELLED, "wrong_state")]
+
+
+@pytest.mark.req("O24")
+async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ignores_it_no_more(one: Instance) -> None:
+    desk = Desk(one)
+    (job,) = await one.submit()
+    worker = await one.worker(slots=1)
+    await worker.take()
+    assert told(await desk.verbs.cancel(OPERATOR, [job], reason="stop")) == [(True, State.RUNNING, "")]
+    word = await worker.hear()
+    assert list(word.cancel) == [(job, 1)], "at once, without waiting for a tick"
+    assert told(await desk.verbs.cancel(OPERATOR, [job])) == [(False, State.RUNNING, "")], "asked for already"
+    await worker.report(job, 1, FATAL)
+    assert (await one.job(job)).state is State.CANCELLED
+
+
+async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(one: Instance, database: str) -> None:
+    async with Instance(database, name="two") as two:
+        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        (job,) = await one.submit()
+        worker = await two.worker(slots=1)
+        await worker.take()
+        await one.coordinator.tick_once()
+        await Desk(one).verbs.cancel(OPERATOR, [job])
+        word = await worker.hear(within=10)  # its tick is an hour away
+        assert list(word.cancel) == [(job, 1)]
+
+
+# ---------------------------------------------------------------------- redrive and discard
+
+
+async def test_a_redrive_starts_anew_and_tells_what_it_cannot(still: Instance) -> None:
+    desk = Desk(still)
+    (dead,) = await finished(still)
+    (queued,) = await still.submit()
+    answers = await desk.verbs.redrive(OPERATOR, [queued, dead], reason="fixed")
+    assert told(answers) == [(False, State.PENDING, "wrong_state"), (True, State.PENDING, "")]
+    assert "completed, dead or cancelled" in str(answers[0].error)
+    job = await still.job(dead)
+    assert (job.attempt, job.epoch) == (0, 1)
+    assert [event.kind for event in job.events] == ["failed", "redriven"]
+    assert (job.events[1].actor, job.events[1].reason) == ("ana", "fixed")
+
+
+async def test_one_job_can_be_redriven_with_another_body(still: Instance) -> None:
+    desk = Desk(still)
+    dead, other = await finished(still, 2)
+    assert told(await desk.verbs.redrive(OPERATOR, [dead], payload=b"mended")) == [(True, State.PENDING, "")]
+    found = await still.store.job("acme", dead, payload=True, result=False, events=False)
+    assert found.payload == b"mended"
+    with pytest.raises(InvalidInput, match="payload: is for one job"):
+        await desk.verbs.redrive(OPERATOR, [dead, other], payload=b"mended")
+
+
+async def test_a_redrive_limits_its_own_rate(still: Instance, db: Connection) -> None:
+    dead = await finished(still, 10)
+    clock = await Clock.install(db)
+    answers = await Desk(still).verbs.redrive(OPERATOR, dead, delay=timedelta(seconds=5), per_second=4)
+    assert told(answers) == [(True, State.SCHEDULED, "")] * 10
+    due = [(await still.job(job_id)).run_at - clock.now for job_id in dead]
+    assert due == [timedelta(seconds=5 + place / 4) for place in range(10)]
+    due_counts = Counter(span // timedelta(seconds=1) for span in due)
+    assert max(due_counts.values()) == 4
+    for wrong in (-1, 0.0001, 1e9, float("nan")):
+        with pytest.raises(InvalidInput, match="per_second"):
+            await Desk(still).verbs.redrive(OPERATOR, dead, per_second=wrong)
+
+
+async def test_the_first_of_a_spread_redrive_is_due_at_once(still: Instance) -> None:
+    dead = await finished(still, 3)
+    answers = await Desk(still).verbs.redrive(OPERATOR, dead, per_second=1)
+    assert [answer.state for answer in answers] == [State.PENDING, State.SCHEDULED, State.SCHEDULED]
+    counts = await reads_counts(still)
+    assert counts == {State.PENDING: 1, State.SCHEDULED: 2}
+
+
+async def reads_counts(instance: Instance) -> dict[State, int]:
+    async with instance.store.lane("read").use() as db:
+        found = await reads.counts(db, await instance.store.tenant_no("acme"))
+    (counts,) = found.values()
+    return counts
+
+
+async def test_only_dead_and_cancelled_jobs_are_discarded_and_the_history_tells_by_whom(
+    still: Instance, db: Connection
+) -> None:
+    desk = Desk(still)
+    (dead,) = await finished(still)
+    (queued,) = await still.submit()
+    assert told(await desk.verbs.discard(OPERATOR, [dead, queued], reason="noise")) == [
+        (True, State.DEAD, ""),
+        (False, State.PENDING, "wrong_state"),
+    ]
+    events = await reads.events(db, await still.store.tenant_no("acme"), dead)
+    assert (events[-1].kind.label, events[-1].actor, events[-1].reason) == ("discarded", "ana", "noise")
+    assert told(await desk.verbs.discard(OPERATOR, [dead])) == [(False, None, "not_found")]
+
+
+# ---------------------------------------------------------------------- reprioritise and move
+
+
+@pytest.mark.req("O10", "P16", "T19")
+async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_watermark(still: Instance) -> None:
+    desk = Desk(still)
+    await still.submit(4)
+    worker = await still.worker(slots=2)
+    await still.coordinator.claim_once()
+    first = await still.submit(2, priority=5)
+    worker.ready(2)
+    await still.coordinator.claim_once()  # the marks have moved on
+    low = await still.submit(2, priority=-5)
+    answers = await desk.verbs.reprioritise(OPERATOR, [low[1], first[0]], priority=9, reason="vip")
+    assert told(answers) == [(True, State.PENDING, ""), (False, State.RUNNING, "wrong_state")]
+    worker.ready(1)
+    await still.coordinator.claim_once()
+    assert low[1] in worker.link.held
+    (event,) = (await still.job(low[1])).events
+    assert (event.kind, event.actor, event.reason) == ("reprioritised", "ana", "vip")
+
+
+async def test_another_instance_looks_from_the_head_after_a_new_priority(one: Instance, database: str) -> None:
+    async with Instance(database, name="two") as two:
+        await soon(lambda: two.coordinator.ticks, "two has ticked")
+        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        await one.coordinator.tick_once()
+        await one.submit(3)
+        worker = await two.worker(slots=1)
+        await worker.take()  # its mark is behind the first
+        (late,) = await one.submit(priority=-5)
+        await Desk(one).verbs.reprioritise(OPERATOR, [late], priority=50)
+        await soon(lambda: any(demand.from_head for demand in two.coordinator._demands.values()), "two was told")
+        worker.ready(1)
+        assert list((await worker.take()).ids) == [late]
+
+
+async def test_a_moved_job_keeps_priority_and_age_and_ranks_as_its_new_topic_ranks(
+    still: Instance, db: Connection
+) -> None:
+    clock = await Clock.install(db)
+    queue = Queue(db)
+    await queue.topic("ageing")
+    await db.execute("UPDATE headgate.topics SET ageing_step_us = 1000000 WHERE name = 'ageing'")
+    await queue.names.refresh(db)
+    await still.store.names.refresh(db)
+    (old,) = await queue.add(priority=3)  # as old as if submitted three seconds before, on an ageing topic
+    await clock.advance(seconds=2)
+    (middle,) = await queue.add(1, "ageing", priority=4)  # two seconds before that
+    (young,) = await queue.add(1, "ageing", priority=0)
+    desk = Desk(still)
+    assert told(await desk.verbs.move(OPERATOR, [old], topic="ageing", reason="wrong place")) == [
+        (True, State.PENDING, "")
+    ]
+    job = await still.job(old)
+    assert (job.topic, job.priority) == ("ageing", 3)
+    assert (job.events[-1].kind, job.events[-1].actor, job.events[-1].reason) == ("moved", "ana", "wrong place")
+    order = (await queue.claim(10, "ageing")).ids
+    assert order == (old, middle, young)
+    assert (await queue.claim(10, "mail")).ids == ()
+
+
+@pytest.mark.parametrize("steps", [(None, None), (None, 1_000_000), (1_000_000, None), (1_000_000, 5_000_000)])
+async def test_there_and_back_is_where_it_was(db: Connection, steps: tuple[int | None, int | None]) -> None:
+    queue = Queue(db)
+    for topic, step in zip(("here", "there"), steps, strict=True):
+        await queue.topic(topic)
+        await db.execute("UPDATE headgate.topics SET ageing_step_us = $2 WHERE name = $1", topic, step)
+    await queue.names.refresh(db)
+    ids = [*await queue.add(2, "here", priority=7), *await queue.add(1, "here", priority=-(2**31))]
+    rank = "SELECT id, topic_no, rank_class, rank_at, priority FROM headgate.jobs ORDER BY id"
+    before = await db.fetch(rank)
+    tenant_no = await queue.tenant_no()
+    for topic in ("there", "here"):
+        done = await verbs.move(db, tenant_no, ids, topic_no=(await queue.topic(topic)).no)
+        assert all(one.changed for one in done.values())
+        by_submit = await queue.add(1, topic, priority=7)
+        moved = await db.fetchrow("SELECT rank_class FROM headgate.jobs WHERE id = $1", ids[0])
+        fresh = await db.fetchrow("SELECT rank_class FROM headgate.jobs WHERE id = $1", by_submit[0])
+        assert moved == fresh, "ranked as one submitted there"
+        await db.execute("DELETE FROM headgate.jobs WHERE id = $1", by_submit[0])
+    assert await db.fetch(rank) == before
+
+
+async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Connection) -> None:
+    desk = Desk(still)
+    (dead,) = await finished(still)
+    (running,) = await still.submit(priority=10)
+    await still.worker("busy", slots=1)
+    await still.coordinator.claim_once()
+    (pending,) = await still.submit()
+    (timed,) = await still.submit(delay=timedelta(hours=1))
+    (keyed,) = await still.submit()
+    (blocked,) = await still.submit()
+    await db.execute("UPDATE headgate.jobs SET flags = flags | 4 WHERE id = $1", keyed)
+    await db.execute("UPDATE headgate.jobs SET state = 4 WHERE id = $1", blocked)
+    answers = await desk.verbs.move(OPERATOR, [dead, running, pending, timed, keyed, blocked], topic="new")
+    assert told(answers) == [
+        (False, State.DEAD, "wrong_state"),
+        (False, State.RUNNING, "wrong_state"),
+        (True, State.PENDING, ""),
+        (True, State.SCHEDULED, ""),
+        (False, State.PENDING, "refused"),
+        (False, State.BLOCKED, "wrong_state"),
+    ]
+    status = await desk.verbs.status(READER)
+    assert {topic.topic: topic.counts.get(State.SCHEDULED, 0) for topic in status.topics} == {"mail": 0, "new": 1}
+    worker = await still.worker("newcomer", "new", slots=5)
+    await still.coordinator.claim_once()
+    assert set(worker.link.held) == {pending}
+
+
+# ---------------------------------------------------------------------- rights and bounds
+
+
+async def test_a_token_of_some_topics_does_not_learn_that_other_jobs_exist(still: Instance) -> None:
+    (mail,) = await finished(still)
+    (sms,) = await finished(still, topic="sms")
+    limited = someone(Scope.OPERATE, topics=["sms"])
+    desk = Desk(still)
+    for verb in (desk.verbs.cancel, desk.verbs.discard, desk.verbs.redrive):
+        (answer,) = await verb(limited, [mail])
+        assert told([answer]) == [(False, None, "not_found")]
+    assert told(await desk.verbs.redrive(limited, [mail, sms])) == [
+        (False, None, "not_found"),
+        (True, State.PENDING, ""),
+    ]
+    assert told(await desk.verbs.reprioritise(limited, [sms], priority=1)) == [(True, State.PENDING, "")]
+    with pytest.raises(PermissionDenied, match="mail"):
+        await desk.verbs.move(limited, [sms], topic="mail")
+
+
+async def test_another_tenants_jobs_do_not_exist(still: Instance) -> None:
+    (job,) = await still.submit()
+    stranger = someone(Scope.ADMIN, tenant="other")
+    verbs_ = Desk(still).verbs
+    for answers in (
+        await verbs_.cancel(stranger, [job]),
+        await verbs_.redrive(stranger, [job]),
+        await verbs_.discard(stranger, [job]),
+        await verbs_.reprioritise(stranger, [job], priority=1),
+        await verbs_.move(stranger, [job], topic="mail"),
+    ):
+        assert told(answers) == [(False, None, "not_found")]
+    assert (await still.job(job)).state is State.PENDING
+
+
+async def test_verbs_need_the_scope_and_a_bounded_list(still: Instance) -> None:
+    verbs_ = Desk(still).verbs
+    (job,) = await still.submit()
+    for reader in (READER, someone(Scope.SUBMIT, Scope.WORK)):
+        for call in (
+            verbs_.cancel(reader, [job]),
+            verbs_.redrive(reader, [job]),
+            verbs_.discard(reader, [job]),
+            verbs_.reprioritise(reader, [job], priority=1),
+            verbs_.move(reader, [job], topic="mail"),
+            verbs_.quiet(reader, "w"),
+            verbs_.unquiet(reader, "w"),
+        ):
+            with pytest.raises(PermissionDenied, match="operate"):
+                await call
+    with pytest.raises(TooLarge, match="1001 jobs is over the limit of 1000"):
+        await verbs_.cancel(ANA, [new_id() for _ in range(1_001)])
+    with pytest.raises(InvalidInput, match="twice"):
+        await verbs_.cancel(ANA, [job, job])
+    with pytest.raises(InvalidInput, match="ids: is empty"):
+        await verbs_.cancel(ANA, [])
+    with pytest.raises(InvalidInput, match="reason"):
+        await verbs_.cancel(ANA, [job], reason="x" * 1_001)
+
+
+# ---------------------------------------------------------------------- quiet workers
+
+
+async def test_a_quiet_worker_gets_no_more_jobs_and_finishes_what_it_holds(one: Instance) -> None:
+    desk = Desk(one)
+    go = asyncio.Event()
+    await one.submit(3)
+    quiet = await one.worker("ant", slots=1, handler=waiting_for(go))
+    await soon(lambda: quiet.tracker.now == 1, "it holds one")
+    await desk.verbs.quiet(OPERATOR, "ant", reason="memory leak")
+    go.set()
+    await one.reach(1, State.COMPLETED)
+    await settle_down()
+    assert len(quiet.tracker.runs) == 1
+    assert (await one.states())[State.PENDING] == 2
+    other = await one.worker("bee", slots=1, handler=completing())
+    await one.reach(3, State.COMPLETED)
+    assert len(other.tracker.runs) == 2
+    await one.submit(1)
+    await one.reach(4, State.COMPLETED)
+    assert await desk.verbs.unquiet(OPERATOR, "ant")
+    other.lose()
+    await one.submit(2)
+    await one.reach(6, State.COMPLETED)
+    assert len(quiet.tracker.runs) == 3, "its credit is what it was"
+    assert not await desk.verbs.unquiet(OPERATOR, "ant")
+    assert [(entry.verb, entry.target, entry.reason) for entry in await desk.verbs.audit(READER)] == [
+        ("unquiet", "worker ant", ""),
+        ("quiet", "worker ant", "memory leak"),
+    ]
+
+
+async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Instance) -> None:
+    await still.submit(2)
+    worker = await still.worker("ant", slots=5)
+    hold = still.store.after["claim"] = Hold()
+    claiming = asyncio.create_task(still.coordinator.claim_once())
+    await hold.reached()
+    tenant_no = await still.store.tenant_no("acme")
+    still.coordinator.set_quiet([(tenant_no, "ant")])
+    worker.ready(2)
+    hold.release()
+    assert await claiming == 2  # which go back
+    still.store.after.clear()
+    assert still.free() == 0
+    await still.submit(9)
+    still.coordinator.stir_all()
+    assert await still.coordinator.claim_once() == 0
+    still.coordinator.set_quiet([])
+    assert still.free() == 7, "five that the claim had reserved, and two said meanwhile"
+    assert await still.coordinator.claim_once() == 7
+    still.coordinator.set_quiet([(tenant_no, "ant")])
+    worker.lose()
+    assert not still.coordinator._demands, "one that ends while it is quiet leaves nothing behind"
+
+
+async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(one: Instance, database: str) -> None:
+    async with (
+        Instance(database, name="two", tick_seconds=0.2) as two,
+        Instance(database, name="three", tick_seconds=0.2) as three,
+    ):
+        there = await two.worker("ant", slots=5, handler=completing())
+        await Desk(one).verbs.quiet(OPERATOR, "ant")
+        await soon(
+            lambda: two.coordinator.quieted and three.coordinator.quieted, "all know", within=timedelta(seconds=2)
+        )
+        there.lose()
+        again = await three.worker("ant", slots=5, handler=completing())
+        await one.submit(2)
+        three.coordinator.stir_all()
+        ticks = three.coordinator.ticks
+        await soon(lambda: three.coordinator.ticks > ticks + 2, "some ticks")
+        assert again.tracker.runs == []
+        await Desk(one).verbs.unquiet(OPERATOR, "ant")
+        await one.reach(2, State.COMPLETED)
+        assert len(again.tracker.runs) == 2
+
+
+async def test_being_quiet_ends_by_itself_and_costs_no_statement_meanwhile(still: Instance, db: Connection) -> None:
+    clock = await Clock.install(db)
+    desk = Desk(still)
+    await still.submit(1)
+    await still.worker("ant", slots=1)
+    quiet = await desk.verbs.quiet(OPERATOR, "ant", span=timedelta(minutes=5))
+    assert quiet.until - quiet.since == timedelta(minutes=5)
+    await still.coordinator.tick_once()
+    await still.store.count_statements()
+    for _ in range(3):
+        await still.coordinator.tick_once()
+        assert await still.coordinator.claim_once() == 0
+    assert await still.store.sent() == 3
+    await clock.advance(minutes=5)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 1
+    await desk.verbs.quiet(OPERATOR, "bee")
+    assert await db.fetch("SELECT worker FROM headgate.quiet_names") == [("bee",)], "what is over is forgotten"
+
+
+async def test_the_same_name_in_another_tenant_is_another_worker(still: Instance) -> None:
+    await Desk(still).verbs.quiet(someone(Scope.OPERATE, tenant="other"), "ant")
+    await still.submit(1)
+    await still.worker("ant", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    with pytest.raises(PermissionDenied, match="all topics"):
+        await Desk(still).verbs.quiet(someone(Scope.OPERATE, topics=["mail"]), "ant")
+
+
+# ---------------------------------------------------------------------- who is connected
+
+
+async def test_workers_of_all_instances_are_listed(one: Instance, database: str) -> None:
+    desk = Desk(one)
+    await one.submit(2)
+    worker = await one.worker("ant", "mail", "sms", slots=3)
+    await worker.take()
+    await soon(lambda: one.free() == 1, "what the claim left is given back")
+    await one.worker("foreign", slots=1, tenant="other")
+    async with Instance(database, name="two") as two:
+        await two.worker("bee", slots=4)
+        await soon(lambda: two.store.got and two.free() == 4, "its first look is over")
+        there = Desk(two)
+        await there.verbs.quiet(OPERATOR, "bee")
+        assert await there.presence.run_once()
+        found = await desk.verbs.workers(READER)
+        assert [
+            (view.worker, view.instance, list(view.topics), view.holding, view.credit, view.quiet) for view in found
+        ] == [
+            ("ant", "one", ["mail", "sms"], 2, 1, False),
+            ("bee", "two", ["mail"], 0, 4, True),
+        ]
+        assert [view.worker for view in await desk.verbs.workers(someone(Scope.READ, topics=["sms"]))] == ["ant"]
+        await desk.presence.run_once()
+        status = await desk.verbs.status(READER)
+        assert [(view.name, view.workers) for view in status.instances] == [("one", 1), ("two", 1)]
+
+
+async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(database: str, db: Connection) -> None:
+    clock = ManualClock()
+    async with Instance(database, running=False, now=clock) as one:
+        desk = Desk(one)
+        assert not await desk.presence.run_once(), "nobody is connected, as before"
+        for number in range(MOST_SHOWN + 50):
+            await one.worker(f"w{number:03}")
+        assert await desk.presence.run_once()
+        await one.worker("late")
+        assert not await desk.presence.run_once(), "not more often than every few seconds"
+        clock.advance(WRITE_SECONDS)
+        assert await desk.presence.run_once()
+        clock.advance(WRITE_SECONDS)
+        assert not await desk.presence.run_once(), "nothing has changed"
+        rows = await db.fetch("SELECT summary -> 'counts' #>> '{}', summary FROM headgate.instances")
+        assert len(rows) == 1
+        assert len(rows[0][1]) < 60_000
+        async with Instance(database, name="two", running=False) as two:
+            assert len(await Desk(two).verbs.workers(READER)) == MOST_SHOWN
+            status = await Desk(two).verbs.status(READER)
+            assert status.instances[0].workers == MOST_SHOWN + 51, "the number is true, even where names are left out"
+
+
+async def test_completed_jobs_can_be_redriven_too(still: Instance) -> None:
+    (job,) = await still.submit()
+    worker = await still.worker(slots=1)
+    await still.coordinator.claim_once()
+    await worker.report(job, 1, Completed(result=b"x"))
+    assert told(await Desk(still).verbs.redrive(OPERATOR, [job])) == [(True, State.PENDING, "")]
+
+    async def there() -> bool:
+        return (await still.job(job)).state is State.PENDING
+
+    await until_async(there, "it is back")
+
+
+# ---------------------------------------------------------------------- what a verb reads
+
+
+@pytest.mark.parametrize("analysed", [True, False])
+@pytest.mark.parametrize("plan", ["auto", "force_generic_plan"])
+async def test_verbs_reach_their_jobs_by_key_whatever_the_backlog_and_the_statistics(
+    db: Connection, analysed: bool, plan: str
+) -> None:
+    queue = Queue(db)
+    if analysed:
+        await db.execute("ANALYZE headgate.jobs")  # of an empty table, which every queue is now and then
+    ids = (await queue.add(3_000))[1_000:1_100]
+    target = await queue.topic("other")
+    tenant_no = await queue.tenant_no()
+    await db.execute(f"SET plan_cache_mode = {plan}")
+    transaction = db.transaction()
+    await transaction.start()
+    assert len(await verbs.states(db, tenant_no, ids)) == 100
+    assert len(await verbs.move(db, tenant_no, ids, topic_no=target.no)) == 100
+    scans = dict(
+        await db.fetch(
+            "SELECT relname, pg_stat_get_xact_tuples_returned(oid) FROM pg_class"
+            " WHERE relname IN ('jobs', 'jobs_claim_order', 'jobs_due', 'jobs_running')"
+        )
+    )
+    await transaction.rollback()
+    assert scans["jobs"] == 0, "never a scan of the table"
+    assert {name: rows for name, rows in scans.items() if rows} == {}, "nor a walk along a partial index"

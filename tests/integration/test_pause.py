@@ -1,0 +1,562 @@
+"""Pause and resume of everything, a tenant, a topic: what stops, what goes on, and who is told when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from headgate.control.operator_ports import Pause, Status, Target, TargetKind
+from headgate.dispatch.coordinator import TICK_SECONDS
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, StoreUnavailable
+from headgate.domain.identity import PermissionDenied, Scope
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.states import EventKind, State
+from headgate.store import leases
+from headgate.store.connect import Connection
+from tests.support.dispatching import (
+    Hold,
+    Instance,
+    completing,
+    failing_with,
+    settle_down,
+    soon,
+    waiting_for,
+)
+from tests.support.operating import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
+from tests.support.queue import Clock, Queue
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.timeout(30)
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+async def one(database: str) -> AsyncIterator[Instance]:
+    """A running instance; only wakes find work, for its tick is an hour away."""
+    async with Instance(database) as instance:
+        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        yield instance
+
+
+@pytest.fixture
+async def still(database: str) -> AsyncIterator[Instance]:
+    """An instance whose coordinator moves only when the test says so."""
+    async with Instance(database, running=False) as instance:
+        yield instance
+
+
+async def row_of(instance: Instance, target: Target) -> tuple[int, int]:
+    """The key of a target's row."""
+    tenant_no = await instance.store.tenant_no("acme")
+    (mail,) = await instance.topic_nos("mail")
+    return {"everything": (0, 0), "tenant": (tenant_no, 0), "topic mail": (tenant_no, mail)}[str(target)]
+
+
+def of(status: Status, target: Target) -> Pause:
+    (found,) = [pause for pause in status.pauses if pause.target == target]
+    return found
+
+
+# ---------------------------------------------------------------------- what stops, and what does not
+
+
+@pytest.mark.req("Z1", "Z2", "Z3", "Z20")
+@TARGETS
+async def test_while_a_target_is_paused_none_of_its_jobs_starts_and_a_resume_runs_them_in_order(
+    one: Instance, target: Target
+) -> None:
+    desk = Desk(one)
+    low = await one.submit(1, delay=timedelta(hours=1))  # the topic exists, and has nothing to do
+    await desk.pause(target, "maintenance")
+    worker = await one.worker(slots=1, handler=completing())
+    low = await one.submit(3)
+    high = await one.submit(3, priority=10)
+    await settle_down()
+    one.coordinator.stir_all()
+    await one.coordinator.tick_once()
+    await settle_down()
+    states = await one.states()
+    assert (states[State.PENDING], states[State.RUNNING], states[State.COMPLETED]) == (6, 0, 0), "all landed, none ran"
+    assert worker.link.ended is None
+    assert worker.tracker.runs == []
+    assert await desk.resume(target)
+    await one.reach(6, State.COMPLETED)
+    assert [run.id for run in worker.tracker.runs] == [*high, *low], "through the ordinary claim, best first"
+
+
+@pytest.mark.req("Z1", "Z4", "Z21")
+@TARGETS
+async def test_what_was_claimed_before_a_pause_ends_normally_and_a_failure_waits_for_its_retry(
+    one: Instance, target: Target
+) -> None:
+    desk = Desk(one)
+    ok, bad = await one.submit(2)
+    worker = await one.worker(slots=5)
+    await worker.take()
+    await desk.pause(target)
+    await worker.report(ok, 1, Completed(result=b"done"))
+    await worker.report(bad, 1, Failed(error=ErrorInfo(type="ValueError", message="boom")))
+    assert (await one.job(ok)).state is State.COMPLETED
+    assert (await one.job(bad)).state is State.RETRYING
+    async with one.store.lane("read").use() as db:
+        await db.execute("UPDATE headgate.jobs SET run_at = run_at - interval '1 hour'")
+    await one.coordinator.tick_once()
+    assert (await one.job(bad)).state is State.PENDING, "due, and not started"
+    await desk.resume(target)
+    assert (await worker.take()).ids == (bad,)
+
+
+@pytest.mark.req("Z5")
+@TARGETS
+async def test_leases_are_renewed_during_a_pause(still: Instance, db: Connection, target: Target) -> None:
+    clock = await Clock.install(db)
+    queue = Queue(db)
+    (job,) = await queue.add()
+    await queue.claim(lease=timedelta(seconds=60))
+    await Desk(still).pause(target)
+    await clock.advance(seconds=40)
+    tenant_no = await queue.tenant_no()
+    held = leases.Held(tenant_no=tenant_no, ids=[job], epochs=[1], lease_ms=60_000)
+    assert await leases.renew(db, [held]) == {}, "nothing out of the ordinary"
+    assert (await still.job(job)).lease_until == clock.now + timedelta(seconds=60)
+
+
+@pytest.mark.req("Z6")
+@TARGETS
+async def test_the_watchdog_reaps_during_a_pause_and_nothing_it_reaps_runs(
+    still: Instance, db: Connection, target: Target
+) -> None:
+    clock = await Clock.install(db)
+    queue = Queue(db)
+    (again,) = await queue.add()
+    (last,) = await queue.add(max_attempts=1)
+    await queue.claim(lease=timedelta(seconds=60))
+    await Desk(still).pause(target)
+    await clock.advance(seconds=61)
+    await still.worker(slots=5)
+    assert (await still.coordinator.tick_once()).reaped == 2
+    assert (await still.job(again)).state is State.RETRYING
+    assert (await still.job(last)).state is State.DEAD
+    await clock.advance(hours=1)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 0
+    assert (await still.job(again)).state is State.PENDING
+
+
+@pytest.mark.req("Z7")
+@TARGETS
+async def test_what_is_timed_falls_due_during_a_pause_and_queues(
+    still: Instance, db: Connection, target: Target
+) -> None:
+    clock = await Clock.install(db)
+    desk = Desk(still)
+    (timed,) = await still.submit(delay=timedelta(minutes=1))
+    await desk.pause(target)
+    await still.worker(slots=5)
+    await clock.advance(minutes=1)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 0
+    assert (await still.job(timed)).state is State.PENDING
+    await desk.resume(target)
+    assert await still.coordinator.claim_once() == 1
+
+
+@pytest.mark.req("O5", "Z24")
+async def test_a_paused_topic_costs_its_neighbours_nothing_and_is_left_out_of_the_claim(still: Instance) -> None:
+    desk = Desk(still)
+    await still.submit(3)
+    await still.submit(3, "sms")
+    await desk.pause(MAIL)
+    await still.worker("both", "mail", "sms", slots=10)
+    assert await still.coordinator.claim_once() == 3
+    assert still.store.asked[-1].topic_nos == tuple(await still.topic_nos("sms"))
+    await desk.pause(Target(kind=TargetKind.TOPIC, topic="sms"))
+    claims = still.store.calls["claim"]
+    still.coordinator.stir_all()
+    assert await still.coordinator.claim_once() == 0
+    assert still.store.calls["claim"] == claims, "with all topics paused nothing is asked"
+
+
+@pytest.mark.req("Z22")
+@TARGETS
+async def test_a_pause_touches_no_job_and_is_no_state_of_one(still: Instance, db: Connection, target: Target) -> None:
+    await still.submit(500)
+    rows = "SELECT id, xmin::text, ctid::text, state FROM headgate.jobs ORDER BY id"
+    before = await db.fetch(rows)
+    desk = Desk(still)
+    await desk.pause(target)
+    assert await db.fetch(rows) == before
+    await desk.resume(target)
+    assert await db.fetch(rows) == before
+    assert not any("pause" in word.label for word in (*State, *EventKind))
+
+
+# ---------------------------------------------------------------------- the gate
+
+
+@pytest.mark.req("Z10")
+async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick(still: Instance) -> None:
+    for number in range(50):
+        await still.worker(f"w{number}", slots=4)
+    await still.submit(20)
+    await Desk(still).pause(EVERYTHING)
+    await still.store.count_statements()
+    for _ in range(200):
+        still.coordinator.stir_all()
+        assert await still.coordinator.claim_once() == 0
+    assert await still.store.sent() == 0, "200 wakes of 50 links, and not one statement"
+    for _ in range(3):
+        await still.coordinator.tick_once()
+    assert await still.store.sent() == 3, "one statement a tick, whatever is connected"
+    assert TICK_SECONDS == 1.0
+
+
+@pytest.mark.req("Z11")
+async def test_the_global_row_is_seeded_open_and_cannot_have_a_twin(db: Connection) -> None:
+    seeded = await db.fetch("SELECT tenant_no, topic_no, paused, reason, paused_at FROM headgate.dispatch_control")
+    assert [tuple(row) for row in seeded] == [(0, 0, False, "", None)]
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await db.execute("INSERT INTO headgate.dispatch_control (paused) VALUES (false)")
+
+
+@pytest.mark.req("Z13")
+async def test_a_coordinator_that_was_told_nothing_is_open(still: Instance) -> None:
+    assert still.coordinator.paused == frozenset()
+    assert not still.coordinator.is_paused(1, 1)
+    await still.submit(1)
+    await still.worker(slots=1)
+    assert await still.coordinator.claim_once() == 1
+
+
+@pytest.mark.req("Z15", "T24")
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_refresh_that_fails_is_logged_and_keeps_the_last_value(
+    database: str, db: Connection, caplog: pytest.LogCaptureFixture, paused: bool
+) -> None:
+    caplog.set_level(logging.WARNING, "headgate.dispatch")
+    async with Instance(database, tick_seconds=0.02) as one:
+        desk = Desk(one)
+        await one.submit(1, delay=timedelta(hours=1))
+        if paused:
+            await desk.pause(MAIL)
+        value = one.coordinator.paused
+        assert bool(value) is paused
+        # The row says otherwise from now on, but every refresh fails: nobody can know.
+        one.store.before["tick"] = failing_with(*[StoreUnavailable("the database is away")] * 10)
+        await db.execute("UPDATE headgate.dispatch_control SET paused = NOT paused, reason = '', paused_at = now()")
+        await soon(lambda: "tick_failed" in caplog.text, "the failure is logged")
+        assert one.coordinator.paused == value
+        await soon(lambda: one.coordinator.paused != value, "the first refresh that succeeds brings the new value")
+
+
+@pytest.mark.req("Z16")
+@TARGETS
+async def test_the_serving_instance_follows_a_verb_at_once_and_after_the_write(
+    still: Instance, db: Connection, target: Target
+) -> None:
+    desk = Desk(still)
+    await still.submit(2)
+    await still.worker(slots=1)
+    row = await row_of(still, target)
+    # While the row cannot be written, the gate does not move.
+    lock = db.transaction()
+    await lock.start()
+    await db.execute("LOCK TABLE headgate.dispatch_control IN SHARE ROW EXCLUSIVE MODE")
+    pausing = asyncio.create_task(desk.pause(target))
+    await until_async(lambda: _waiting(still), "the write waits")
+    assert still.coordinator.paused == frozenset()
+    await lock.rollback()
+    await pausing
+    assert still.coordinator.paused == {row}
+    assert still.coordinator.ticks == 0, "no refresh was needed"
+    assert await still.coordinator.claim_once() == 0
+    assert still.store.calls["claim"] == 0
+    await desk.resume(target)
+    assert still.coordinator.paused == frozenset()
+    assert await still.coordinator.claim_once() == 1
+    assert still.coordinator.ticks == 0
+
+
+async def _waiting(instance: Instance) -> bool:
+    async with instance.store.lane("read").use() as db:  # a transaction sees one picture of all activity
+        found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'"
+        return bool(await db.fetchval(found))
+
+
+@pytest.mark.req("Z17", "T25")
+@TARGETS
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+async def test_a_verb_that_cannot_be_written_leaves_gate_row_and_audit_and_tells_the_caller(
+    still: Instance, db: Connection, target: Target, verb: str
+) -> None:
+    desk = Desk(still)
+    row = await row_of(still, target)
+    if verb == "resume":
+        await desk.pause(target)
+    gate = still.coordinator.paused
+    audited = await db.fetchval("SELECT count(*) FROM headgate.audit")
+    # The audit is the last thing a verb writes, so its row for the target was written, and must be undone.
+    await db.execute("ALTER TABLE headgate.audit ADD CONSTRAINT full_up CHECK (false) NOT VALID")
+    with pytest.raises(HeadgateError):
+        await (desk.pause(target) if verb == "pause" else desk.resume(target))
+    assert still.coordinator.paused == gate == (frozenset() if verb == "pause" else {row})
+    assert await db.fetchval("SELECT count(*) FROM headgate.audit") == audited
+    status = await desk.verbs.status(ANA)
+    assert any(pause.paused for pause in status.pauses) is (verb == "resume")
+    await still.coordinator.tick_once()
+    assert still.coordinator.paused == gate, "and the rows say the same"
+
+
+async def test_a_tick_that_was_under_way_during_a_verb_does_not_undo_it(still: Instance) -> None:
+    desk = Desk(still)
+    await still.submit(1)
+    hold = still.store.after["tick"] = Hold()  # it has read the rows, and has not said so yet
+    ticking = asyncio.create_task(still.coordinator.tick_once())
+    await hold.reached()
+    await desk.pause(EVERYTHING)
+    hold.release()
+    await ticking
+    assert still.coordinator.paused == {(0, 0)}
+
+
+@pytest.mark.req("Z9")
+@TARGETS
+async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_even_before(
+    one: Instance, database: str, target: Target
+) -> None:
+    await one.submit(1, delay=timedelta(hours=1))
+    row = await row_of(one, target)
+    async with (
+        Instance(database, name="two", tick_seconds=0.3) as two,
+        Instance(database, name="three", tick_seconds=0.3) as three,
+    ):
+        crew = [await instance.worker(slots=5, handler=completing()) for instance in (two, three)]
+        await soon(lambda: two.coordinator.ticks and three.coordinator.ticks, "both have ticked")
+        await Desk(one).pause(target)
+        began = time.monotonic()
+        await one.submit(5)
+        for instance in (two, three):
+            instance.coordinator.stir_all()  # they may ask before they know: the claim itself refuses
+        await soon(lambda: two.coordinator.paused == three.coordinator.paused == {row}, "both gates are shut")
+        assert time.monotonic() - began < 0.3 + 0.5, "one refresh interval, and the time of a statement"
+        assert [worker.tracker.runs for worker in crew] == [[], []]
+        assert (await one.states())[State.PENDING] == 5
+        await Desk(one).resume(target)
+        await one.reach(5, State.COMPLETED)
+
+
+async def test_a_word_to_the_other_instances_makes_them_look_at_once(one: Instance, database: str) -> None:
+    async with Instance(database, name="two") as two:  # its tick is an hour away
+        await soon(lambda: two.coordinator.ticks, "it has ticked")
+        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        await until_async(lambda: _listening(one), "two listens")
+        await one.coordinator.tick_once()
+        assert one.coordinator.others == 1
+        await Desk(one).pause(EVERYTHING)
+        await soon(lambda: two.coordinator.paused == {(0, 0)}, "it has heard")
+        await Desk(one).resume(EVERYTHING)
+        await soon(lambda: not two.coordinator.paused, "and again")
+
+
+async def _listening(instance: Instance) -> bool:
+    async with instance.store.lane("read").use() as db:
+        found = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate listen' AND query ~ 'LISTEN'"
+        return bool(await db.fetchval(found))
+
+
+@pytest.mark.req("O7")
+async def test_an_instance_without_a_database_hands_out_nothing(still: Instance) -> None:
+    """No refresh reaches it and its gate stays open, but a claim needs the same database."""
+    await still.submit(2)
+    worker = await still.worker(slots=2)
+    still.store.before["claim"] = still.store.before["tick"] = failing_with(*[StoreUnavailable("away")] * 4)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await still.coordinator.claim_once()
+        with pytest.raises(StoreUnavailable):
+            await still.coordinator.tick_once()
+    assert worker.link.held == {}
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+@pytest.mark.req("Z18", "Z19", "Z23", "Z25")
+@TARGETS
+async def test_status_tells_reason_author_and_when_it_was_last_paused(
+    still: Instance, db: Connection, target: Target
+) -> None:
+    clock = await Clock.install(db)
+    desk = Desk(still)
+    await still.submit(1)
+    first = clock.now
+    await desk.pause(target, "the mail server is full")
+    paused = of(await desk.verbs.status(READER), target)
+    assert (paused.paused, paused.reason, paused.who, paused.since) == (True, "the mail server is full", "ana", first)
+    await clock.advance(minutes=1)
+    await desk.pause(target, "still full")  # overwrites the reason and stamps anew
+    again = of(await desk.verbs.status(READER), target)
+    assert (again.reason, again.since) == ("still full", clock.now)
+    second = clock.now
+    await clock.advance(minutes=1)
+    assert await desk.resume(target)
+    running = of(await desk.verbs.status(READER), target)
+    assert (running.paused, running.reason, running.who, running.since) == (False, "", "", second)
+    assert not await desk.resume(target), "harmless when it runs already"
+    assert of(await desk.verbs.status(READER), target) == running
+    entries = await desk.verbs.audit(READER)
+    assert [(one.verb, one.target, one.actor, one.reason) for one in entries] == [
+        ("resume", str(target), "ana", ""),
+        ("pause", str(target), "ana", "still full"),
+        ("pause", str(target), "ana", "the mail server is full"),
+    ]
+    assert {entry.everything for entry in entries} == {target is EVERYTHING}
+
+
+@pytest.mark.req("O12")
+async def test_status_counts_jobs_by_topic_and_tells_how_long_the_oldest_waits(still: Instance, db: Connection) -> None:
+    clock = await Clock.install(db)
+    desk = Desk(still)
+    await still.submit(2, priority=-10)
+    oldest = clock.now
+    await clock.advance(minutes=1)
+    await still.submit(3, priority=10)
+    await still.submit(1, "sms", delay=timedelta(hours=1))
+    await still.worker(slots=1)
+    await still.coordinator.claim_once()
+    await desk.pause(MAIL)
+    status = await desk.verbs.status(READER)
+    mail, sms = status.topics
+    assert (mail.topic, mail.paused, dict(mail.counts)) == ("mail", True, {State.PENDING: 4, State.RUNNING: 1})
+    assert mail.waiting_since == oldest, "not the next in line, which is younger"
+    assert (sms.topic, sms.paused, dict(sms.counts)) == ("sms", False, {State.SCHEDULED: 1})
+    assert sms.waiting_since is None
+    assert status.now == clock.now
+
+
+async def test_the_oldest_is_found_without_reading_the_backlog(still: Instance, db: Connection) -> None:
+    await still.submit(3_000)
+    await db.execute("ANALYZE headgate.jobs")
+    (mail,) = await still.topic_nos("mail")
+    async with db.transaction():
+        await db.fetch("SELECT topic_no, since FROM headgate.oldest_pending_v1($1)", [mail])
+        reads = await db.fetchval("SELECT pg_stat_get_xact_tuples_fetched('headgate.jobs'::regclass)")
+    assert reads <= 4
+
+
+# ---------------------------------------------------------------------- until
+
+
+async def test_a_pause_with_an_end_resumes_by_itself_to_the_moment_and_never_before(one: Instance) -> None:
+    """The tick is an hour away: the instance wakes for the end of the pause, and gate, claim and status agree."""
+    desk = Desk(one)
+    (job,) = await one.submit(delay=timedelta(hours=1))
+    async with one.store.lane("read").use() as db:
+        end = await db.fetchval("SELECT headgate.clock_v1()") + timedelta(milliseconds=400)
+    paused = await desk.verbs.pause(ANA, MAIL, until=end)
+    assert paused.until == end
+    worker = await one.worker(slots=1, handler=completing())
+    (job,) = await one.submit()
+    assert of(await desk.verbs.status(READER), MAIL).paused
+    await soon(lambda: worker.tracker.runs, "it runs")
+    claimed = (await one.job(job)).claimed_at
+    assert end <= claimed <= end + timedelta(milliseconds=500)
+    assert not of(await desk.verbs.status(READER), MAIL).paused
+    assert one.coordinator.paused == frozenset()
+
+
+async def test_an_end_that_is_over_is_refused_by_the_databases_clock(still: Instance, db: Connection) -> None:
+    clock = await Clock.install(db)
+    await still.submit(1)
+    desk = Desk(still)
+    with pytest.raises(InvalidInput, match="until: is over"):
+        await desk.verbs.pause(ANA, MAIL, until=clock.now)
+    assert not (await desk.verbs.status(READER)).topics[0].paused
+    assert still.coordinator.paused == frozenset()
+
+
+# ---------------------------------------------------------------------- who may
+
+
+async def test_a_topic_that_does_not_exist_cannot_be_paused_by_mistake(still: Instance) -> None:
+    for verb in (Desk(still).verbs.pause, Desk(still).verbs.resume):
+        with pytest.raises(NotFound, match='no topic "mial"'):
+            await verb(ANA, Target(kind=TargetKind.TOPIC, topic="mial"))
+
+
+async def test_who_may_pause_what(still: Instance) -> None:
+    await still.submit(1)
+    await still.submit(1, "sms")
+    verbs = Desk(still).verbs
+    sms = Target(kind=TargetKind.TOPIC, topic="sms")
+    limited = someone(Scope.OPERATE, topics=["mail"])
+    allowed = [(ANA, EVERYTHING), (OPERATOR, TENANT), (OPERATOR, MAIL), (limited, MAIL)]
+    refused = [
+        (OPERATOR, EVERYTHING),
+        (limited, TENANT),
+        (limited, sms),
+        (someone(Scope.ADMIN, topics=["mail"]), EVERYTHING),
+        (READER, MAIL),
+        (someone(Scope.WORK, Scope.SUBMIT, Scope.READ), MAIL),
+    ]
+    for who, target in allowed:
+        await verbs.pause(who, target)
+        await verbs.resume(who, target)
+    for who, target in refused:
+        with pytest.raises(PermissionDenied):
+            await verbs.pause(who, target)
+        with pytest.raises(PermissionDenied):
+            await verbs.resume(who, target)
+    status = await verbs.status(someone(Scope.READ, topics=["sms"]))
+    assert [topic.topic for topic in status.topics] == ["sms"]
+    assert [pause.target for pause in status.pauses] == [EVERYTHING, TENANT], "not that mail was ever paused"
+    with pytest.raises(PermissionDenied):
+        await verbs.audit(someone(Scope.READ, topics=["sms"]))
+
+
+async def test_another_tenants_topics_and_pauses_are_not_seen(still: Instance) -> None:
+    await still.submit(1)
+    await still.submit(1, "secret", tenant="other")
+    other = someone(Scope.OPERATE, tenant="other")
+    verbs = Desk(still).verbs
+    await verbs.pause(other, TENANT, reason="private")
+    await verbs.pause(other, Target(kind=TargetKind.TOPIC, topic="secret"))
+    status = await verbs.status(READER)
+    assert [topic.topic for topic in status.topics] == ["mail"]
+    assert [(pause.target, pause.paused) for pause in status.pauses] == [(EVERYTHING, False)]
+    assert await verbs.audit(READER) == []
+
+
+# ---------------------------------------------------------------------- the whole list
+
+
+@pytest.mark.req("T15", "T20")
+@pytest.mark.parametrize(("letter", "last"), [("P", 17), ("Z", 25)])
+def test_every_statement_about_order_and_pause_has_a_test(letter: str, last: int) -> None:
+    marks = set[str]()
+    for path in TESTS.rglob("test_*.py"):
+        for found in re.findall(r"mark\.req\(([^)]*)\)", path.read_text()):
+            marks |= set(re.findall(rf'"({letter}\d+)"', found))
+    assert {f"{letter}{number}" for number in range(1, last + 1)} <= marks
+
+
+async def test_a_pause_during_a_claim_lets_that_claim_be_dealt(one: Instance) -> None:
+    """It was committed before the pause could be: the jobs run, and no others."""
+    go = asyncio.Event()
+    ran = await one.submit(2)
+    worker = await one.worker(slots=2, handler=waiting_for(go))
+    await soon(lambda: worker.tracker.now == 2, "both run")
+    await Desk(one).pause(TENANT)
+    await one.submit(2)
+    go.set()
+    await one.reach(2, State.COMPLETED)
+    await settle_down()
+    assert sorted(run.id for run in worker.tracker.runs) == sorted(ran)

@@ -1,0 +1,71 @@
+"""The operator's verbs over an instance without its port, and callers of all sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+import pytest
+
+from headgate.control.operating import Operator, OperatorParts
+from headgate.control.operator_ports import Target, TargetKind
+from headgate.dispatch.presence import Presence
+from headgate.domain.identity import Identity, Scope
+from headgate.store.operating import OperatorStore
+from tests.support.dispatching import Instance
+
+EVERYTHING = Target(kind=TargetKind.EVERYTHING)
+TENANT = Target(kind=TargetKind.TENANT)
+MAIL = Target(kind=TargetKind.TOPIC, topic="mail")
+TARGETS = pytest.mark.parametrize("target", [EVERYTHING, TENANT, MAIL], ids=str)
+
+
+class Endings:
+    """Remembers who was told to have ended."""
+
+    def __init__(self) -> None:
+        self.ids: list[UUID] = []
+
+    def ended(self, tenant_no: int, job_id: UUID) -> None:
+        del tenant_no
+        self.ids.append(job_id)
+
+
+class Desk:
+    """An operator's desk at one instance."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance, self.endings = instance, Endings()
+        self.store = OperatorStore(instance.store)
+        self.presence = Presence(
+            self.store,
+            instance.links,
+            instance.coordinator,
+            topic_name=instance.store.topic_name,
+            now=instance.now,
+        )
+        self.presence.instance = instance.name
+        self.verbs = Operator(
+            OperatorParts(store=self.store, dispatch=instance.coordinator, presence=self.presence, endings=self.endings)
+        )
+
+    async def pause(self, target: Target, reason: str = "") -> None:
+        await self.verbs.pause(ANA, target, reason=reason)
+
+    async def resume(self, target: Target) -> bool:
+        return await self.verbs.resume(ANA, target)
+
+
+def someone(*scopes: Scope, topics: Iterable[str] | None = None, tenant: str = "acme") -> Identity:
+    """A caller with these scopes."""
+    return Identity(
+        tenant=tenant,
+        subject="ana",
+        scopes=frozenset(scopes),
+        topics=None if topics is None else frozenset(topics),
+    )
+
+
+ANA = someone(Scope.ADMIN)
+OPERATOR = someone(Scope.OPERATE)
+READER = someone(Scope.READ)
