@@ -8,12 +8,13 @@ from datetime import timedelta
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, UniqueTaken
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.linking import holder_of
 from headgate.store.partitions import fetch_into_days
 
 
@@ -57,7 +58,10 @@ async def redrive(
     who: str = "",
     reason: str = "",
 ) -> dict[UUID, Requeued]:
-    """Put finished jobs back on their topic, some with an edited body; what is not finished is left out."""
+    """Put finished jobs back on their topic, some with an edited body; what is not finished is left out.
+
+    So is a job whose unique key another live job has; for a single job that raises UniqueTaken.
+    """
     _check(tenant_no, ids, who, reason)
     bodies = check_rows(payloads, field="payloads", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="bodies")
     if bodies and bodies != len(ids):
@@ -77,6 +81,8 @@ async def redrive(
             who,
             reason,
         )
+    if not rows and len(ids) == 1 and (holder := await holder_of(db, tenant_no, ids[0])) is not None:
+        raise UniqueTaken(ids[0], holder=holder)
     return {row[0]: Requeued(id=row[0], topic_no=row[1], rank_class=row[2], rank_at=row[3]) for row in rows}
 
 
