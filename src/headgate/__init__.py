@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.sdk import (
         Abandon,
+        Batch,
+        BatchInfo,
+        Bound,
         Cancelled,
         CancelToken,
         Closed,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
         Task,
         TooLarge,
         Unauthenticated,
+        Unique,
         VersionMismatch,
         Worker,
         WorkerOptions,
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abandon",
+    "Batch",
+    "BatchInfo",
+    "Bound",
     "CancelToken",
     "Cancelled",
     "Closed",
@@ -89,6 +96,7 @@ __all__ = [
     "Task",
     "TooLarge",
     "Unauthenticated",
+    "Unique",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,12 +25,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
+from headgate.dispatch.freeing import Freer
 from headgate.dispatch.links import Links, TokenRevoked, Told
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
@@ -40,6 +42,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.store.batches import expire_batches
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.partitions import ensure_partitions
@@ -52,6 +55,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
+    "headgate.v1.BatchService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -117,6 +121,8 @@ class Server:
         )
         self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
         self.progress = ProgressWriter(self.store)
+        self.freer = Freer(self.store, on_free=self._freed)
+        self.store.on_checks = self.freer.wake
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
@@ -151,6 +157,7 @@ class Server:
             ("submits", self.submitter.writer.run()),
             ("renewals", self.renewer.run()),
             ("results", self.waiters.run()),
+            ("freeing", self.freer.run()),
             ("progress", self.progress.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
@@ -262,6 +269,7 @@ class Server:
             (
                 _worker_methods(worker),
                 _producer_methods(producer),
+                batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -282,6 +290,12 @@ class Server:
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
         self.coordinator.stir_hint(tenant_no, job_id)
+
+    def _freed(self, jobs: Sequence[tuple[int, int, UUID]]) -> None:
+        """Jobs that waited for others are claimable, at their old places."""
+        for _, topic_no, job_id in jobs:
+            self.coordinator.stir(topic_no, job_id)
+        self.coordinator.submitted({topic_no for _, topic_no, _ in jobs})
 
     async def _hear_others(self) -> None:
         """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""
@@ -312,6 +326,7 @@ class Server:
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)
+                        await expire_batches(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

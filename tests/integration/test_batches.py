@@ -1,4 +1,4 @@
-"""Batches against a real PostgreSQL: nothing is announced before all were added and have ended, and then exactly once."""
+"""Batches against a real PostgreSQL: nothing is announced before all were added and have ended, then exactly once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ async def opened(queue: Queue, *, callback: bool = True, **words: Any) -> tuple[
 
 async def finish(queue: Queue, ids: list[JobId]) -> None:
     claimed = await queue.claim(len(ids))
-    await queue.settle(*((job_id, epoch, Completed()) for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True)))
+    await queue.settle(
+        *((job_id, epoch, Completed()) for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True))
+    )
 
 
 async def test_the_callback_runs_when_the_batch_is_sealed_and_all_have_ended(queue: Queue) -> None:
@@ -180,8 +182,6 @@ async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, datab
     events = await reads.events(queue.db, tenant, callback)
     assert [event.kind for event in events] == [EventKind.BLOCKED, EventKind.UNBLOCKED]
     written = dict(await queue.db.fetch("SELECT what, count(*) FROM public.written GROUP BY 1"))
-    print(f"\n10,001 parents of one child: its row was updated {written['jobs']} times, their rows {written['links']} times")
     assert written == {"jobs": 2, "links": 10_001}  # freed, and then claimed
     status = await batch_status(queue.db, tenant, batch)
     assert (status.total, status.counts) == (10_000, {State.COMPLETED: 10_000})
-

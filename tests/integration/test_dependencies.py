@@ -1,4 +1,4 @@
-"""Jobs that wait for jobs, against a real PostgreSQL: who is freed, cancelled or refused, and every race between them."""
+"""Jobs that wait for jobs, against a real PostgreSQL: who is freed, cancelled or refused, and every race in between."""
 
 from __future__ import annotations
 
@@ -235,9 +235,10 @@ async def test_jobs_that_wait_for_each_other_are_refused(queue: Queue) -> None:
 
 async def test_parents_and_children_may_come_in_one_flush_in_any_order(queue: Queue) -> None:
     a, b, c = (new_id() for _ in range(3))
-    assert await refused(
-        queue, queue.job(id=c, depends_on=[b, a]), queue.job(id=b, depends_on=[a]), queue.job(id=a)
-    ) == [None] * 3
+    assert (
+        await refused(queue, queue.job(id=c, depends_on=[b, a]), queue.job(id=b, depends_on=[a]), queue.job(id=a))
+        == [None] * 3
+    )
     for job_id in (a, b, c):
         claimed = await queue.claim()
         assert claimed.ids == (job_id,)

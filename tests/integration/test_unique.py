@@ -1,4 +1,4 @@
-"""At most one live job per unique key, against a real PostgreSQL: every choice, and every race with the job's own end."""
+"""At most one live job per unique key, against a real PostgreSQL: every choice, and every race with the job's end."""
 
 from __future__ import annotations
 
@@ -271,4 +271,4 @@ async def test_random_races_leave_one_live_job_per_key_and_swallow_nothing(queue
     for job_id, began in answers:
         assert ended_at[job_id] > began
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.unique_jobs WHERE live") == 0
-    print(f"\n{receipts[SubmitReceipt.CREATED]} jobs made, {receipts[SubmitReceipt.DUPLICATE]} submits joined a live one")
+    assert min(receipts.values()) > 20  # there were races indeed

@@ -20,6 +20,7 @@ app = App(
 )
 # By name, so that a command imports only what it needs: gRPC and the server cost most of a second.
 for _name, _where, _help in (
+    ("batch", "batch:batch", "Look at batches."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),

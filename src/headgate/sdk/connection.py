@@ -69,6 +69,10 @@ class Connection:
             opened[0].check_pid()
         return opened
 
+    def new_id(self) -> JobId:
+        """An id never used before."""
+        return self._ids.next_id()
+
     # --- submitting --------------------------------------------------------------------------------------------------
 
     def submit(self, topic: str, payload: bytes, options: Prepared, *, loop: asyncio.AbstractEventLoop | None) -> Page:

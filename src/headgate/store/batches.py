@@ -35,7 +35,9 @@ WITH bound AS (
     VALUES ($1, $2, $3, 0, 0, 0))
 INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason)
 VALUES ($1, $3, headgate.clock_v1(), 20, 0, 0, 4, 'waits for batch ' || $2::uuid)"""
-SAME: Final = "SELECT name = $3 AND needs = $4 AND on_failure = $5 FROM headgate.batches WHERE tenant_no = $1 AND id = $2"
+SAME: Final = (
+    "SELECT name = $3 AND needs = $4 AND on_failure = $5 FROM headgate.batches WHERE tenant_no = $1 AND id = $2"
+)
 GET: Final = """
 SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired, b.total, b.callback_id
   FROM headgate.batches b WHERE b.tenant_no = $1 AND b.id = $2"""
@@ -82,9 +84,7 @@ async def open_batch(
     raise AssertionError
 
 
-async def _open(
-    db: Connection, names: Names, tenant_no: int, batch: NewBatch, callback: Submission | None
-) -> bool:
+async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, callback: Submission | None) -> bool:
     needs, on_failure = int(batch.needs), int(batch.on_failure)
     opened = await db.fetchval(
         OPEN,

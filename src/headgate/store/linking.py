@@ -125,7 +125,7 @@ async def push(db: Connection, tenant_no: int, jobs: Iterable[Pushed]) -> None:
 
 
 async def free_ready(db: Connection, *, limit: int = 1_000) -> tuple[list[tuple[int, int, UUID]], bool]:
-    """Decide up to `limit` noted checks; gives what is claimable now (tenant, topic, id), and whether there are more."""
+    """Decide up to `limit` noted checks; what is claimable now (tenant, topic, id), and whether there are more."""
     check_integer(limit, field="limit", low=1, high=100_000)
     with translating(writing=True):
         rows = await fetch_into_days(db, FREE, limit)

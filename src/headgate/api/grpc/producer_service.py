@@ -251,6 +251,8 @@ class ProducerService:
         if atomic:
             answers = await self._parts.store.submit_atomic(rows)
             for row, answer in answers.items():
+                if answer.error is not None:  # refused, and so nothing was submitted
+                    raise answer.error
                 if answer.receipt is SubmitReceipt.CONFLICT:
                     raise InvalidInput(
                         f"jobs[{row}]",
