@@ -11,12 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from headgate import Headgate, InvalidInput, NotFound, SubmitRefused, Unique
+from headgate import Bound, Forbidden, Headgate, InvalidInput, NotFound, SubmitRefused, Unique
 from headgate.sdk.ids import new_id_maker
+from headgate.sdk.options import Prepared
+from headgate.wire import producer_pb2
 from tests.e2e.conftest import Serve
 from tests.support.server import HEADGATE, clean_environ
+from tests.support.wire import Wire, completed
 
 PAGE = Path(__file__).parents[2] / "docs/howto/unique-and-dependent-jobs.md"
 new_id = new_id_maker().next_id
@@ -137,3 +141,65 @@ async def test_what_cannot_be_linked_is_refused_with_its_reason(serve: Serve) ->
             await hg.submit_many("mail", [1, 2], unique=Unique(key="k"))
         job = await hg.submit("mail", unique="k", delay=60)
         assert (await job.info()).unique_key == "k"
+
+
+@pytest.mark.timeout(90)
+async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_nothing(serve: Serve) -> None:
+    server = await asyncio.to_thread(serve)
+    a, b, c = (new_id().bytes for _ in range(3))
+
+    def chain(*pairs: tuple[bytes, list[bytes]]) -> producer_pb2.SubmitBatchRequest:
+        jobs = [producer_pb2.NewJob(id=one, topic="mail", depends_on=parents) for one, parents in pairs]
+        return producer_pb2.SubmitBatchRequest(jobs=jobs, atomic=True)
+
+    async with Wire(server.address) as wire, wire.worker() as link:
+        refused = await wire.refused("SubmitBatch", chain((a, [b]), (b, [a]), (c, [])))
+        assert (refused.status, refused.code) == (grpc.StatusCode.FAILED_PRECONDITION, "dependency_cycle")
+        missing = await wire.refused("SubmitBatch", chain((a, []), (b, [c])))
+        assert (missing.status, missing.code) == (grpc.StatusCode.NOT_FOUND, "not_found")
+        gone = await wire.refused("GetJob", producer_pb2.GetJobRequest(id=a))
+        assert gone.status is grpc.StatusCode.NOT_FOUND  # nothing of it was written
+        await wire.call("SubmitBatch", chain((c, [a, b]), (b, [a]), (a, [])))
+        assert [parent.met for parent in (await wire.job(c)).parents] == ["waiting", "waiting"]
+        assert (await wire.job(a)).child_count == 2
+        await link.ready(3, "mail")
+        for expected in (a, b, c):
+            (job,) = await link.take(1)
+            assert job.id == expected
+            await link.report(completed(job))
+        history = (await wire.job(c)).events
+        assert [event.kind for event in history] == ["blocked", "unblocked"]
+
+
+@pytest.mark.timeout(90)
+async def test_tenants_neither_wait_for_nor_see_each_others_batches(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    everything = ["submit", "work", "read"]
+    tokens.write_text(
+        json.dumps(
+            {
+                "a" * 32: {"tenant": "acme", "scopes": everything},
+                "b" * 32: {"tenant": "other", "scopes": everything},
+                "c" * 32: {"tenant": "acme", "scopes": everything, "topics": ["mail"]},
+            }
+        )
+    )
+    server = await asyncio.to_thread(serve, "--tokens", str(tokens))
+    async with (
+        Headgate(server.address, token="a" * 32) as mine,
+        Headgate(server.address, token="b" * 32) as theirs,
+        Headgate(server.address, token="c" * 32) as limited,
+    ):
+        job = await mine.submit("mail")
+        with pytest.raises(SubmitRefused, match="no parent job"):
+            await theirs.submit("mail", depends_on=[job])
+        async with mine.batch(on_done=Bound("reports", b"", Prepared({}))) as batch:
+            await batch.submit_to("mail")
+        for stranger in (theirs, limited):  # of another tenant; not permitted the callback's topic
+            with pytest.raises(NotFound):
+                await stranger.batch_status(batch.id)
+            with pytest.raises(NotFound):
+                await stranger.seal_batch(batch.id)
+        with pytest.raises(Forbidden):
+            await limited.batch(on_done=Bound("reports", b"", Prepared({}))).open()
+        assert (await mine.batch_status(batch.id)).total == 1

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_type
 
-from headgate import Fail, Headgate, Job, JobHandle, Nack, RetryPolicy, Snooze, SyncHandle, Task, this_job
+from headgate import (
+    Bound,
+    Fail,
+    Headgate,
+    Job,
+    JobHandle,
+    Nack,
+    RetryPolicy,
+    Snooze,
+    SyncHandle,
+    Task,
+    Unique,
+    this_job,
+)
 from headgate.sdk.testing import run_inline
 
 hg = Headgate()
@@ -58,6 +71,13 @@ async def producer() -> None:
     assert_type(hg.sync.submit(plain, 3).result(), int)
     assert_type(await run_inline(first, 3), list[int])
     await raw.submit_raw(b"bytes")
+    assert_type(first.bind(3), Bound)
+    await plain.with_options(unique="k", depends_on=[handle, handle.id], needs="ended").submit(3)
+    await plain.with_options(unique=Unique(key="k", on_conflict="replace"), on_parent_failure="block").submit(3)
+    async with hg.batch("import", on_done=plain.bind(1)) as batch:
+        assert_type(await batch.submit(first, 3), JobHandle[list[int]])
+        assert_type(await batch.submit_many(plain, [(1,)]), list[JobHandle[int]])
+    assert_type((await hg.batch_status(batch.id)).counts, dict[str, int])
     await raw.submit()
     await hg.submit("elsewhere", {"a": 1}, priority=3, tags=["x"])
 
