@@ -14,12 +14,14 @@ import pytest
 from headgate.domain.errors import DependencyCycle, HeadgateError, NotFound, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
+from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import linking, reads, verbs
 from headgate.store.connect import Connection, connect
+from headgate.store.partitions import drop_expired, ensure_partitions
 from headgate.store.submit import fill, submit
-from tests.support.queue import Queue, new_id
+from tests.support.queue import Clock, Queue, new_id
 
 DIES = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
 
@@ -141,6 +143,25 @@ async def test_a_discarded_parent_leaves_nobody_waiting_for_ever(queue: Queue) -
     await verbs.discard(queue.db, tenant, [parent])
     await free(queue)
     assert await state(queue, child) is State.CANCELLED
+
+
+async def test_what_is_dropped_with_its_day_leaves_nothing_behind_and_nobody_waiting(queue: Queue) -> None:
+    clock, tenant = await Clock.install(queue.db), await queue.tenant_no()
+    dead, fine = await queue.add(2, topic="parents")
+    (done,) = await queue.add(1, depends_on=[fine], unique=Unique(key="k"))
+    (child,) = await queue.add(1, depends_on=[dead, fine], on_parent_failure="block")
+    await queue.claim(2, "parents")
+    await queue.settle((dead, 1, DIES), (fine, 1, Completed()))
+    assert await free(queue) == [done]
+    await run(queue, done)
+    await clock.advance(days=40)
+    await ensure_partitions(queue.db)
+    assert await drop_expired(queue.db, keep=timedelta(days=2))
+    await free(queue)
+    assert await state(queue, child) is State.CANCELLED
+    assert (await reads.events(queue.db, tenant, child))[-1].reason == f"it waited for {dead}, which is gone"
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.unique_jobs") == 0
+    assert await queue.db.fetch("SELECT child_id, parent_id FROM headgate.job_dependencies") == [(child, dead)]
 
 
 async def test_a_cancelled_parent_cancels_down_the_line(queue: Queue) -> None:
@@ -314,6 +335,27 @@ async def test_a_parent_that_ends_while_its_child_is_submitted_is_not_missed(
             await until(lambda: blocked_on_a_lock(queue.db))
         await waiting
         assert await free(queue) == [child]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_resend_that_meets_its_first_copy_takes_nothing_away_from_it(
+    queue: Queue, database: str, committed: bool
+) -> None:
+    async with rivals(database, 2) as (one, two):
+        (parent,) = await queue.add()
+        words = {"id": new_id(), "depends_on": [parent], "unique": Unique(key="k")}
+        first = one.db.transaction()
+        await first.start()
+        await one.submit(one.job(fresh=True, **words))
+        resend = asyncio.create_task(two.submit(two.job(**words)))
+        await until(lambda: blocked_on_a_lock(queue.db))
+        await (first.commit() if committed else first.rollback())
+        (answer,) = await resend
+        assert answer.receipt is (SubmitReceipt.DUPLICATE if committed else SubmitReceipt.CREATED)
+        await run(queue, parent)
+        assert await free(queue) == [words["id"]]
+        assert (await queue.submit(queue.job(unique=Unique(key="k"))))[0].id == words["id"]
 
 
 @pytest.mark.timeout(60)

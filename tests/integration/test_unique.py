@@ -30,6 +30,7 @@ def unique(key: str = "customer-7", **words: Any) -> dict[str, Unique]:
     return {"unique": Unique(key=key, **words)}
 
 
+@pytest.mark.req("O27")
 async def test_a_second_submit_is_the_live_job_until_that_has_ended(queue: Queue) -> None:
     (first,) = await queue.submit(queue.job(**unique()))
     assert first.receipt is SubmitReceipt.CREATED
@@ -215,6 +216,7 @@ async def test_no_submit_is_swallowed_by_a_job_that_has_ended(queue: Queue, data
             assert (answer.id, answer.receipt) == (job.id, SubmitReceipt.CREATED)
 
 
+@pytest.mark.req("O27")
 @pytest.mark.timeout(60)
 async def test_two_first_submits_at_once_make_one_job(queue: Queue, database: str) -> None:
     async with rivals(database, 2) as (one, two):

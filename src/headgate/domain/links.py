@@ -20,10 +20,10 @@ from headgate.domain.states import State, Word
 
 # Bits of jobs.flags that belong to links; the base migration lists the others.
 AWAITED: Final = 32
-UNIQUE: Final = 128
 WAITS: Final = 256
 HAS_PARENTS: Final = 512
 IN_BATCH: Final = 1024
+UNIQUE: Final = 2048
 LINKED: Final = AWAITED | UNIQUE | HAS_PARENTS | IN_BATCH
 
 

@@ -20,7 +20,7 @@ from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
 LINK: Final = "SELECT ord, code, job_id FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
-UNLINK: Final = "SELECT headgate.unlink_v1($1, $2)"
+UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
 PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8)"
 FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
 HOLDER: Final = """
@@ -100,9 +100,22 @@ def refusal(code: int, subject: UUID) -> HeadgateError:
     return NotFound("parent job" if code == NO_PARENT else "batch", str(subject))
 
 
-async def unlink(db: Connection, tenant_no: int, ids: Sequence[UUID]) -> None:
+async def unlink(db: Connection, tenant_no: int, jobs: Iterable[tuple[UUID, Links]]) -> None:
     """Take back the links of jobs that were not made after all."""
-    await db.execute(UNLINK, tenant_no, ids)
+    found = list(jobs)
+    if not found:
+        return
+    parents = [(job_id, parent) for job_id, links in found for parent in links.depends_on]
+    members = [(job_id, links.batch) for job_id, links in found if links.batch is not None]
+    await db.execute(
+        UNLINK,
+        tenant_no,
+        [job_id for job_id, links in found if links.unique is not None],
+        [child for child, _ in parents],
+        [parent for _, parent in parents],
+        [member for member, _ in members],
+        [batch for _, batch in members],
+    )
 
 
 async def push(db: Connection, tenant_no: int, jobs: Iterable[Pushed]) -> None:

@@ -336,17 +336,12 @@ async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int,
             if place in told:  # submitted before: without links, and not fresh whatever it says
                 _set(part.flags, at, 0)
                 part.stale_ords = sorted({*part.stale_ords, at + 1})
-        rows = await db.fetch(SUBMIT, *_arguments(part))
-        odd = {
-            ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id))
-            for ord_, receipt, job_id in rows
-        }
+        odd = await _call(db, part)
         orphans = _orphans(part, odd) if part.keys and odd else []
         answers |= {left[at]: answer for at, answer in odd.items() if at not in orphans}
         again += [left[at] for at in orphans]
-        not_made = [part.ids[at] for at in odd if left[at] not in told]
-        if not_made:
-            await linking.unlink(db, tenant_no, not_made)
+        not_made = [left[at] for at in odd if left[at] not in told]
+        await linking.unlink(db, tenant_no, [(flush.ids[place], flush.links[place]) for place in not_made])
     await linking.push(db, tenant_no, pushed)
     return answers, sorted(again)
 
@@ -384,9 +379,13 @@ async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitA
 async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     with translating(writing=True, names=_NAMES):
         try:
-            rows = await db.fetch(SUBMIT, *_arguments(flush))
+            return await _call(db, flush)
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
+
+
+async def _call(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    rows = await db.fetch(SUBMIT, *_arguments(flush))
     return {
         ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for ord_, receipt, job_id in rows
     }

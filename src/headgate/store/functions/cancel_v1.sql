@@ -12,7 +12,7 @@ DECLARE
     v_linked  uuid[];          -- of the queued: others wait for it, or it has a unique key
 BEGIN
     SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 1 AND h.flags & 16 = 0),
-           array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 160 <> 0)
+           array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 2080 <> 0)
       INTO v_queued, v_running, v_linked
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) ORDER BY j.id FOR UPDATE) AS h;

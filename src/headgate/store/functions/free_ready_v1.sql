@@ -48,7 +48,7 @@ BEGIN
                                        || CASE v_met WHEN 6 THEN 'dead' WHEN 7 THEN 'cancelled' ELSE 'gone' END);
         END LOOP;
         -- A later statement: what was cancelled just now is no more in jobs.
-        SELECT array_agg(j.id), array_agg(j.id) FILTER (WHERE j.flags & 4 <> 0) INTO v_free, v_lined
+        SELECT array_agg(j.id), array_agg(j.id) FILTER (WHERE j.flags & 4 <> 0 AND j.run_at <= v_now) INTO v_free, v_lined
           FROM headgate.jobs j
          WHERE j.tenant_no = v_tenant AND j.id = ANY (v_held) AND j.state + 0 = 4
            AND NOT EXISTS (SELECT FROM headgate.job_dependencies d                       -- index: job_dependencies_unmet
@@ -57,7 +57,7 @@ BEGIN
         WITH moved AS (
             UPDATE headgate.jobs j
                SET flags = j.flags & ~256,
-                   state = CASE WHEN j.flags & 4 <> 0 THEN 4 WHEN j.run_at > v_now THEN 2 ELSE 0 END
+                   state = CASE WHEN j.run_at > v_now THEN 2 WHEN j.flags & 4 <> 0 THEN 4 ELSE 0 END
              WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free)
             RETURNING j.id, j.topic_no, j.state, j.epoch, j.attempt, j.run_at),
         noted AS (

@@ -29,6 +29,11 @@ DECLARE
     v_done     uuid[];              -- finished parents, with their states
     v_states   smallint[];
     v_kept     uuid[];
+    v_made     uuid[];              -- dependencies written: parent, child, met
+    v_children uuid[];
+    v_mets     smallint[];
+    v_members  uuid[];              -- batch members written
+    v_out      uuid[];
     v_unique   boolean := cardinality(unique_ords_) > 0;
     v_parents  boolean := cardinality(parent_ords_) > 0;
 BEGIN
@@ -137,41 +142,77 @@ BEGIN
               FROM unnest(parent_ords_, parents_) AS p(o, id)
               LEFT JOIN unnest(v_done, v_states) AS f(id, state) ON f.id = p.id
              WHERE p.o <> ALL (v_ords)
+             ORDER BY p.id, ids_[p.o]
             ON CONFLICT DO NOTHING
-            RETURNING d.child_id, d.met),
-        noted AS (
-            INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason, detail)
-            SELECT tenant_, m.child_id, v_now, 20, 0, 0, 4, 'waits for ' || count(*) || ' other jobs',
-                   jsonb_build_object('parents', count(*), 'unmet', count(*) FILTER (WHERE m.met <> 1))
-              FROM made m GROUP BY m.child_id)
-        INSERT INTO headgate.dependency_checks (tenant_no, child_id)
-        SELECT tenant_, m.child_id FROM made m GROUP BY m.child_id
-        HAVING bool_and(m.met <> 0) OR bool_or(m.met > 1);
+            RETURNING d.parent_id, d.child_id, d.met)
+        SELECT array_agg(m.parent_id), array_agg(m.child_id), array_agg(m.met) INTO v_made, v_children, v_mets FROM made m;
     END IF;
     IF cardinality(batch_ords_) > 0 THEN
         WITH joined AS (
             INSERT INTO headgate.batch_jobs AS m (tenant_no, batch_id, job_id)
             SELECT tenant_, t.id, ids_[t.o] FROM unnest(batch_ords_, batches_) AS t(o, id) WHERE t.o <> ALL (v_ords)
+             ORDER BY 2, 3
             ON CONFLICT DO NOTHING
-            RETURNING m.batch_id, m.job_id)
+            RETURNING m.job_id)
+        SELECT array_agg(m.job_id) INTO v_members FROM joined m;
+    END IF;
+    -- What was there already is another copy of the same submit, which came first and has committed meanwhile. It is not
+    -- ours to take back, so what little we wrote beside it goes, and the next round knows the id.
+    SELECT array_agg(c.o), array_agg(13::smallint), array_agg(ids_[c.o]) INTO v_new_ords, v_new_codes, v_new_jobs
+      FROM (SELECT p.o FROM unnest(parent_ords_, parents_) AS p(o, id)
+             WHERE p.o <> ALL (v_ords)
+               AND NOT EXISTS (SELECT FROM unnest(v_made, v_children) AS m(parent, child)
+                                WHERE m.parent = p.id AND m.child = ids_[p.o])
+            UNION
+            SELECT t.o FROM unnest(batch_ords_) AS t(o)
+             WHERE t.o <> ALL (v_ords)
+               AND NOT EXISTS (SELECT FROM unnest(v_members) AS m(id) WHERE m.id = ids_[t.o])) AS c;
+    IF v_new_ords IS NOT NULL THEN
+        DELETE FROM headgate.job_dependencies d USING unnest(v_made, v_children) AS m(parent, child)
+         WHERE d.tenant_no = tenant_ AND d.parent_id = m.parent AND d.child_id = m.child AND m.child = ANY (v_new_jobs);
+        DELETE FROM headgate.batch_jobs b
+         WHERE b.tenant_no = tenant_ AND b.job_id = ANY (v_new_jobs) AND b.job_id = ANY (v_members);
+        DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_new_jobs)
+           AND q.job_id = ANY (ARRAY(SELECT ids_[k.o] FROM unnest(unique_ords_) AS k(o) WHERE k.o <> ALL (v_ords)));
+        v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
+    END IF;
+
+    IF v_made IS NOT NULL THEN
+        v_out := ARRAY(SELECT ids_[o.n] FROM unnest(v_ords) AS o(n));
+        INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason, detail)
+        SELECT tenant_, m.child, v_now, 20, 0, 0, 4,
+               'waits for ' || count(*) || CASE count(*) WHEN 1 THEN ' other job' ELSE ' other jobs' END,
+               jsonb_build_object('parents', count(*), 'unmet', count(*) FILTER (WHERE m.met <> 1))
+          FROM unnest(v_children, v_mets) AS m(child, met) WHERE m.child <> ALL (v_out) GROUP BY m.child;
+        INSERT INTO headgate.dependency_checks (tenant_no, child_id)
+        SELECT tenant_, m.child FROM unnest(v_children, v_mets) AS m(child, met) WHERE m.child <> ALL (v_out)
+         GROUP BY m.child HAVING bool_and(m.met <> 0) OR bool_or(m.met > 1);
+    END IF;
+    IF v_members IS NOT NULL THEN
         INSERT INTO headgate.job_dependencies (tenant_no, parent_id, child_id, needs, on_failure, met)
-        SELECT tenant_, m.job_id, b.callback_id, b.needs, b.on_failure, 0
-          FROM joined m
+        SELECT tenant_, ids_[t.o], b.callback_id, b.needs, b.on_failure, 0
+          FROM unnest(batch_ords_, batches_) AS t(o, id)
           JOIN LATERAL (SELECT x.callback_id, x.needs, x.on_failure FROM headgate.batches x
-                         WHERE x.tenant_no = tenant_ AND x.id = m.batch_id AND x.callback_id IS NOT NULL) AS b ON true
-        ON CONFLICT DO NOTHING;
+                         WHERE x.tenant_no = tenant_ AND x.id = t.id AND x.callback_id IS NOT NULL) AS b ON true
+         WHERE t.o <> ALL (v_ords)
+         ORDER BY 2, 3;
     END IF;
     RETURN QUERY SELECT o.ord, o.code, o.job_id FROM unnest(v_ords, v_codes, v_jobs) AS o(ord, code, job_id);
 END $$;
 
--- Takes back what link_v1 wrote for jobs that the submit then did not make (their id or key was used before).
-CREATE FUNCTION headgate.unlink_v1(tenant_ int, ids_ uuid[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+-- Takes back what link_v1 wrote for jobs that the submit then did not make (their id or key was used before): the very
+-- rows, for there may be older ones of the same id. A check that was noted finds nothing to free.
+CREATE FUNCTION headgate.unlink_v1(
+    tenant_ int, unique_ids_ uuid[], children_ uuid[], parents_ uuid[], members_ uuid[], batches_ uuid[])
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
-    DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (ids_);
-    DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (ids_);
-    DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.parent_id = ANY (ids_);
-    DELETE FROM headgate.batch_jobs m WHERE m.tenant_no = tenant_ AND m.job_id = ANY (ids_);
-    DELETE FROM headgate.job_events e WHERE e.tenant_no = tenant_ AND e.job_id = ANY (ids_) AND e.kind = 20;
+    DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (unique_ids_);
+    DELETE FROM headgate.job_dependencies d USING unnest(children_, parents_) AS u(child, parent)
+     WHERE d.tenant_no = tenant_ AND d.parent_id = u.parent AND d.child_id = u.child;
+    DELETE FROM headgate.job_dependencies d USING unnest(members_, batches_) AS u(member, batch)
+     WHERE d.tenant_no = tenant_ AND d.parent_id = u.member
+       AND d.child_id = (SELECT b.callback_id FROM headgate.batches b WHERE b.tenant_no = tenant_ AND b.id = u.batch);
+    DELETE FROM headgate.batch_jobs m USING unnest(members_, batches_) AS u(member, batch)
+     WHERE m.tenant_no = tenant_ AND m.batch_id = u.batch AND m.job_id = u.member;
 END $$;

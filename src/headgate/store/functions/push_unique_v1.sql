@@ -1,6 +1,6 @@
 -- A submit met a live job with its unique key and wants to change it: mode 1 replaces body, priority and due time, mode 2
 -- pushes the due time. The caller's transaction holds the rows (link_v1). A running job is left as it is. max_ms_ bounds
--- how long a job may be put off, from its creation. Returns the topics in which something may be due now.
+-- how long a job may be put off, from its creation.
 -- One by one, in the order given: of several submits in one flush, the last wins.
 CREATE FUNCTION headgate.push_unique_v1(
     tenant_ int, ids_ uuid[], modes_ smallint[], max_ms_ bigint[], run_ats_ timestamptz[], delays_ms_ bigint[],
@@ -20,7 +20,12 @@ BEGIN
         CONTINUE WHEN NOT FOUND OR v_job.state = 1 OR modes_[i] = 0;
         v_run := coalesce(run_ats_[i], v_now + delays_ms_[i] * interval '1 ms', v_now);
         v_run := coalesce(least(v_run, v_job.created_at + max_ms_[i] * interval '1 ms'), v_run);
-        v_state := CASE WHEN v_job.state = 4 THEN 4
+        IF v_job.flags & 4 <> 0 AND v_job.flags & 256 = 0 AND v_job.state IN (0, 4) THEN
+            v_run := NULL;            -- it stands in the line of its limit, or was let in: it keeps its place and its time
+        END IF;
+        v_state := CASE WHEN v_job.state = 4 OR v_run IS NULL THEN v_job.state
+                        WHEN v_job.flags & 4 <> 0 AND v_job.state = 3 AND modes_[i] = 2 THEN 3
+                        WHEN v_job.flags & 4 <> 0 THEN 2      -- also if due: promotion puts it into its line
                         WHEN v_run <= v_now THEN 0
                         WHEN v_job.state = 3 AND modes_[i] = 2 THEN 3 ELSE 2 END;
         IF modes_[i] = 1 THEN
@@ -29,7 +34,7 @@ BEGIN
                 INSERT INTO headgate.payloads (tenant_no, id, payload) VALUES (tenant_, ids_[i], payloads_[i]);
             END IF;
             UPDATE headgate.jobs j
-               SET state = v_state, run_at = v_run, attempt = 0,
+               SET state = v_state, run_at = coalesce(v_run, j.run_at), attempt = 0,
                    -- 8: another body than the one it was submitted with; a repeat of that submit is still a repeat.
                    flags = (j.flags & ~1) | 8 | CASE WHEN octet_length(payloads_[i]) > 1024 THEN 1 ELSE 0 END,
                    payload = CASE WHEN octet_length(payloads_[i]) <= 1024 THEN payloads_[i] END,
@@ -45,7 +50,7 @@ BEGIN
                         WHERE t.topic_no = j.topic_no)
              WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
         ELSE
-            UPDATE headgate.jobs j SET state = v_state, run_at = v_run WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
+            UPDATE headgate.jobs j SET state = v_state, run_at = coalesce(v_run, j.run_at) WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
         END IF;
         IF v_state <> v_job.state THEN
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)

@@ -17,7 +17,7 @@ DECLARE
     v_state  smallint := CASE WHEN delay_ms_ > 0 THEN 2 ELSE 0 END;
 BEGIN
     -- Locked first, in id order; of two redrives of one job the second finds nothing left.
-    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 128 <> 0) INTO v_ids, v_unique
+    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0) INTO v_ids, v_unique
       FROM (SELECT a.id, a.flags FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_)
              ORDER BY a.id FOR UPDATE) AS l;
     IF v_ids IS NULL THEN RETURN; END IF;

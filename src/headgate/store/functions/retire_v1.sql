@@ -8,9 +8,9 @@ BEGIN
     RETURN QUERY EXECUTE format($sql$
         WITH chunk AS MATERIALIZED (
             SELECT a.tenant_no, a.id, a.flags FROM headgate.%I a
-             WHERE a.flags & 1767 <> 0 AND (a.tenant_no, a.id) > ($1, $2)     -- 1 payload, 2 tags, 4 limit key,
-             ORDER BY a.tenant_no, a.id LIMIT $3),                            -- 32 dependants, 64 schedule, 128 unique,
-                                                                              -- 512 dependencies, 1024 batch
+             WHERE a.flags & 3687 <> 0 AND (a.tenant_no, a.id) > ($1, $2)     -- 1 payload, 2 tags, 4 limit key,
+             ORDER BY a.tenant_no, a.id LIMIT $3),                            -- 32 dependants, 64 schedule,
+                                                                              -- 512 dependencies, 1024 batch, 2048 unique
         payloads AS (DELETE FROM headgate.payloads p USING chunk c
                       WHERE c.flags & 1 <> 0 AND p.tenant_no = c.tenant_no AND p.id = c.id),
         tags AS (DELETE FROM headgate.job_tags t USING chunk c
@@ -28,7 +28,7 @@ BEGIN
         waited AS (DELETE FROM headgate.job_dependencies d USING chunk c
                     WHERE c.flags & 512 <> 0 AND d.tenant_no = c.tenant_no AND d.child_id = c.id),
         uniques AS (DELETE FROM headgate.unique_jobs q USING chunk c
-                     WHERE c.flags & 128 <> 0 AND q.tenant_no = c.tenant_no AND q.job_id = c.id AND NOT q.live),
+                     WHERE c.flags & 2048 <> 0 AND q.tenant_no = c.tenant_no AND q.job_id = c.id AND NOT q.live),
         members AS (DELETE FROM headgate.batch_jobs b USING chunk c
                      WHERE c.flags & 1024 <> 0 AND b.tenant_no = c.tenant_no AND b.job_id = c.id),
         lineage AS (DELETE FROM headgate.schedule_jobs s USING chunk c

@@ -42,7 +42,7 @@ BEGIN
                     WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
                     ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
                             FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
-               h.flags & 16 <> 0 AS cancelled, h.flags & 160 <> 0 AS linked
+               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS linked
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
            array_agg(v.message ORDER BY v.id),

@@ -62,7 +62,7 @@ BEGIN
               FROM gone g JOIN told t ON t.id = g.id
             RETURNING id, flags)
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
-               array_agg(k.id) FILTER (WHERE k.flags & 160 <> 0),
+               array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
           INTO v_applied, v_odd, v_linked, v_gone FROM kept k;
         -- explain: end

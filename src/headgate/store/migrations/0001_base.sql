@@ -80,8 +80,8 @@ CREATE TABLE headgate.jobs (
     state         smallint NOT NULL,
     flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
                                                          -- 8 body edited, 16 cancel requested, 32 others wait for it,
-                                                         -- 64 made by a schedule, 128 has a unique key, 256 waits for
-                                                         -- other jobs, 512 was made to, 1024 is part of a batch
+                                                         -- 64 made by a schedule, 256 waits for other jobs, 512 was
+                                                         -- made to, 1024 is part of a batch, 2048 has a unique key
     last_outcome  smallint,                              -- of the epoch that was settled last
     worker        text,
     last_error    text,
