@@ -14,9 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from headgate import Bound, Forbidden, Headgate, InvalidInput, NotFound, SubmitRefused, Unique
+from headgate import Bound, Forbidden, Headgate, InvalidInput, JobCancelled, NotFound, SubmitRefused, Unique
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.options import Prepared
+from headgate.store.connect import connect
 from headgate.wire import producer_pb2
 from tests.e2e.conftest import Serve
 from tests.support.server import HEADGATE, clean_environ
@@ -203,3 +204,39 @@ async def test_tenants_neither_wait_for_nor_see_each_others_batches(serve: Serve
         with pytest.raises(Forbidden):
             await limited.batch(on_done=Bound("reports", b"", Prepared({}))).open()
         assert (await mine.batch_status(batch.id)).total == 1
+
+
+@pytest.mark.timeout(90)
+async def test_the_tick_finds_what_no_flush_of_this_instance_noted(serve: Serve, database: str) -> None:
+    server = await asyncio.to_thread(serve)
+    async with Headgate(server.address) as hg:
+        parent = await hg.submit("mail", delay=3600)
+        child = await hg.submit("mail", depends_on=[parent])
+        db = await connect(database, application_name="another")
+        try:
+            await db.execute(
+                "SELECT headgate.cancel_v1(tenant_no, ARRAY[id], 'ann', 'wrong') FROM headgate.jobs WHERE id = $1",
+                parent.id,
+            )
+        finally:
+            await db.close()
+        with pytest.raises(JobCancelled):
+            await child.result(timeout=20)
+
+
+@pytest.mark.timeout(90)
+async def test_a_batch_whose_block_fails_stays_open(serve: Serve) -> None:
+    server = await asyncio.to_thread(serve)
+    async with Headgate(server.address) as hg:
+        batch = hg.batch("half", on_done=Bound("mail", b"", Prepared({})))
+
+        async def half() -> None:
+            async with batch:
+                await batch.submit_to("mail")
+                raise RuntimeError("the source is broken")
+
+        with pytest.raises(RuntimeError, match="the source is broken"):
+            await half()
+        status = await batch.status()
+        assert (status.sealed, status.total, status.callback_state) == (False, 1, "blocked")
+        assert (await hg.seal_batch(batch.id)).sealed
