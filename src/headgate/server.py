@@ -123,6 +123,7 @@ class Server:
         self.progress = ProgressWriter(self.store)
         self.freer = Freer(self.store, on_free=self._freed)
         self.store.on_checks = self.freer.wake
+        self.store.on_locked = self.coordinator.stir_hint
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0

@@ -174,6 +174,20 @@ async def test_a_cancelled_parent_cancels_down_the_line(queue: Queue) -> None:
     assert {await state(queue, job_id) for job_id in line} == {State.CANCELLED}
 
 
+@pytest.mark.timeout(60)
+async def test_the_end_of_a_parent_with_very_many_children_is_worked_off_in_parts(queue: Queue) -> None:
+    (parent,) = await queue.add(topic="parents")
+    children: list[JobId] = []
+    for _ in range(3):
+        children += await queue.add(2_000, depends_on=[parent])
+    await queue.claim(1, "parents")
+    await queue.settle((parent, 1, Completed()))
+    # The flush has noted one end, not six thousand children.
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.dependency_checks") == 1
+    assert sorted(await free(queue)) == sorted(children)
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.dependency_checks") == 0
+
+
 async def test_a_freed_job_keeps_its_delay_its_place_and_its_priority(queue: Queue) -> None:
     (parent,) = await queue.add(topic="parents")
     (older,) = await queue.add(1, depends_on=[parent])

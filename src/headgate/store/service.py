@@ -50,6 +50,7 @@ SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
+_HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 
 
@@ -107,7 +108,7 @@ async def _transaction(connection: Connection) -> AsyncIterator[None]:
         await transaction.commit()
 
 
-def _nobody() -> None:
+def _nobody(*_: object) -> None:
     """The tick of some instance finds it."""
 
 
@@ -126,6 +127,7 @@ class Store:
         self._running_floor = leases.BEGINNING
         self._ticks = 0
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
+        self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
         self.on_checks: Callable[[], None] = _nobody  # jobs that waited for others may be free: see free_ready
 
     def lane(self, name: str) -> Lane:
@@ -219,12 +221,20 @@ class Store:
     async def submit(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         async with self._lanes["submit"].use() as db:
             answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
-        self._linked(rows)
+        self._linked(rows, answers)
         return answers
 
-    def _linked(self, rows: SubmitRows) -> None:
-        if getattr(rows, "links", None):  # parents may have ended before
-            self.on_checks()
+    def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
+        """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
+        if not isinstance(rows, submit.SubmitFlush) or not rows.links:
+            return
+        self.on_checks()
+        for ord_, links in zip(rows.link_ords, rows.links, strict=True):
+            tenant_no = rows.tenant_nos[ord_ - 1]
+            for parent in links.depends_on[:_HINTS_MOST]:
+                self.on_locked(tenant_no, parent)
+            if links.unique is not None and ord_ - 1 in answers:
+                self.on_locked(tenant_no, answers[ord_ - 1].job_id)
 
     async def submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         """All or nothing: any conflict or refused row undoes the rest."""
@@ -243,7 +253,7 @@ class Store:
                     await transaction.rollback()
                 else:
                     await transaction.commit()
-        self._linked(rows)
+        self._linked(rows, answers)
         return answers
 
     # ------------------------------------------------------------------ batches

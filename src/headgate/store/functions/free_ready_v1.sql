@@ -20,10 +20,33 @@ DECLARE
     v_lined    uuid[];
     v_parent   uuid;
     v_met      smallint;
+    v_end      record;
 BEGIN
+    -- Either a part of the children of one that has very many, or children that were noted: never both in one
+    -- transaction, which would lock dependencies before jobs. By chance, so that neither waits for all of the other.
+    IF EXISTS (SELECT FROM headgate.dependency_checks k WHERE k.parent_id IS NOT NULL)
+       AND (random() < 0.5 OR NOT EXISTS (SELECT FROM headgate.dependency_checks k WHERE k.parent_id IS NULL)) THEN
+        DELETE FROM headgate.dependency_checks c
+         WHERE c.check_no = ANY (ARRAY(SELECT k.check_no FROM headgate.dependency_checks k WHERE k.parent_id IS NOT NULL
+                                        ORDER BY k.check_no LIMIT 1 FOR UPDATE SKIP LOCKED))
+        RETURNING c.tenant_no, c.parent_id, c.state, c.after_id INTO v_end;
+        IF v_end.parent_id IS NOT NULL THEN
+            v_ids := ARRAY(SELECT d.child_id FROM headgate.job_dependencies d
+                            WHERE d.tenant_no = v_end.tenant_no AND d.parent_id = v_end.parent_id
+                              AND d.child_id > coalesce(v_end.after_id, '00000000-0000-0000-0000-000000000000')
+                            ORDER BY d.child_id LIMIT n_);
+            PERFORM headgate.meet_v1(v_end.tenant_no, ARRAY[v_end.parent_id], ARRAY[v_end.state], v_ids);
+            IF cardinality(v_ids) = n_ THEN
+                INSERT INTO headgate.dependency_checks (tenant_no, parent_id, state, after_id)
+                VALUES (v_end.tenant_no, v_end.parent_id, v_end.state, v_ids[n_]);
+            END IF;
+        END IF;
+        RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid WHERE EXISTS (SELECT FROM headgate.dependency_checks);
+        RETURN;
+    END IF;
     WITH taken AS (
         DELETE FROM headgate.dependency_checks c
-         WHERE c.check_no = ANY (ARRAY(SELECT k.check_no FROM headgate.dependency_checks k
+         WHERE c.check_no = ANY (ARRAY(SELECT k.check_no FROM headgate.dependency_checks k WHERE k.parent_id IS NULL
                                         ORDER BY k.check_no LIMIT n_ FOR UPDATE SKIP LOCKED))
         RETURNING c.tenant_no, c.child_id)
     SELECT array_agg(d.tenant_no), array_agg(d.child_id), coalesce(sum(d.n), 0) INTO v_tenants, v_children, v_taken

@@ -26,7 +26,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Closes up to n_ batches that nobody sealed in time, and forgets up to n_ whose members are gone; returns how many.
+-- Closes up to n_ batches that nobody sealed in time, and of the n_ oldest forgets those whose members are gone; returns how many.
 CREATE FUNCTION headgate.expire_batches_v1(n_ int) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -44,10 +44,11 @@ BEGIN
     END LOOP;
     WITH old AS (
         SELECT b.tenant_no, b.id FROM headgate.batches b
-         WHERE b.sealed_at < v_now - interval '1 day'
-           AND NOT EXISTS (SELECT FROM headgate.batch_jobs m WHERE m.tenant_no = b.tenant_no AND m.batch_id = b.id)
-         LIMIT n_ FOR UPDATE SKIP LOCKED)
-    DELETE FROM headgate.batches b USING old o WHERE b.tenant_no = o.tenant_no AND b.id = o.id;
+         WHERE b.sealed_at < v_now - interval '1 day'                                     -- index: batches_sealed
+         ORDER BY b.sealed_at LIMIT n_ FOR UPDATE SKIP LOCKED)
+    DELETE FROM headgate.batches b USING old o
+     WHERE b.tenant_no = o.tenant_no AND b.id = o.id
+       AND NOT EXISTS (SELECT FROM headgate.batch_jobs m WHERE m.tenant_no = o.tenant_no AND m.batch_id = o.id);
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     RETURN v_done + v_gone;
 END $$;

@@ -16,13 +16,19 @@ CREATE UNIQUE INDEX unique_jobs_live ON headgate.unique_jobs (tenant_no, topic_n
 COMMENT ON TABLE headgate.job_dependencies IS 'which job waits for which';
 
 -- Children that may be free now. Only ever appended to by what ends a parent, so two that end the last two parents of a
--- child do not wait for each other; decided afterwards, with a newer snapshot, by free_ready_v1.
+-- child do not wait for each other; decided afterwards, with a newer snapshot, by free_ready_v1. A row with a parent says
+-- that this one has ended with very many children, of whom those after an id are still to be noted.
 CREATE TABLE headgate.dependency_checks (
     check_no   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant_no  int NOT NULL,
-    child_id   uuid NOT NULL
+    child_id   uuid,
+    parent_id  uuid,
+    state      smallint,
+    after_id   uuid,
+    CHECK ((child_id IS NULL) = (parent_id IS NOT NULL) AND (parent_id IS NULL) = (state IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
+CREATE INDEX dependency_checks_ends ON headgate.dependency_checks (check_no) WHERE parent_id IS NOT NULL;
 
 -- A batch: jobs submitted together. Its callback waits for every member and for the batch itself, which stands in
 -- job_dependencies as one more parent and is fulfilled by sealing: so nothing is announced before all were added.
@@ -42,6 +48,7 @@ CREATE TABLE headgate.batches (
     CHECK ((sealed_at IS NULL) = (total IS NULL))
 );
 CREATE INDEX batches_open ON headgate.batches (expires_at) WHERE sealed_at IS NULL;
+CREATE INDEX batches_sealed ON headgate.batches (sealed_at) WHERE sealed_at IS NOT NULL;
 CREATE TABLE headgate.batch_jobs (
     tenant_no  int NOT NULL,
     batch_id   uuid NOT NULL,
