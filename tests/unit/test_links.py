@@ -103,3 +103,27 @@ def test_the_numbers_of_domain_and_wire_are_the_same() -> None:
         name.removeprefix("ON_PARENT_FAILURE_") for name in jobs_pb2.OnParentFailure.DESCRIPTOR.values_by_name
     ]
     assert [one.name for one in links.OnConflict] == list(producer_pb2.Unique.OnConflict.DESCRIPTOR.values_by_name)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"depends_on": [b"abc"]}, "depends_on: has 3 bytes"),
+        ({"depends_on": [A.bytes]}, "cannot wait for itself"),
+        ({"depends_on": [B.bytes], "needs": 7}, "needs: 7 is not one of succeeded, ended"),
+        ({"depends_on": [B.bytes], "on_parent_failure": 7}, "on_parent_failure: 7 is not one of cancel, ignore, block"),
+        ({"unique": {"key": ""}}, "unique: must have 1 to 255"),
+        ({"unique": {"key": "k", "on_conflict": 7}}, "on_conflict: 7 is not one of keep, replace, reschedule"),
+        ({"unique": {"key": "k", "debounce_max_ms": -1, "on_conflict": 1}}, "debounce_max_ms: must be 0 or more"),
+        ({"unique": {"key": "k", "debounce_max_ms": 5}}, "debounce_max: has no meaning with keep"),
+        ({"batch": b"x"}, "batch: has 1 bytes"),
+        ({"batch": bytes(16)}, "batch: must be a UUID of version 7 or 8"),
+    ],
+)
+def test_what_makes_no_sense_on_the_wire_is_refused_by_its_field(words: dict[str, Any], says: str) -> None:
+    from headgate.api.grpc.codec import submission_of
+    from headgate.wire import producer_pb2
+
+    sent = producer_pb2.NewJob(topic="mail", id=A.bytes, **words)
+    with pytest.raises(HeadgateError, match=says):
+        submission_of(sent, tenant="acme", new_id=lambda: A)
