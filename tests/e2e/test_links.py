@@ -14,7 +14,17 @@ from typing import Any
 import grpc
 import pytest
 
-from headgate import Bound, Forbidden, Headgate, InvalidInput, JobCancelled, NotFound, SubmitRefused, Unique
+from headgate import (
+    Bound,
+    Forbidden,
+    Headgate,
+    InvalidInput,
+    JobCancelled,
+    NotFound,
+    SubmitRefused,
+    SyncHeadgate,
+    Unique,
+)
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.options import Prepared
 from headgate.store.connect import connect
@@ -240,3 +250,14 @@ async def test_a_batch_whose_block_fails_stays_open(serve: Serve) -> None:
         status = await batch.status()
         assert (status.sealed, status.total, status.callback_state) == (False, 1, "blocked")
         assert (await hg.seal_batch(batch.id)).sealed
+
+
+@pytest.mark.timeout(90)
+def test_code_without_a_loop_has_batches_too(serve: Serve) -> None:
+    server = serve()
+    with SyncHeadgate(server.address) as hg:
+        jobs = [Bound("mail", str(n).encode(), Prepared({})) for n in range(3)]
+        batch = hg.submit_batch(jobs, name="three", on_done=Bound("done", b"", Prepared({})))
+        status = hg.batch_status(batch)
+        assert (status.sealed, status.total, status.counts) == (True, 3, {"pending": 3})
+        assert status.callback_state == "blocked"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
 from headgate.domain.ids import JobId
@@ -21,6 +21,8 @@ from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.options import Prepared
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
+
+T = TypeVar("T")
 
 PAGES_IN_FLIGHT: Final = 8
 """Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""
@@ -143,6 +145,11 @@ class Connection:
         """Make one unary call, from any loop; `subject` is the job it is about, for the words of a refusal."""
         io, _, calls = self._opened()
         return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, subject=subject)))
+
+    def blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run calls of this client one after the other, from any thread; returns when they are answered."""
+        io, _, _ = self._opened()
+        return io.start(work).result()
 
     def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
         io, _, calls = self._opened()
