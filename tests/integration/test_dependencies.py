@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -431,3 +432,90 @@ async def test_the_hot_path_neither_reads_nor_writes_what_belongs_to_links(queue
                 AND n_tup_ins + n_tup_upd + n_tup_del + seq_scan + coalesce(idx_scan, 0) > 0"""
         )
     assert touched == []
+
+
+# ---------------------------------------------------------------- against a model
+
+
+class Model:
+    """The rules of dependencies in a few lines: what every job's state must be once everything noted was decided."""
+
+    def __init__(self) -> None:
+        self.states: dict[JobId, State] = {}
+        self.waits: set[JobId] = set()
+        self.edges: dict[tuple[JobId, JobId], list[Any]] = {}  # (parent, child) -> needs, policy, met
+
+    def submit(self, job_id: JobId, parents: list[JobId], needs: str, policy: str) -> None:
+        for parent in parents:
+            self.edges[parent, job_id] = [needs, policy, None]
+            if self.states[parent].is_final:
+                self._meet(parent, job_id)
+        self.states[job_id] = State.BLOCKED if parents else State.PENDING
+        if parents:
+            self.waits.add(job_id)
+
+    def end(self, job_id: JobId, how: State) -> None:
+        self.states[job_id] = how
+        self.waits.discard(job_id)
+        for parent, child in self.edges:
+            if parent == job_id:
+                self._meet(parent, child)
+
+    def redrive(self, job_id: JobId) -> None:
+        self.states[job_id] = State.PENDING
+
+    def _meet(self, parent: JobId, child: JobId) -> None:
+        edge = self.edges[parent, child]
+        needs, policy, met = edge
+        if met is None:
+            good = self.states[parent] is State.COMPLETED or needs == "ended" or policy == "ignore"
+            edge[2] = True if good else None if policy == "block" else False
+
+    def free(self) -> None:
+        while True:
+            for child in sorted(self.waits):
+                mets = [edge[2] for (_, mine), edge in self.edges.items() if mine == child]
+                if False in mets:
+                    self.end(child, State.CANCELLED)
+                    break
+                if None not in mets:
+                    self.waits.discard(child)
+                    self.states[child] = State.PENDING
+                    break
+            else:
+                return
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_history_leaves_every_job_where_the_model_has_it(queue: Queue, seed: int) -> None:
+    dice, model, tenant = Random(seed), Model(), await queue.tenant_no()
+    for _ in range(60):
+        known = list(model.states)
+        finished = [job_id for job_id in known if model.states[job_id].is_final]
+        queued = [job_id for job_id in known if model.states[job_id].is_queued]
+        match dice.choice(["submit", "submit", "run", "run", "run", "cancel", "redrive"]):
+            case "submit":
+                parents = dice.sample(known, k=min(len(known), dice.choice((0, 1, 2, 3))))
+                words = {
+                    "needs": dice.choice(("succeeded", "ended")),
+                    "on_parent_failure": dice.choice(("cancel", "ignore", "block")),
+                }
+                (job_id,) = await queue.add(1, depends_on=parents, **words)
+                model.submit(job_id, parents, words["needs"], words["on_parent_failure"])
+            case "run":
+                claimed = await queue.claim(1)
+                for one, epoch in zip(claimed.ids, claimed.epochs, strict=True):
+                    good = dice.random() < 0.6
+                    assert model.states[JobId(one)] is State.PENDING
+                    await queue.settle((one, epoch, Completed() if good else DIES))
+                    model.end(JobId(one), State.COMPLETED if good else State.DEAD)
+            case "cancel" if queued:
+                await verbs.cancel(queue.db, tenant, [job_id := dice.choice(queued)])
+                model.end(job_id, State.CANCELLED)
+            case "redrive" if finished:
+                await verbs.redrive(queue.db, tenant, [job_id := dice.choice(finished)])
+                model.redrive(job_id)
+        await free(queue)
+        model.free()
+        assert {job_id: await state(queue, job_id) for job_id in model.states} == model.states
