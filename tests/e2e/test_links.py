@@ -10,6 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import grpc
 import pytest
@@ -178,6 +179,12 @@ async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_noth
             (job,) = await link.take(1)
             assert job.id == expected
             await link.report(completed(job))
+        key = "order-7"
+        first = await wire.submit("mail", b"one", key=key)
+        jobs = [producer_pb2.NewJob(topic="mail"), producer_pb2.NewJob(topic="mail", payload=b"two", key=key)]
+        conflict = await wire.refused("SubmitBatch", producer_pb2.SubmitBatchRequest(jobs=jobs, atomic=True))
+        assert (conflict.status, conflict.code) == (grpc.StatusCode.ALREADY_EXISTS, "conflict")
+        assert f"job {UUID(bytes=first)} was submitted before" in conflict.details
         history = (await wire.job(c)).events
         assert [event.kind for event in history] == ["blocked", "unblocked"]
 

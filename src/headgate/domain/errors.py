@@ -68,6 +68,16 @@ class WrongState(Refused):
         self.job_id, self.verb, self.state, self.allowed = job_id, verb, state, allowed
 
 
+class Conflict(HeadgateError):
+    """The id or idempotency key was used before with another body; `first` is the job that has it."""
+
+    code = "conflict"
+
+    def __init__(self, what: str, *, first: UUID) -> None:
+        super().__init__(f"{what}: job {first} was submitted before with another body; use another id or key")
+        self.first = first
+
+
 class DependencyCycle(Refused):
     """Jobs would wait for each other, or one for itself; none of them was made."""
 
