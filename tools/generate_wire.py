@@ -25,9 +25,8 @@ def generate(target: Path) -> None:
             text = path.read_text()
             # protoc knows only its own package tree; ours is headgate.wire.
             text = re.sub(r"^from headgate\.v1 import", "from headgate.wire import", text, flags=re.MULTILINE)
-            text = text.replace("headgate.v1.jobs_pb2", "headgate.wire.jobs_pb2").replace(
-                "import headgate.v1", "import headgate.wire"
-            )
+            text = re.sub(r"\bheadgate\.v1\.(\w+_pb2)\b", r"headgate.wire.\1", text)
+            text = text.replace("import headgate.v1", "import headgate.wire")
             (target / path.name).write_text(text)
 
 

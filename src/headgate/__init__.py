@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.sdk import (
         Abandon,
+        Batch,
+        BatchInfo,
+        Bound,
         Cancelled,
         CancelToken,
         Closed,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         Task,
         TooLarge,
         Unauthenticated,
+        Unique,
         VersionMismatch,
         Worker,
         WorkerOptions,
@@ -56,6 +60,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abandon",
+    "Batch",
+    "BatchInfo",
+    "Bound",
     "CancelToken",
     "Cancelled",
     "Closed",
@@ -93,6 +100,7 @@ __all__ = [
     "Task",
     "TooLarge",
     "Unauthenticated",
+    "Unique",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc import operator_service
+from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
@@ -34,6 +35,7 @@ from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
+from headgate.dispatch.freeing import Freer
 from headgate.dispatch.links import Links, TokenRevoked
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
@@ -44,6 +46,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.store.batches import expire_batches
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.operating import OperatorStore
@@ -59,6 +62,7 @@ SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
     operator_service.NAME,
+    "headgate.v1.BatchService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -136,6 +140,9 @@ class Server:
             on_due_at=self.coordinator.due_at,
         )
         self.progress = ProgressWriter(self.store)
+        self.freer = Freer(self.store, on_free=self._freed)
+        self.store.on_checks = self.freer.wake
+        self.store.on_locked = self.coordinator.stir_hint
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.operating = OperatorStore(self.store)
         self.presence = Presence(
@@ -180,6 +187,7 @@ class Server:
             ("submits", self.submitter.writer.run()),
             ("renewals", self.renewer.run()),
             ("results", self.waiters.run()),
+            ("freeing", self.freer.run()),
             ("progress", self.progress.run()),
             ("presence", self.presence.run()),
             ("upkeep", self._upkeep()),
@@ -293,6 +301,7 @@ class Server:
                 _worker_methods(worker),
                 _producer_methods(producer),
                 operator_service.methods(self.validator, self.operator),
+                batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -314,6 +323,12 @@ class Server:
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
         self.coordinator.stir_hint(tenant_no, job_id)
+
+    def _freed(self, jobs: Sequence[tuple[int, int, UUID]]) -> None:
+        """Jobs that waited for others are claimable, at their old places."""
+        for _, topic_no, job_id in jobs:
+            self.coordinator.stir(topic_no, job_id)
+        self.coordinator.submitted({topic_no for _, topic_no, _ in jobs})
 
     async def _hear_others(self) -> None:
         """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""
@@ -341,6 +356,7 @@ class Server:
                     if beat % 12 == 0:
                         await forget_expired(db)
                         await forget_quiet(db)
+                        await expire_batches(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

@@ -251,7 +251,7 @@ async def hang_on(queue: Queue, jobs: list[JobId], *flags: int) -> None:
             )
         if 32 in flags:
             await queue.db.execute(
-                "INSERT INTO headgate.job_dependencies VALUES ($1, $2, $3, 0)", tenant, job_id, new_id()
+                "INSERT INTO headgate.job_dependencies VALUES ($1, $2, $3, 0, 0, 1)", tenant, job_id, new_id()
             )
         if 64 in flags:
             await queue.db.execute(

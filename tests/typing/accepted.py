@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
 from headgate import (
+    Bound,
     Fail,
     Headgate,
     Job,
@@ -18,6 +19,7 @@ from headgate import (
     Snooze,
     SyncHandle,
     Task,
+    Unique,
     this_job,
 )
 from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
@@ -73,6 +75,13 @@ async def producer() -> None:
     assert_type(hg.sync.wait(hg.get("0198c0de-0000-7000-8000-000000000000")), JobInfo)
     assert_type(await run_inline(first, 3), list[int])
     await raw.submit_raw(b"bytes")
+    assert_type(first.bind(3), Bound)
+    await plain.with_options(unique="k", depends_on=[handle, handle.id], needs="ended").submit(3)
+    await plain.with_options(unique=Unique(key="k", on_conflict="replace"), on_parent_failure="block").submit(3)
+    async with hg.batch("import", on_done=plain.bind(1)) as batch:
+        assert_type(await batch.submit(first, 3), JobHandle[list[int]])
+        assert_type(await batch.submit_many(plain, [(1,)]), list[JobHandle[int]])
+    assert_type((await hg.batch_status(batch.id)).counts, dict[str, int])
     await raw.submit()
     await hg.submit("elsewhere", {"a": 1}, priority=3, tags=["x"])
 

@@ -66,3 +66,12 @@ def test_using_the_job_stand_in_outside_of_a_worker_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="run_inline"):
         this_job.raise_if_cancelled()
     assert repr(this_job) == "this_job"
+
+
+async def test_a_batch_in_a_test_runs_its_callback_last() -> None:
+    app = make_app()
+    with app.testing() as box:
+        async with app.batch("people", on_done=app.tasks["greet"].bind("all")) as batch:
+            await batch.submit(app.tasks["greet"], "Ann")
+            await batch.submit_many(app.tasks["greet"], [("Bob",)])
+        assert await box.drain() == ["hello Ann", "hello Bob", "hello all"]

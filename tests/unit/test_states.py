@@ -38,6 +38,9 @@ def test_the_stored_numbers_never_change() -> None:
         "discarded": 11,
         "unblocked": 12,
         "moved": 13,
+        "blocked": 20,
+        "replaced": 21,
+        "rescheduled": 22,
     }
 
 

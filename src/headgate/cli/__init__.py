@@ -21,6 +21,7 @@ app = App(
 # By name, so that a command imports only what it needs: gRPC and the server cost most of a second.
 for _name, _where, _help in (
     ("audit", "dispatch:audit_command", "Show who changed what."),
+    ("batch", "batch:batch", "Look at batches."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs, and act on them."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),

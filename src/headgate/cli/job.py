@@ -55,6 +55,16 @@ def lines(info: JobInfo) -> list[str]:
     found = [head, f"  id        {info.id}", f"  created   {_time(info.created_at)}"]
     if info.run_at is not None and info.state in ("scheduled", "retrying"):
         found.append(f"  due       {_time(info.run_at)}")
+    if info.unique_key:
+        found.append(f"  unique    {info.unique_key}")
+    if info.parent_count:
+        open_ = [str(one.id) for one in info.parents if one.met != "fulfilled"]
+        waits = f"   waits for {', '.join(open_[:5])}" if open_ and info.state == "blocked" else ""
+        found.append(f"  parents   {info.parent_count}{waits}")
+    if info.child_count:
+        found.append(f"  children  {info.child_count}")
+    if info.batch_id is not None:
+        found.append(f"  batch     {info.batch_id}")
     if info.worker:
         found.append(f"  worker    {info.worker}  since {_time(info.claimed_at)}")
     if info.lease_until is not None:

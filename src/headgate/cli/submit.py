@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Literal
 
 from headgate.cli import values
-from headgate.sdk import Headgate, JobOptions
+from headgate.domain.errors import InvalidInput
+from headgate.sdk import Headgate, JobOptions, Unique
 
 
 def submit_command(
@@ -18,6 +20,14 @@ def submit_command(
     at: str = "",
     max_attempts: int = 0,
     key: str = "",
+    key_window: str = "",
+    unique: str = "",
+    on_conflict: Literal["keep", "replace", "reschedule"] = "keep",
+    debounce_max: str = "",
+    depends_on: str = "",
+    needs: Literal["succeeded", "ended"] = "succeeded",
+    on_parent_failure: Literal["cancel", "ignore", "block"] = "cancel",
+    batch: str = "",
     tags: str = "",
     wait: str = "",
     url: str = "",
@@ -40,6 +50,22 @@ def submit_command(
         How often it may be tried; the topic's default when left out.
     key
         Idempotency key: the same key is the same job.
+    key_window
+        How long the key keeps a second job away; 24h when left out.
+    unique
+        Unique key: at most one live job of the topic has it.
+    on_conflict
+        With a unique key that a live job has: keep that job, replace what it is to do, or reschedule it.
+    debounce_max
+        The longest that repeated submits may put a job off.
+    depends_on
+        Ids of jobs to wait for, separated by commas.
+    needs
+        What of them: that they succeeded, or that they ended.
+    on_parent_failure
+        If one of them fails: cancel this job, ignore that, or block until it was redriven and succeeds.
+    batch
+        Id of the open batch it is part of.
     tags
         Words to find it by, separated by commas.
     wait
@@ -57,6 +83,18 @@ def submit_command(
         options["max_attempts"] = max_attempts
     if key:
         options["key"] = key
+    if key_window:
+        options["key_window"] = values.span(key_window, field="--key-window")
+    if unique:
+        longest = values.span(debounce_max, field="--debounce-max") if debounce_max else None
+        options["unique"] = Unique(key=unique, on_conflict=on_conflict, debounce_max=longest)
+    elif on_conflict != "keep" or debounce_max:
+        raise InvalidInput("--unique", "is missing, so --on-conflict and --debounce-max have nothing to apply to")
+    if depends_on:
+        options["depends_on"] = [one.strip() for one in depends_on.split(",")]
+        options["needs"], options["on_parent_failure"] = needs, on_parent_failure
+    if batch:
+        options["batch"] = batch
     if tags:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
     patience = values.span(wait, field="--wait").total_seconds() if wait else 0.0

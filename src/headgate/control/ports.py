@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
+from headgate.domain.links import LinksView
 from headgate.domain.states import State
 
 
@@ -55,6 +56,7 @@ class JobDetails:
     result: bytes | None = None
     progress: Mapping[str, object] | None = None
     events: Sequence[JobEventView] = field(default_factory=tuple)
+    links: LinksView = field(default_factory=LinksView)
 
 
 class JobStore(Protocol):

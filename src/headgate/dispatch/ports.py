@@ -67,6 +67,14 @@ class OutcomeRows(Protocol):
     def add_completed(
         self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
     ) -> range: ...
+    @property
+    def may_free(self) -> bool: ...
+
+
+class FreeStore(Protocol):
+    """The freer's part: decide what was noted; what is claimable now (tenant, topic, id), and whether there is more."""
+
+    async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]: ...
 
 
 class RenewalAnswer(Protocol):

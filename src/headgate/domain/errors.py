@@ -68,6 +68,44 @@ class WrongState(Refused):
         self.job_id, self.verb, self.state, self.allowed = job_id, verb, state, allowed
 
 
+class Conflict(HeadgateError):
+    """The id or idempotency key was used before with another body; `first` is the job that has it."""
+
+    code = "conflict"
+
+    def __init__(self, what: str, *, first: UUID) -> None:
+        super().__init__(f"{what}: job {first} was submitted before with another body; use another id or key")
+        self.first = first
+
+
+class DependencyCycle(Refused):
+    """Jobs would wait for each other, or one for itself; none of them was made."""
+
+    code = "dependency_cycle"
+
+
+class BatchSealed(Refused):
+    """The batch takes no more jobs: it was sealed, or it expired before it was."""
+
+    code = "batch_sealed"
+
+    def __init__(self, batch_id: UUID) -> None:
+        super().__init__(f"batch {batch_id} is sealed and takes no more jobs; open another one")
+        self.batch_id = batch_id
+
+
+class UniqueTaken(Refused):
+    """Another live job has the unique key; `holder` is that job. Nothing was changed."""
+
+    code = "unique_taken"
+
+    def __init__(self, job_id: UUID, *, holder: UUID) -> None:
+        super().__init__(
+            f"job {job_id} cannot be redriven: job {holder} is live under the same unique key; wait for it or cancel it"
+        )
+        self.job_id, self.holder = job_id, holder
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

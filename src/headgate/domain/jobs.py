@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final
+from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
+from headgate.domain.links import Links, Unique, checked_links
 from headgate.domain.states import SubmitReceipt
 
 DIGEST_BYTES: Final = 16
@@ -53,9 +55,16 @@ class Submission:
     tags: Sequence[str] = ()
     key: str | None = None
     key_window: timedelta | None = None  # with a key: 24 hours unless said otherwise
+    unique: Unique | None = None
+    depends_on: Sequence[UUID] = ()
+    needs: str = "succeeded"  # or ended: of each job in depends_on
+    on_parent_failure: str = "cancel"  # or ignore, block
+    batch: UUID | None = None
     fresh: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
+
+    links: Links | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check.check_tenant(self.tenant)
@@ -82,6 +91,15 @@ class Submission:
             self._keep("key_window", check.check_key_window(window))
         elif self.key_window is not None:
             raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
+        links = checked_links(
+            self.id,
+            unique=self.unique,
+            depends_on=self.depends_on,
+            needs=self.needs,
+            on_parent_failure=self.on_parent_failure,
+            batch=self.batch,
+        )
+        self._keep("links", links)
 
     def due_at(self, now: datetime) -> datetime:
         """When the job may first run, in UTC; refuses a `run_at` more than 5 years after `now`.

@@ -75,6 +75,7 @@ PAGE_DEFAULT: Final = 50
 TAGS_MAX: Final = 20
 TAG_MAX_CHARS: Final = 100
 KEY_MAX_CHARS: Final = 255
+"""Of an idempotency key, and of a unique key."""
 KEY_WINDOW_MIN: Final = timedelta(seconds=1)
 KEY_WINDOW_MAX: Final = timedelta(days=365)
 KEY_WINDOW_DEFAULT: Final = timedelta(hours=24)
@@ -84,6 +85,17 @@ HEADER_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 """The topic's alphabet, for its reasons: a header may be passed on as an HTTP header or a log field."""
 HEADERS_TOTAL_MAX_BYTES: Final = 8_192
 """Names and values together, in UTF-8."""
+
+# --- jobs that hang together ----------------------------------------------------------------------------------------
+PARENTS_MAX: Final = 1_000
+"""Each is locked while the child is made. Who waits for more submits them as a batch, which locks none."""
+BATCH_NAME_MAX_CHARS: Final = 200
+BATCH_EXPIRY_MIN: Final = timedelta(seconds=1)
+BATCH_EXPIRY_MAX: Final = timedelta(days=365)
+BATCH_EXPIRY_DEFAULT: Final = timedelta(hours=24)
+"""How long a batch may stay open: one whose submitter died is closed then, and its callback cancelled."""
+BATCH_COUNTED_MAX: Final = 10_000
+"""How many members a status looks at, one by one."""
 
 # --- what workers and operators say ---------------------------------------------------------------------------------
 ERROR_TYPE_MAX_CHARS: Final = 200

@@ -13,7 +13,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 
 
-class _Word(IntEnum):
+class Word(IntEnum):
     @property
     def label(self) -> str:
         """The word people see, in lower case: `State.PENDING.label == "pending"`."""
@@ -29,7 +29,7 @@ class _Word(IntEnum):
         raise InvalidInput(field or cls.__name__.lower(), f"must be one of {known}, got {shown(label)}")
 
 
-class State(_Word):
+class State(Word):
     """Where a job stands."""
 
     PENDING = 0  # due and claimable
@@ -52,7 +52,7 @@ class State(_Word):
         return self is not State.RUNNING and not self.is_final
 
 
-class OutcomeKind(_Word):
+class OutcomeKind(Word):
     """What ended an attempt; the settled row remembers it to know a repeated outcome from a contradicting one."""
 
     COMPLETED = 0
@@ -63,7 +63,7 @@ class OutcomeKind(_Word):
     LAPSED = 5  # the watchdog's; never sent by a worker
 
 
-class Receipt(_Word):
+class Receipt(Word):
     """What the store did with an outcome or a renewal."""
 
     APPLIED = 0
@@ -72,7 +72,7 @@ class Receipt(_Word):
     UNKNOWN = 3  # no such job, or it is another tenant's
 
 
-class SubmitReceipt(_Word):
+class SubmitReceipt(Word):
     """What the store did with a submission."""
 
     CREATED = 0
@@ -81,7 +81,7 @@ class SubmitReceipt(_Word):
     REFUSED = 3  # a limit or a rule of the topic does not let it in
 
 
-class EventKind(_Word):
+class EventKind(Word):
     """A fact in a job's timeline. Created, claimed and completed are columns of the row, not events."""
 
     FAILED = 1
@@ -97,3 +97,6 @@ class EventKind(_Word):
     DISCARDED = 11
     UNBLOCKED = 12
     MOVED = 13
+    BLOCKED = 20
+    REPLACED = 21
+    RESCHEDULED = 22

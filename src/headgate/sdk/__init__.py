@@ -6,7 +6,9 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge
 from headgate.domain.ids import JobId
+from headgate.domain.links import Unique
 from headgate.sdk.app import Headgate
+from headgate.sdk.batches import Batch, BatchInfo
 from headgate.sdk.errors import (
     Closed,
     Forbidden,
@@ -31,12 +33,16 @@ from headgate.sdk.job import CancelToken, Job, this_job
 from headgate.sdk.options import JobOptions
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
 from headgate.sdk.priority import Priority
+from headgate.sdk.submitting import Bound
 from headgate.sdk.sync import SyncHeadgate
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import Worker, WorkerOptions
 
 __all__ = [
     "Abandon",
+    "Batch",
+    "BatchInfo",
+    "Bound",
     "CancelToken",
     "Cancelled",
     "Closed",
@@ -74,6 +80,7 @@ __all__ = [
     "Task",
     "TooLarge",
     "Unauthenticated",
+    "Unique",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

@@ -12,15 +12,17 @@ from uuid import UUID
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
+from headgate.domain.limits import BATCH_EXPIRY_DEFAULT
 from headgate.domain.validation import check_payload, check_topic
 from headgate.sdk.addresses import addresses_of, trust_of
+from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds
-from headgate.sdk.submitting import submit, submit_many
+from headgate.sdk.submitting import Bound, submit, submit_many
 from headgate.sdk.tasks import RunIn, Task
 
 if TYPE_CHECKING:
@@ -127,6 +129,45 @@ class Headgate:
         """Store many jobs for a topic that is handled elsewhere; see `Task.submit_many`."""
         bodies = map(body_of, payloads)
         return await submit_many(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+
+    def batch(
+        self,
+        name: str = "",
+        *,
+        on_done: Bound | None = None,
+        needs: str = "ended",
+        on_failure: str = "cancel",
+        expires_in: Seconds = BATCH_EXPIRY_DEFAULT,
+        id: UUID | str | None = None,  # noqa: A002
+    ) -> Batch:
+        """A batch to be opened: jobs submitted together, and `on_done` (`task.bind(...)`) when all of them are done.
+
+        `needs="succeeded"` lets `on_done` run only if all members succeed; `on_failure` says what becomes of it else:
+        cancel, ignore, block. Not sealed within `expires_in`: closed, and `on_done` cancelled.
+        """
+        return Batch(
+            self._connection,
+            name=name,
+            on_done=on_done,
+            needs=needs,
+            on_failure=on_failure,
+            expires_in=expires_in,
+            id=id,
+        )
+
+    async def submit_batch(self, jobs: Iterable[Bound], *, name: str = "", on_done: Bound | None = None) -> Batch:
+        """Open a batch of these jobs (`task.bind(...)`), store them all and seal it."""
+        async with self.batch(name, on_done=on_done) as batch:
+            await batch.submit_bound(jobs)
+        return batch
+
+    async def batch_status(self, batch_id: UUID | str) -> BatchInfo:
+        """How a batch and its members stand. Raises NotFound."""
+        return await batch_status(self._connection, batch_id)
+
+    async def seal_batch(self, batch_id: UUID | str) -> BatchInfo:
+        """Seal a batch that was opened elsewhere, by a process that is gone perhaps. Raises NotFound."""
+        return await seal_batch(self._connection, batch_id)
 
     async def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
         """Read a job as it stands; its payload and result on request. Raises NotFound."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from headgate.domain.ids import JobId
@@ -21,6 +21,8 @@ from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.options import Prepared
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
+
+T = TypeVar("T")
 
 PAGES_IN_FLIGHT: Final = 8
 """Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""
@@ -68,6 +70,10 @@ class Connection:
         if opened[0].pid != os.getpid():
             opened[0].check_pid()
         return opened
+
+    def new_id(self) -> JobId:
+        """An id never used before."""
+        return self._ids.next_id()
 
     # --- submitting --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
@@ -24,6 +25,15 @@ T = TypeVar("T")
 
 RESULT_TIMEOUT: Final = 60.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """One end of a wait. `met` is waiting or fulfilled; or dead, cancelled, gone: then it is in vain."""
+
+    id: JobId
+    needs: str
+    met: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,12 @@ class JobInfo:
     payload: bytes = b""
     result: bytes = b""
     progress: tuple[int, int, str] | None = None
+    unique_key: str = ""
+    parents: tuple[Relation, ...] = ()
+    parent_count: int = 0
+    children: tuple[Relation, ...] = ()
+    child_count: int = 0
+    batch_id: JobId | None = None
 
     @property
     def finished(self) -> bool:
@@ -82,6 +98,23 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         payload=found.payload,
         result=found.result,
         progress=(progress.done, progress.total, progress.message) if progress else None,
+        unique_key=found.unique_key,
+        parents=_relations(found.parents),
+        parent_count=found.parent_count,
+        children=_relations(found.children),
+        child_count=found.child_count,
+        batch_id=id_from_bytes(found.batch_id) if found.batch_id else None,
+    )
+
+
+def _relations(found: Iterable[jobs.Relation]) -> tuple[Relation, ...]:
+    return tuple(
+        Relation(
+            id=id_from_bytes(one.id),
+            needs="ended" if one.needs == jobs.NEEDS_ENDED else "succeeded",
+            met=one.met,
+        )
+        for one in found
     )
 
 

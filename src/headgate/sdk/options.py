@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypedDict, Unpack
+from typing import Final, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
@@ -12,15 +12,28 @@ from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.links import Needs, OnParentFailure, Unique, check_parents
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as pb
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class HasId(Protocol):
+    """A handle, or whatever else knows its job."""
+
+    @property
+    def id(self) -> JobId: ...
+
+
 class JobOptions(TypedDict, total=False):
-    """The options of a submit. Spans are seconds or timedeltas; a priority is an int or a tier's name."""
+    """The options of a submit. Spans are seconds or timedeltas; a priority is an int or a tier's name.
+
+    `unique`: at most one live job of the topic has this key. `depends_on`: jobs this one waits for, by id or handle;
+    `needs` says what of them, and `on_parent_failure` what becomes of this one if they fail. `batch`: an open batch.
+    """
 
     priority: int | str
     delay: Seconds
@@ -29,6 +42,11 @@ class JobOptions(TypedDict, total=False):
     retry: RetryPolicy
     key: str
     key_window: Seconds
+    unique: str | Unique
+    depends_on: Sequence[UUID | str | HasId]
+    needs: Literal["succeeded", "ended"]
+    on_parent_failure: Literal["cancel", "ignore", "block"]
+    batch: UUID | str
     headers: Mapping[str, str]
     tags: Sequence[str]
     id: UUID | str
@@ -112,11 +130,32 @@ def _template(given: JobOptions) -> pb.NewJob:
         job.key_window_ms = check.to_ms(check.check_key_window(span))
     elif "key_window" in given:
         raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
+    _put_links(job, given)
     if "headers" in given:
         job.headers.update(check.check_headers(given["headers"]))
     if "tags" in given:
         job.tags.extend(check.check_tags(given["tags"]))
     return job
+
+
+def _put_links(job: pb.NewJob, given: JobOptions) -> None:
+    if "unique" in given:
+        unique = given["unique"] if isinstance(given["unique"], Unique) else Unique(key=given["unique"])
+        job.unique.key = unique.key
+        job.unique.on_conflict = pb.Unique.OnConflict.ValueType(int(unique.mode))
+        if unique.debounce_max is not None:
+            job.unique.debounce_max_ms = check.to_ms(unique.debounce_max)
+    parents = given.get("depends_on", ())
+    if isinstance(parents, str | bytes) or not isinstance(parents, Sequence):
+        raise InvalidInput("depends_on", f"must be a list of job ids or handles, got {check.shown(parents)}")
+    job.depends_on.extend(one.bytes for one in check_parents([getattr(one, "id", one) for one in parents]))
+    job.needs = jobs.Needs.ValueType(Needs.parse(given.get("needs", "succeeded"), field="needs"))
+    policy = OnParentFailure.parse(given.get("on_parent_failure", "cancel"), field="on_parent_failure")
+    job.on_parent_failure = jobs.OnParentFailure.ValueType(policy)
+    if ("needs" in given or "on_parent_failure" in given) and not parents:
+        raise InvalidInput("depends_on", "names no job, so needs and on_parent_failure have nothing to apply to")
+    if "batch" in given:
+        job.batch = parse_job_id(given["batch"], field="batch").bytes
 
 
 def _policy(value: object) -> pb.RetryPolicy:

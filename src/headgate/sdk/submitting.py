@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, cast
 
 from headgate.domain.errors import HeadgateError, InvalidInput
@@ -18,6 +19,16 @@ from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import Prepared
 
 _CREATED: Answer = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A task with its arguments, to be submitted by somebody else: `send_email.bind("a@b.example")`."""
+
+    topic: str
+    payload: bytes
+    options: Prepared
+    returns: object = Any
 
 
 async def submit(
@@ -99,7 +110,7 @@ def _read_one(job_id: JobId, answer: Answer, options: Prepared) -> tuple[JobId, 
 
 
 def _check_many(options: Prepared) -> None:
-    for name in ("id", "key"):
+    for name in ("id", "key", "unique"):
         if name in options.given:
             raise InvalidInput(name, "names a single job and cannot be shared by many", hint="submit them one by one")
 

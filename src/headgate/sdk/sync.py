@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
-from headgate.domain.ids import parse_job_id
+from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
 from headgate.sdk.app import FLUSH_SECONDS, Headgate, body_of
+from headgate.sdk.batches import BatchInfo
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, Prepared
-from headgate.sdk.submitting import submit_blocking, submit_many_blocking
+from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
 
 P = ParamSpec("P")
@@ -58,6 +59,14 @@ class SyncHeadgate:
         """Store many jobs for a topic that is handled elsewhere."""
         bodies = map(body_of, payloads)
         return submit_many_blocking(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+
+    def submit_batch(self, jobs: Iterable[Bound], *, name: str = "", on_done: Bound | None = None) -> JobId:
+        """Open a batch of these jobs (`task.bind(...)`), store them all and seal it; returns the batch's id."""
+        return self.wait(self._app.submit_batch(list(jobs), name=name, on_done=on_done)).id
+
+    def batch_status(self, batch_id: UUID | str) -> BatchInfo:
+        """How a batch and its members stand. Raises NotFound."""
+        return self.wait(self._app.batch_status(batch_id))
 
     def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
         """Read a job as it stands; its payload and result on request. Raises NotFound."""

@@ -14,7 +14,7 @@ from headgate.sdk.errors import PayloadError
 from headgate.sdk.handles import JobHandle, SyncHandle
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
-from headgate.sdk.submitting import submit, submit_blocking, submit_many, submit_many_blocking
+from headgate.sdk.submitting import Bound, submit, submit_blocking, submit_many, submit_many_blocking
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +67,11 @@ class Task(Generic[P, R]):
         twin.__dict__.update(self.__dict__)
         twin._options = self._options.over(options)
         return twin
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound:
+        """The task with these arguments, for `hg.batch(on_done=...)` and `hg.submit_batch(...)`; sends nothing."""
+        options = self._chosen(kwargs)
+        return Bound(self.topic, self.arguments.payload_of_call(args, kwargs), options, self.arguments.returns)
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Store a job with these arguments; returns once it is committed.

@@ -24,12 +24,12 @@ from headgate.store.errors import translating
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
        j.flags & 16 <> 0, j.owner, j.worker, j.created_at, j.run_at, j.claimed_at, j.lease_until, NULL::timestamptz,
-       j.last_error, j.headers, j.rank_class, j.rank_at
+       j.last_error, j.headers, j.rank_class, j.rank_at, j.flags
   FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
 SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
        a.flags & 16 <> 0, a.owner, a.worker, a.created_at, a.run_at, a.claimed_at, NULL, a.finished_at,
-       a.last_error, a.headers, NULL, NULL
+       a.last_error, a.headers, NULL, NULL, a.flags
   FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 PAYLOAD: Final = """
 SELECT coalesce(f.payload, p.payload)
@@ -82,6 +82,7 @@ class JobView:
     headers: Mapping[str, str]
     rank_class: int | None
     rank_at: int | None
+    flags: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         headers=json.loads(row[18] or "{}"),
         rank_class=row[19],
         rank_at=row[20],
+        flags=row[21],
     )
 
 

@@ -24,10 +24,11 @@ from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
+from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
+from headgate.store import batches, leases, linking, reads, settle, submit
 from headgate.store import claim as claiming
-from headgate.store import leases, reads, settle, submit
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 from headgate.store.names import Names, Topic
@@ -50,6 +51,7 @@ SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
+_HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 
 
@@ -107,6 +109,10 @@ async def transaction(connection: Connection) -> AsyncIterator[None]:
         await transaction.commit()
 
 
+def _nobody(*_: object) -> None:
+    """The tick of some instance finds it."""
+
+
 class Store:
     """All lanes of one instance."""
 
@@ -114,7 +120,7 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate")
+            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free")
         }
         self.names = Names()
         self.instance_no = 0
@@ -124,6 +130,8 @@ class Store:
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
+        self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
+        self.on_checks: Callable[[], None] = _nobody  # jobs that waited for others may be free: see free_ready
 
     def lane(self, name: str) -> Lane:
         """A lane by name."""
@@ -215,7 +223,21 @@ class Store:
 
     async def submit(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         async with self._lanes["submit"].use() as db:
-            return await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
+            answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
+        self._linked(rows, answers)
+        return answers
+
+    def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
+        """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
+        if not isinstance(rows, submit.SubmitFlush) or not rows.links:
+            return
+        self.on_checks()
+        for ord_, links in zip(rows.link_ords, rows.links, strict=True):
+            tenant_no = rows.tenant_nos[ord_ - 1]
+            for parent in links.depends_on[:_HINTS_MOST]:
+                self.on_locked(tenant_no, parent)
+            if links.unique is not None and ord_ - 1 in answers:
+                self.on_locked(tenant_no, answers[ord_ - 1].job_id)
 
     async def submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         """All or nothing: any conflict or refused row undoes the rest."""
@@ -234,7 +256,29 @@ class Store:
                     await transaction.rollback()
                 else:
                     await transaction.commit()
-                return answers
+        self._linked(rows, answers)
+        return answers
+
+    # ------------------------------------------------------------------ batches
+
+    async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["operate"].use() as db:
+            await batches.open_batch(db, self.names, tenant_no, batch, callback=callback)
+            return await batches.batch_status(db, tenant_no, batch.id)
+
+    async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["operate"].use() as db:
+            await batches.seal_batch(db, tenant_no, batch_id)
+            status = await batches.batch_status(db, tenant_no, batch_id)
+        self.on_checks()
+        return status
+
+    async def batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["read"].use() as db:
+            return await batches.batch_status(db, tenant_no, batch_id)
 
     # ------------------------------------------------------------------ dispatch
 
@@ -269,7 +313,14 @@ class Store:
 
     async def settle(self, rows: OutcomeRows) -> dict[int, Settled]:
         async with self._lanes["settle"].use() as db:
-            return await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
+            settled = await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
+        if rows.may_free:
+            self.on_checks()
+        return settled
+
+    async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
+        async with self._lanes["free"].use() as db:
+            return await linking.free_ready(db)
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
@@ -352,6 +403,8 @@ class Store:
                 self._running_floor = at  # every attempt that began before it has ended
             elif kind == "due":
                 tick.next_due = at
+            elif kind == "checks":
+                self.on_checks()
             elif kind == "others":
                 tick.others = topic_no
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
@@ -395,6 +448,7 @@ class Store:
             body = await reads.payload(db, tenant_no, job_id) if payload else None
             outcome = (await reads.result(db, tenant_no, job_id)).result if result else None
             history = await reads.events(db, tenant_no, job_id) if events else []
+            links = await linking.relations(db, tenant_no, job_id) if view.flags & LINKED else LinksView()
             with translating(writing=False):
                 progress = await db.fetchval(PROGRESS, tenant_no, job_id)
         return JobDetails(
@@ -417,6 +471,7 @@ class Store:
             headers=view.headers,
             payload=body,
             result=outcome,
+            links=links,
             progress=json.loads(progress) if progress else None,
             events=[
                 JobEventView(

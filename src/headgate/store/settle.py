@@ -42,6 +42,7 @@ _NAMES: Final = (
     *("tenant_no", "counts", "ids", "epochs", "results", "tenant_no", "counts", "ids", "epochs", "kinds"),
     *("delays", "permanents", "reasons", "error types", "error messages", "error traces"),
 )
+_MAY_FREE: Final = 9  # a row that concerns no outcome
 APPLIED: Final = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
 
 
@@ -80,6 +81,7 @@ class OutcomeFlush:
         self._others: dict[int, _Other] = {}
         self._seen: set[tuple[int, UUID]] = set()
         self._repeats: list[_Repeat] = []  # a job's second and later outcomes
+        self.may_free = False  # written: jobs that waited for some of these may be free now
 
     def __len__(self) -> int:
         return self._size
@@ -191,11 +193,13 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
     arguments, places = flush._arguments()
     with translating(writing=True, names=_NAMES):
         rows = await fetch_into_days(db, SETTLE, *arguments)
+    flush.may_free = any(row[1] == _MAY_FREE for row in rows)
     return {
         places[ord_ - 1]: Settled(
             receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
         )
         for ord_, receipt, state, run_at in rows
+        if receipt != _MAY_FREE
     }
 
 

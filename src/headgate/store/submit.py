@@ -16,24 +16,29 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, StoreBusy, TooLarge
+from headgate.domain.errors import DependencyCycle, HeadgateError, InvalidInput, StoreBusy, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted, body_digest
+from headgate.domain.links import Links, waves
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_run_at, to_ms
+from headgate.store import linking
 from headgate.store.arguments import check_kind, check_parallel
 from headgate.store.connect import Connection
 from headgate.store.errors import translate, translating
 from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
+from headgate.store.partitions import ensure_partitions
 
 SUBMIT: Final = """
 SELECT ord, receipt, job_id
-  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"""
+  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
+                          $20)"""
 # The columns of a flush by how they are filled; those of a key or a tag are sparse.
 _FULL: Final = ("tenant_nos", "ids", "topic_nos", "payloads")
 _ENDS_EARLY: Final = (
     *("priorities", "rank_classes", "rank_offsets", "delays_ms", "run_ats", "max_attempts", "policy_nos", "headers"),
+    "flags",
 )
 _KEYED: Final = ("keys", "key_hashes", "key_windows_ms")
 # One row's fault; everything else concerns the whole flush, and halving it would only repeat the error.
@@ -43,6 +48,7 @@ _OF_A_ROW: Final = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,  # an operator's own trigger
 )
+_ROUNDS_FOR_LINKS: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
 _Value = TypeVar("_Value")
@@ -73,6 +79,9 @@ class SubmitFlush:
     key_windows_ms: list[int] = field(default_factory=list)
     tag_ords: list[int] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
+    flags: list[int | None] = field(default_factory=list)  # ends early: bits of jobs.flags a job begins with
+    link_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
+    links: list[Links] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,6 +122,10 @@ class SubmitFlush:
         for tag in job.tags:
             self.tag_ords.append(place + 1)
             self.tags.append(tag)
+        if job.links is not None:
+            self.link_ords.append(place + 1)
+            self.links.append(job.links)
+            _put(self.flags, place, job.links.flags)
 
     def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, fresh: bool = True) -> None:
         """Append many jobs of one topic with nothing special about them: no work per job."""
@@ -145,6 +158,7 @@ class SubmitFlush:
             "max_attempts",
             "policy_nos",
             "headers",
+            "flags",
         ):
             theirs = getattr(other, name)
             if theirs:
@@ -157,6 +171,8 @@ class SubmitFlush:
         self.key_windows_ms += other.key_windows_ms
         self.tag_ords += [place + start for place in other.tag_ords]
         self.tags += other.tags
+        self.link_ords += [place + start for place in other.link_ords]
+        self.links += other.links
 
     def never_fresh(self) -> None:
         """These rows are sent again: each may have been committed already."""
@@ -188,6 +204,10 @@ class SubmitFlush:
             if ord_ in ords:
                 piece.tag_ords.append(ords[ord_])
                 piece.tags.append(tag)
+        for ord_, links in zip(self.link_ords, self.links, strict=True):
+            if ord_ in ords:
+                piece.link_ords.append(ords[ord_])
+                piece.links.append(links)
         return piece
 
     def check_shape(self) -> None:
@@ -197,9 +217,10 @@ class SubmitFlush:
             (_ENDS_EARLY, len(self.ids), True),
             (_KEYED, len(self.key_ords), False),
             (("tags",), len(self.tag_ords), False),
+            (("links",), len(self.link_ords), False),
         ):
             check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
-        for ords in (self.stale_ords, self.key_ords, self.tag_ords):
+        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.link_ords):
             if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
                 raise InvalidInput(
                     "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"
@@ -241,6 +262,108 @@ async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
 
 
 async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    """Write rows with ids that all differ: the plain ones first, then those with links, parents before children."""
+    if not flush.links:
+        return await _submit_plain(db, flush)
+    linked = {ord_ - 1: links for ord_, links in zip(flush.link_ords, flush.links, strict=True)}
+    plain = [place for place in range(len(flush)) if place not in linked]
+    answers: dict[int, SubmitAnswer] = {}
+    if plain:
+        found = await _submit_plain(db, flush.pick(plain))
+        answers |= {plain[place]: answer for place, answer in found.items()}
+    by_tenant: dict[int, list[int]] = {}
+    for place in linked:
+        by_tenant.setdefault(flush.tenant_nos[place], []).append(place)
+    for _, places in sorted(by_tenant.items()):
+        order, tangled = waves([flush.ids[place] for place in places], [linked[place].depends_on for place in places])
+        for wave in order:
+            theirs = [places[at] for at in wave]
+            found = await _submit_linked(db, flush.pick(theirs))
+            answers |= {theirs[place]: answer for place, answer in found.items()}
+        for at in tangled:
+            job_id = JobId(flush.ids[places[at]])
+            cycle = DependencyCycle(f"job {job_id} waits for a job that waits for it; none of them was made")
+            answers[places[at]] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=job_id, error=cycle)
+    return answers
+
+
+async def _submit_linked(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    """Write rows of one tenant that have links; those that somebody else was quicker than, once more."""
+    answers: dict[int, SubmitAnswer] = {}
+    places: Sequence[int] = range(len(flush))
+    for _ in range(_ROUNDS_FOR_LINKS):  # nearly always one
+        if not places:
+            return answers
+        found, again = await _write_linked(db, flush)
+        answers |= {places[place]: answer for place, answer in found.items()}
+        places, flush = [places[place] for place in again], flush.pick(again)
+    for place, job_id in zip(places, flush.ids, strict=True):
+        busy = StoreBusy(f"job {job_id}: others with its unique key came and went all the time; send it again")
+        answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
+    return answers
+
+
+async def _write_linked(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
+    """Links and jobs in one transaction; answers, and the places that are to be tried again."""
+    with translating(writing=True, names=_NAMES):
+        try:
+            async with db.transaction():
+                return await _link_and_write(db, flush)
+        except asyncpg.CheckViolationError as error:
+            if error.constraint_name is not None:
+                return await _isolate(db, flush, error), []
+            await ensure_partitions(db)  # see fetch_into_days
+            return {}, list(range(len(flush)))
+        except _OF_A_ROW as error:
+            return await _isolate(db, flush, error), []
+
+
+async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
+    tenant_no, stale = flush.tenant_nos[0], set(flush.stale_ords)
+    told = await linking.link(
+        db, tenant_no, flush.ids, flush.topic_nos, flush.links, [ord_ in stale for ord_ in range(1, len(flush) + 1)]
+    )
+    answers: dict[int, SubmitAnswer] = {}
+    again: list[int] = []
+    pushed: list[linking.Pushed] = []
+    for place, (code, subject) in sorted(told.items()):
+        if code == linking.AGAIN:
+            again.append(place)
+        elif code == linking.HELD:
+            answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
+            pushed.append(_pushed(flush, place, subject))
+        elif code != linking.KNOWN:
+            error = linking.refusal(code, subject)
+            answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[place]), error=error)
+    left = [place for place in range(len(flush)) if place not in told or told[place][0] == linking.KNOWN]
+    if left:
+        part = flush.pick(left)
+        for at, place in enumerate(left):
+            if place in told:  # submitted before: without links, and not fresh whatever it says
+                _set(part.flags, at, 0)
+                part.stale_ords = sorted({*part.stale_ords, at + 1})
+        odd = await _call(db, part)
+        orphans = _orphans(part, odd) if part.keys and odd else []
+        answers |= {left[at]: answer for at, answer in odd.items() if at not in orphans}
+        again += [left[at] for at in orphans]
+        not_made = [left[at] for at in odd if left[at] not in told]
+        await linking.unlink(db, tenant_no, [(flush.ids[place], flush.links[place]) for place in not_made])
+    await linking.push(db, tenant_no, pushed)
+    return answers, sorted(again)
+
+
+def _pushed(flush: SubmitFlush, place: int, holder: UUID) -> linking.Pushed:
+    return linking.Pushed(
+        holder=holder,
+        links=flush.links[place],
+        run_at=_get(flush.run_ats, place),
+        delay_ms=_get(flush.delays_ms, place),
+        payload=flush.payloads[place],
+        priority=_get(flush.priorities, place) or 0,
+    )
+
+
+async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     """Write rows with ids that all differ; those that met a key held by a row which was then not made, once more."""
     answers: dict[int, SubmitAnswer] = {}
     places: Sequence[int] = range(len(flush))
@@ -262,9 +385,13 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
 async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     with translating(writing=True, names=_NAMES):
         try:
-            rows = await db.fetch(SUBMIT, *_arguments(flush))
+            return await _call(db, flush)
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
+
+
+async def _call(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+    rows = await db.fetch(SUBMIT, *_arguments(flush))
     return {
         ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for ord_, receipt, job_id in rows
     }
@@ -303,6 +430,15 @@ def _put(column: list[_Value | None], place: int, value: _Value) -> None:
     """Set the value at `place`, leaving defaults in the places that were passed over."""
     column.extend([None] * (place - len(column)))
     column.append(value)
+
+
+def _get(column: list[_Value | None], place: int) -> _Value | None:
+    return column[place] if place < len(column) else None
+
+
+def _set(column: list[_Value | None], place: int, value: _Value) -> None:
+    if place < len(column):
+        column[place] = value
 
 
 def _rounds(flush: SubmitFlush) -> list[Sequence[int]]:
@@ -359,6 +495,7 @@ def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
         flush.key_windows_ms,
         flush.tag_ords,
         flush.tags,
+        flush.flags,
     )
 
 

@@ -10,7 +10,15 @@ from headgate.domain.validation import check_integer
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
-HOT_TABLES: Final = ("jobs", "flow_deltas", "state_counts", "resent_ids", "idempotency_keys", "limit_usage")
+HOT_TABLES: Final = (
+    "jobs",
+    "flow_deltas",
+    "state_counts",
+    "resent_ids",
+    "idempotency_keys",
+    "limit_usage",
+    "dependency_checks",
+)
 DEAD_ROWS: Final = """
 SELECT c.relname, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0),
        -- TRUNCATE off: giving pages back takes an exclusive lock that stops every claim.

@@ -8,13 +8,14 @@ from datetime import timedelta
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, UniqueTaken
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.linking import holder_of
 from headgate.store.partitions import fetch_into_days
 
 
@@ -61,7 +62,8 @@ async def redrive(
 ) -> dict[UUID, Requeued]:
     """Put finished jobs back on their topic, some with an edited body; what is not finished is left out.
 
-    The first is due after `delay`, each further one `apart` later.
+    The first is due after `delay`, each further one `apart` later. A job whose unique key another live job has is left
+    out as well; asked for alone, it raises UniqueTaken.
     """
     _check(tenant_no, ids, who, reason)
     bodies = check_rows(payloads, field="payloads", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="bodies")
@@ -84,6 +86,8 @@ async def redrive(
             reason,
             apart // MICROSECOND,
         )
+    if not rows and len(ids) == 1 and (holder := await holder_of(db, tenant_no, ids[0])) is not None:
+        raise UniqueTaken(ids[0], holder=holder)
     return {row[0]: Requeued(id=row[0], topic_no=row[1], rank_class=row[2], rank_at=row[3]) for row in rows}
 
 

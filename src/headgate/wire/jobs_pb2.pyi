@@ -81,6 +81,44 @@ RECEIPT_INVALID: ReceiptCode.ValueType  # 4
 """the outcome cannot be accepted; the job stays leased"""
 Global___ReceiptCode: _TypeAlias = ReceiptCode  # noqa: Y015
 
+class _Needs:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NeedsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Needs.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NEEDS_SUCCEEDED: _Needs.ValueType  # 0
+    NEEDS_ENDED: _Needs.ValueType  # 1
+
+class Needs(_Needs, metaclass=_NeedsEnumTypeWrapper):
+    """What a job asks of each job it waits for."""
+
+NEEDS_SUCCEEDED: Needs.ValueType  # 0
+NEEDS_ENDED: Needs.ValueType  # 1
+Global___Needs: _TypeAlias = Needs  # noqa: Y015
+
+class _OnParentFailure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnParentFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnParentFailure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_PARENT_FAILURE_CANCEL: _OnParentFailure.ValueType  # 0
+    ON_PARENT_FAILURE_IGNORE: _OnParentFailure.ValueType  # 1
+    """as if the parent had succeeded"""
+    ON_PARENT_FAILURE_BLOCK: _OnParentFailure.ValueType  # 2
+    """it waits on: the parent may be redriven"""
+
+class OnParentFailure(_OnParentFailure, metaclass=_OnParentFailureEnumTypeWrapper):
+    """What becomes of a job that needs a success it can no longer get."""
+
+ON_PARENT_FAILURE_CANCEL: OnParentFailure.ValueType  # 0
+ON_PARENT_FAILURE_IGNORE: OnParentFailure.ValueType  # 1
+"""as if the parent had succeeded"""
+ON_PARENT_FAILURE_BLOCK: OnParentFailure.ValueType  # 2
+"""it waits on: the parent may be redriven"""
+Global___OnParentFailure: _TypeAlias = OnParentFailure  # noqa: Y015
+
 @_typing.final
 class Job(_message.Message):
     """A job as a worker gets it."""
@@ -418,6 +456,12 @@ class JobInfo(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEY_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    PARENT_COUNT_FIELD_NUMBER: _builtins.int
+    CHILDREN_FIELD_NUMBER: _builtins.int
+    CHILD_COUNT_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     tenant: _builtins.str
     topic: _builtins.str
@@ -439,6 +483,11 @@ class JobInfo(_message.Message):
     """only when asked for"""
     result: _builtins.bytes
     """of a completed job, only when asked for"""
+    unique_key: _builtins.str
+    parent_count: _builtins.int
+    child_count: _builtins.int
+    """counted up to 10,000"""
+    batch_id: _builtins.bytes
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -446,6 +495,14 @@ class JobInfo(_message.Message):
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]:
         """only when asked for, oldest first"""
+
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relation]:
+        """what it waits for, or waited for: at most 100"""
+
+    @_builtins.property
+    def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relation]:
+        """what waits for it, or did: at most 100"""
 
     def __init__(
         self,
@@ -471,14 +528,49 @@ class JobInfo(_message.Message):
         result: _builtins.bytes = ...,
         progress: Global___Progress | None = ...,
         events: _abc.Iterable[Global___Event] | None = ...,
+        unique_key: _builtins.str = ...,
+        parents: _abc.Iterable[Global___Relation] | None = ...,
+        parent_count: _builtins.int = ...,
+        children: _abc.Iterable[Global___Relation] | None = ...,
+        child_count: _builtins.int = ...,
+        batch_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cancel_requested", b"cancel_requested", "claimed_us", b"claimed_us", "created_us", b"created_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobInfo: _TypeAlias = JobInfo  # noqa: Y015
+
+@_typing.final
+class Relation(_message.Message):
+    """One job that another waits for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """the other job; for the callback of a batch, the batch is one"""
+    needs: Global___Needs.ValueType
+    met: _builtins.str
+    """waiting, fulfilled; in vain, since it is: dead, cancelled, gone"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        needs: Global___Needs.ValueType = ...,
+        met: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "met", b"met", "needs", b"needs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Relation: _TypeAlias = Relation  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

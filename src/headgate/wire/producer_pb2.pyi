@@ -87,6 +87,11 @@ class NewJob(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    UNIQUE_FIELD_NUMBER: _builtins.int
+    DEPENDS_ON_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
+    ON_PARENT_FAILURE_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """empty: the server makes one, and then a lost reply cannot be repeated safely"""
     topic: _builtins.str
@@ -102,12 +107,22 @@ class NewJob(_message.Message):
     key_window_ms: _builtins.int
     fresh: _builtins.bool
     """the id was made for this very call and was never sent before"""
+    needs: _jobs_pb2.Needs.ValueType
+    on_parent_failure: _jobs_pb2.OnParentFailure.ValueType
+    batch: _builtins.bytes
+    """the open batch it becomes part of"""
     @_builtins.property
     def retry(self) -> Global___RetryPolicy: ...
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def unique(self) -> Global___Unique: ...
+    @_builtins.property
+    def depends_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """at most 1,000 ids: blocked until each of them has done its part"""
+
     def __init__(
         self,
         *,
@@ -124,14 +139,68 @@ class NewJob(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
         fresh: _builtins.bool = ...,
+        unique: Global___Unique | None = ...,
+        depends_on: _abc.Iterable[_builtins.bytes] | None = ...,
+        needs: _jobs_pb2.Needs.ValueType = ...,
+        on_parent_failure: _jobs_pb2.OnParentFailure.ValueType = ...,
+        batch: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "unique", b"unique"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "max_attempts", b"max_attempts", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NewJob: _TypeAlias = NewJob  # noqa: Y015
+
+@_typing.final
+class Unique(_message.Message):
+    """At most one live job of the topic has this key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _OnConflict:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Unique._OnConflict.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KEEP: Unique._OnConflict.ValueType  # 0
+        """answer with the live job"""
+        REPLACE: Unique._OnConflict.ValueType  # 1
+        """that job gets the new payload, priority and due time, unless it is running"""
+        RESCHEDULE: Unique._OnConflict.ValueType  # 2
+        """that job's due time is pushed, unless it is running"""
+
+    class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper): ...
+    KEEP: Unique.OnConflict.ValueType  # 0
+    """answer with the live job"""
+    REPLACE: Unique.OnConflict.ValueType  # 1
+    """that job gets the new payload, priority and due time, unless it is running"""
+    RESCHEDULE: Unique.OnConflict.ValueType  # 2
+    """that job's due time is pushed, unless it is running"""
+
+    KEY_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    DEBOUNCE_MAX_MS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    on_conflict: Global___Unique.OnConflict.ValueType
+    debounce_max_ms: _builtins.int
+    """the longest it may be put off, from its creation; 0: no limit"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        on_conflict: Global___Unique.OnConflict.ValueType = ...,
+        debounce_max_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["debounce_max_ms", b"debounce_max_ms", "key", b"key", "on_conflict", b"on_conflict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unique: _TypeAlias = Unique  # noqa: Y015
 
 @_typing.final
 class RetryPolicy(_message.Message):

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from headgate.api.grpc.errors import message_of
@@ -18,9 +18,10 @@ from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.jobs import Submission
+from headgate.domain.links import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.rank import unix_us
-from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.states import State, SubmitReceipt, Word
 from headgate.domain.validation import check_integer, check_run_at, clean_text
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
@@ -236,7 +237,58 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         key=job.key or None,
         key_window=_span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
         fresh=job.fresh or not job.id,
+        unique=_unique(job.unique) if job.HasField("unique") else None,
+        depends_on=[id_of(one, field="depends_on") for one in job.depends_on],
+        needs=needs_of(job.needs).label,
+        on_parent_failure=on_failure_of(job.on_parent_failure).label,
+        batch=id_of(job.batch, field="batch") if job.batch else None,
     )
+
+
+def id_of(raw: bytes, *, field: str) -> UUID:
+    """The UUID of 16 bytes."""
+    if len(raw) != ID_BYTES:
+        raise InvalidInput(field, f"has {len(raw)} bytes; it must be the 16 bytes of a UUID")
+    return UUID(bytes=raw)
+
+
+def needs_of(number: int) -> Needs:
+    """What a job asks of those it waits for; a number this release does not know is refused."""
+    return _member(Needs, number, field="needs")
+
+
+def needs_word(needs: Needs) -> jobs_pb2.Needs.ValueType:
+    """The wire's word."""
+    return jobs_pb2.Needs.ValueType(int(needs))
+
+
+def on_failure_of(number: int) -> OnParentFailure:
+    """What becomes of a job that waits in vain."""
+    return _member(OnParentFailure, number, field="on_parent_failure")
+
+
+_Member = TypeVar("_Member", bound=Word)
+
+
+def _member(kind: type[_Member], number: int, *, field: str) -> _Member:
+    if number not in [int(one) for one in kind]:
+        raise InvalidInput(field, f"{number} is not one of {', '.join(one.label for one in kind)}")
+    return kind(number)
+
+
+def _unique(unique: producer_pb2.Unique) -> Unique:
+    return Unique(
+        key=unique.key,
+        on_conflict=_member(OnConflict, unique.on_conflict, field="on_conflict").label,
+        debounce_max=_span(unique.debounce_max_ms, "debounce_max_ms") if unique.debounce_max_ms else None,
+    )
+
+
+def _relations(found: Sequence[Relation]) -> list[jobs_pb2.Relation]:
+    return [
+        jobs_pb2.Relation(id=one.job_id.bytes, needs=needs_word(one.needs), met=Met(one.met).name.lower())
+        for one in found
+    ]
 
 
 def _no_id(given: bytes, new_id: Callable[[], JobId]) -> JobId:
@@ -314,6 +366,12 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         headers=job.headers,
         payload=job.payload or b"",
         result=job.result or b"",
+        unique_key=job.links.unique_key,
+        parents=_relations(job.links.parents),
+        parent_count=job.links.parent_count,
+        children=_relations(job.links.children),
+        child_count=job.links.child_count,
+        batch_id=job.links.batch_id.bytes if job.links.batch_id else b"",
         progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
         events=[
             jobs_pb2.Event(

@@ -22,7 +22,7 @@ from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import SubmitParcel, Submitter
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
+from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.states import SubmitReceipt
@@ -251,12 +251,10 @@ class ProducerService:
         if atomic:
             answers = await self._parts.store.submit_atomic(rows)
             for row, answer in answers.items():
+                if answer.error is not None:  # refused, and so nothing was submitted
+                    raise answer.error
                 if answer.receipt is SubmitReceipt.CONFLICT:
-                    raise InvalidInput(
-                        f"jobs[{row}]",
-                        f"job {answer.job_id} was submitted before with another body",
-                        hint="nothing was submitted",
-                    )
+                    raise Conflict(f"jobs[{row}], and so nothing was submitted", first=answer.job_id)
             self._parts.submitter.submitted(rows)
             return answers
         told: dict[int, SubmitAnswerRow] = {}

@@ -9,9 +9,11 @@ DECLARE
     v_now     timestamptz := headgate.clock_v1();
     v_queued  uuid[];
     v_running uuid[];
+    v_linked  uuid[];          -- of the queued: others wait for it, or it has a unique key
 BEGIN
-    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 1 AND h.flags & 16 = 0)
-      INTO v_queued, v_running
+    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 1 AND h.flags & 16 = 0),
+           array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 2080 <> 0)
+      INTO v_queued, v_running, v_linked
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) ORDER BY j.id FOR UPDATE) AS h;
     WITH held AS MATERIALIZED (
@@ -37,6 +39,9 @@ BEGIN
            g.epoch, g.policy_no, g.owner, 7, g.flags, g.last_outcome, g.worker, g.last_error, g.headers, g.progress,
            g.payload
       FROM gone g;
+    IF v_linked IS NOT NULL THEN
+        PERFORM headgate.ended_v1(tenant_, v_linked, array_fill(7::smallint, ARRAY[cardinality(v_linked)]));
+    END IF;
     UPDATE headgate.jobs j SET flags = j.flags | 16 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_running);
     RETURN QUERY
     SELECT u.n::int, f.state, u.id = ANY (coalesce(v_queued, '{}')) OR u.id = ANY (coalesce(v_running, '{}'))

@@ -7,6 +7,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_now timestamptz := headgate.clock_v1();
     v_ids uuid[];
+    v_linked uuid[];           -- flags 32, 512, 1024 or 2048: something hangs on it besides
 BEGIN
     -- Locked first, in id order, as a redrive does: a DELETE comes to its rows day by day.
     SELECT array_agg(l.id) INTO v_ids
@@ -15,14 +16,20 @@ BEGIN
     WITH gone AS (
         DELETE FROM headgate.archive a
          WHERE a.tenant_no = tenant_ AND a.id = ANY (v_ids) AND a.state + 0 IN (6, 7)
-        RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt),
+        RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt, a.flags),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason)
         SELECT tenant_, g.id, v_now, 11, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)
-    SELECT array_agg(g.id) INTO v_ids FROM gone g;
+    SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.flags & 3616 <> 0) INTO v_ids, v_linked FROM gone g;
+    IF v_linked IS NOT NULL THEN      -- who waits on for a redrive waits in vain
+        PERFORM headgate.ended_v1(tenant_, v_linked, array_fill(8::smallint, ARRAY[cardinality(v_linked)]));
+        DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_linked);
+        DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (v_linked);
+        DELETE FROM headgate.batch_jobs m WHERE m.tenant_no = tenant_ AND m.job_id = ANY (v_linked);
+    END IF;
     DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ANY (v_ids);
     DELETE FROM headgate.job_tags t WHERE t.tenant_no = tenant_ AND t.job_id = ANY (v_ids);
     RETURN QUERY SELECT u.n::int FROM unnest(ids_) WITH ORDINALITY AS u(id, n) WHERE u.id = ANY (v_ids);

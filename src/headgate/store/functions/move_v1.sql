@@ -1,7 +1,7 @@
 -- Moves queued jobs of one tenant to another of its topics. Priority and age stay; the rank is what the target topic makes
 -- of them, so a job that was submitted first is still before its peers there. Refused: running and finished jobs, blocked
--- ones and those with a limit key (both belong to a limit of the old topic). Returns an ord for each found: changed, the
--- state, and whether a limit key stood in the way.
+-- ones, and those with a limit key or a unique key (which belong to the old topic). Returns an ord for each found: changed,
+-- the state, and whether a key stood in the way.
 CREATE FUNCTION headgate.move_v1(tenant_ int, ids_ uuid[], topic_ int, who_ text, reason_ text)
 RETURNS TABLE (ord int, changed boolean, state smallint, keyed boolean, id uuid, topic_no int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -17,8 +17,8 @@ BEGIN
     SELECT t.name, t.ageing_step_us INTO v_topic, v_step FROM headgate.topics t
      WHERE t.topic_no = topic_ AND t.tenant_no = tenant_;
     IF NOT FOUND THEN RETURN; END IF;
-    SELECT array_agg(h.id) FILTER (WHERE h.state IN (0, 2, 3) AND h.flags & 4 = 0),
-           array_agg(h.id) FILTER (WHERE h.flags & 4 <> 0)
+    SELECT array_agg(h.id) FILTER (WHERE h.state IN (0, 2, 3) AND h.flags & 2052 = 0),
+           array_agg(h.id) FILTER (WHERE h.flags & 2052 <> 0)
       INTO v_ids, v_keyed
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_)
              ORDER BY j.id FOR UPDATE) AS h;

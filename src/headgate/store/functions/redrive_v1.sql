@@ -12,13 +12,19 @@ DECLARE
     v_now    timestamptz := headgate.clock_v1();
     v_now_us bigint := (extract(epoch FROM v_now) * 1000000)::bigint;
     v_ids    uuid[];
+    v_unique uuid[];
+    v_refused uuid[];
     v_run_at timestamptz := v_now + delay_ms_ * interval '1 ms';      -- of the first; a later one waits its spread longer
 BEGIN
     -- Locked first, in id order; of two redrives of one job the second finds nothing left.
-    SELECT array_agg(l.id) INTO v_ids
-      FROM (SELECT a.id FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_)
+    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0) INTO v_ids, v_unique
+      FROM (SELECT a.id, a.flags FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_)
              ORDER BY a.id FOR UPDATE) AS l;
     IF v_ids IS NULL THEN RETURN; END IF;
+    IF v_unique IS NOT NULL THEN      -- left out: those whose unique key another live job has
+        v_refused := headgate.retake_unique_v1(tenant_, v_unique);
+        v_ids := ARRAY(SELECT i FROM unnest(v_ids) AS i WHERE i <> ALL (v_refused));
+    END IF;
     RETURN QUERY
     WITH told AS MATERIALIZED (
         SELECT u.id, u.payload, u.n::int AS n, v_run_at + (u.n - 1) * spread_us_ * interval '1 us' AS run_at,
@@ -39,9 +45,9 @@ BEGIN
         SELECT g.id, v_now_us + t.n - coalesce(g.priority * p.ageing_step_us, 0), g.created_at, t.run_at, tenant_,
                g.topic_no, CASE WHEN p.ageing_step_us IS NULL THEN -1 - g.priority ELSE -1 END, g.priority,
                g.max_attempts, g.epoch, g.policy_no, t.state,
-               CASE WHEN t.payload IS NULL THEN g.flags & ~16
-                    WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~16) | 1 | 8
-                    ELSE (g.flags & ~17) | 8 END,
+               CASE WHEN t.payload IS NULL THEN g.flags & ~272
+                    WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272) | 1 | 8
+                    ELSE (g.flags & ~273) | 8 END,
                g.last_outcome, g.last_error, g.headers,
                CASE WHEN t.payload IS NULL THEN g.payload WHEN octet_length(t.payload) <= 1024 THEN t.payload END
           FROM gone g JOIN told t ON t.id = g.id JOIN headgate.topics p ON p.topic_no = g.topic_no

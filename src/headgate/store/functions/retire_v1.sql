@@ -8,8 +8,9 @@ BEGIN
     RETURN QUERY EXECUTE format($sql$
         WITH chunk AS MATERIALIZED (
             SELECT a.tenant_no, a.id, a.flags FROM headgate.%I a
-             WHERE a.flags & 103 <> 0 AND (a.tenant_no, a.id) > ($1, $2)      -- 1 payload, 2 tags, 4 limit key,
-             ORDER BY a.tenant_no, a.id LIMIT $3),                            -- 32 dependants, 64 schedule
+             WHERE a.flags & 3687 <> 0 AND (a.tenant_no, a.id) > ($1, $2)     -- 1 payload, 2 tags, 4 limit key,
+             ORDER BY a.tenant_no, a.id LIMIT $3),                            -- 32 dependants, 64 schedule,
+                                                                              -- 512 dependencies, 1024 batch, 2048 unique
         payloads AS (DELETE FROM headgate.payloads p USING chunk c
                       WHERE c.flags & 1 <> 0 AND p.tenant_no = c.tenant_no AND p.id = c.id),
         tags AS (DELETE FROM headgate.job_tags t USING chunk c
@@ -17,7 +18,19 @@ BEGIN
         limit_keys AS (DELETE FROM headgate.job_limit_keys k USING chunk c
                         WHERE c.flags & 4 <> 0 AND k.tenant_no = c.tenant_no AND k.job_id = c.id),
         waits AS (DELETE FROM headgate.job_dependencies d USING chunk c
-                   WHERE c.flags & 32 <> 0 AND d.tenant_no = c.tenant_no AND d.parent_id = c.id),
+                   WHERE c.flags & 32 <> 0 AND d.tenant_no = c.tenant_no AND d.parent_id = c.id AND d.met = 1),
+        -- Nobody can redrive this parent any more: who still waits for it will wait in vain.
+        in_vain AS (UPDATE headgate.job_dependencies d SET met = 8 FROM chunk c
+                     WHERE c.flags & 32 <> 0 AND d.tenant_no = c.tenant_no AND d.parent_id = c.id AND d.met = 0
+                    RETURNING d.tenant_no, d.child_id),
+        told AS (INSERT INTO headgate.dependency_checks (tenant_no, child_id)
+                 SELECT DISTINCT v.tenant_no, v.child_id FROM in_vain v),
+        waited AS (DELETE FROM headgate.job_dependencies d USING chunk c
+                    WHERE c.flags & 512 <> 0 AND d.tenant_no = c.tenant_no AND d.child_id = c.id),
+        uniques AS (DELETE FROM headgate.unique_jobs q USING chunk c
+                     WHERE c.flags & 2048 <> 0 AND q.tenant_no = c.tenant_no AND q.job_id = c.id AND NOT q.live),
+        members AS (DELETE FROM headgate.batch_jobs b USING chunk c
+                     WHERE c.flags & 1024 <> 0 AND b.tenant_no = c.tenant_no AND b.job_id = c.id),
         lineage AS (DELETE FROM headgate.schedule_jobs s USING chunk c
                      WHERE c.flags & 64 <> 0 AND s.tenant_no = c.tenant_no AND s.job_id = c.id)
         SELECT c.tenant_no, c.id FROM chunk c ORDER BY 1 DESC, 2 DESC LIMIT 1 $sql$, table_) USING tenant_, id_, n_;

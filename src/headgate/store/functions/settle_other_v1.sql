@@ -21,6 +21,7 @@ DECLARE
     v_kinds    smallint[];
     v_errors   text[];
     v_final    uuid[];
+    v_linked   uuid[];          -- of those that ended: others wait for it, or it has a unique key
 BEGIN
     WITH told AS MATERIALIZED (
         SELECT u.id, u.epoch, u.kind, u.delay_ms, u.permanent, u.message, u.n::int AS n
@@ -41,15 +42,16 @@ BEGIN
                     WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
                     ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
                             FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
-               h.flags & 16 <> 0 AS cancelled
+               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS linked
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
            array_agg(v.message ORDER BY v.id),
            array_agg((CASE WHEN v.cancelled THEN 7 WHEN v.wait_ms IS NULL THEN 6 WHEN v.wait_ms = 0 THEN 0
                            WHEN v.kind = 4 THEN 2 ELSE 3 END)::smallint ORDER BY v.id),
            array_agg(CASE WHEN v.kind = 3 THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
-           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL)
-      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL),
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.linked)
+      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final, v_linked
       FROM judged v;
 
     IF v_ids IS NOT NULL THEN
@@ -98,6 +100,10 @@ BEGIN
         SELECT tenant_, x.topic_no, 1, x.state, count(*), v_now
           FROM (SELECT topic_no, state FROM kept UNION ALL SELECT topic_no, state FROM moved) AS x GROUP BY 2, 4;
 
+        IF v_linked IS NOT NULL AND headgate.ended_v1(tenant_, v_linked, ARRAY(
+               SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_linked) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
+            RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
+        END IF;
         RETURN QUERY SELECT d.n, 0::smallint, d.state, CASE WHEN d.state IN (2, 3) THEN d.run_at END
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
     END IF;

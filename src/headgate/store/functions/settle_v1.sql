@@ -1,6 +1,6 @@
 -- One flush of outcomes, any mix. Returns only what needs telling: (ord, receipt, state, run_at). A Completed that was
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
--- 3 unknown). ords count the completed ones first, then the others, in the order given.
+-- 3 unknown; 9 concerns no ord: jobs that waited for some of these may be free, see free_ready_v1). ords count the completed ones first, then the others, in the order given.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
 -- caller.
@@ -24,6 +24,7 @@ DECLARE
     v_gone    uuid[];
     v_base    int := cardinality(ids_);
     v_odd     uuid[];          -- completed although a cancel was requested
+    v_linked  uuid[];          -- others wait for it, or it has a unique key
 BEGIN
     -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
     IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0 THEN
@@ -61,13 +62,18 @@ BEGIN
               FROM gone g JOIN told t ON t.id = g.id
             RETURNING id, flags)
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
+               array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
-          INTO v_applied, v_odd, v_gone FROM kept k;
+          INTO v_applied, v_odd, v_linked, v_gone FROM kept k;
         -- explain: end
         IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
              WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_odd) AND a.finished_at = v_now;
+        END IF;
+        IF v_linked IS NOT NULL
+           AND headgate.ended_v1(tenants_[v_run], v_linked, array_fill(5::smallint, ARRAY[cardinality(v_linked)])) THEN
+            RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
             RETURN QUERY

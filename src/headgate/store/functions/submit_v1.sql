@@ -2,6 +2,7 @@
 -- 2 conflict, job_id the job that was there first. No row for an ord means: created, as asked.
 --
 -- Parallel arrays, one element per job; an empty array means "the default for all" (unnest pads with NULL).
+-- flags_: bits a job begins with; with 256 (waits for other jobs) it begins blocked.
 -- Keys and tags are sparse: (ord, value) pairs. The caller has validated everything and folded repeated ids.
 --
 -- fresh: this id was made for this very call and never sent before. Anything else may be a copy of a submit whose job
@@ -12,7 +13,8 @@ CREATE FUNCTION headgate.submit_v1(
     tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], payloads_ bytea[],
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
     max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
-    key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[])
+    key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
+    flags_ smallint[] DEFAULT '{}')
 RETURNS TABLE (ord int, receipt smallint, job_id uuid)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -60,14 +62,16 @@ BEGIN
                                    max_attempts, policy_no, state, flags, headers, payload)
         SELECT u.id, v_now_us + u.n + coalesce(u.rank_offset, 0), v_now, d.run_at, u.tenant_no, u.topic_no,
                coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
-               coalesce(u.policy_no, 1), CASE WHEN d.run_at > v_now THEN 2 ELSE 0 END,
+               coalesce(u.policy_no, 1),
+               CASE WHEN u.flags & 256 <> 0 THEN 4 WHEN d.run_at > v_now THEN 2 ELSE 0 END,
                CASE WHEN octet_length(u.payload) > 1024 THEN 1 ELSE 0 END
-                 + CASE WHEN cardinality(tag_ords_) > 0 AND u.n = ANY (tag_ords_) THEN 2 ELSE 0 END,
+                 + CASE WHEN cardinality(tag_ords_) > 0 AND u.n = ANY (tag_ords_) THEN 2 ELSE 0 END
+                 + coalesce(u.flags, 0),
                u.headers, CASE WHEN octet_length(u.payload) <= 1024 THEN u.payload END
           FROM unnest(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_, delays_ms_,
-                      run_ats_, max_attempts_, policy_nos_, headers_) WITH ORDINALITY
+                      run_ats_, max_attempts_, policy_nos_, headers_, flags_) WITH ORDINALITY
                AS u(tenant_no, id, topic_no, payload, priority, rank_class, rank_offset, delay_ms, run_at,
-                    max_attempts, policy_no, headers, n)
+                    max_attempts, policy_no, headers, flags, n)
          CROSS JOIN LATERAL (SELECT coalesce(u.run_at, v_now + u.delay_ms * interval '1 ms', v_now) AS run_at) AS d
          WHERE cardinality(v_skip) = 0 OR u.n <> ALL (v_skip)
          ORDER BY u.tenant_no, u.id     -- two flushes may carry the same jobs, in any order: no deadlock

@@ -3,6 +3,7 @@
 --   promoted  a job made claimable just now                   reaped   a lapsed attempt that was ended
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
+--   checks    jobs that waited for others may be free (see free_ready_v1)
 --   others    how many other instances were seen lately (in topic_no)
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
@@ -38,6 +39,8 @@ BEGIN
                    FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
     RETURN QUERY SELECT 'pending', NULL::int, t.no, NULL::uuid, NULL::int, NULL::timestamptz FROM unnest(topics_) AS t(no)
                   WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.topic_no = t.no AND j.state = 0);
+    RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz
+                  WHERE EXISTS (SELECT FROM headgate.dependency_checks);
     RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::int, d.run_at
                    FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;

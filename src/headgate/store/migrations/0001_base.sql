@@ -80,7 +80,8 @@ CREATE TABLE headgate.jobs (
     state         smallint NOT NULL,
     flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
                                                          -- 8 body edited, 16 cancel requested, 32 others wait for it,
-                                                         -- 64 made by a schedule
+                                                         -- 64 made by a schedule, 256 waits for other jobs, 512 was
+                                                         -- made to, 1024 is part of a batch, 2048 has a unique key
     last_outcome  smallint,                              -- of the epoch that was settled last
     worker        text,
     last_error    text,
@@ -255,10 +256,14 @@ CREATE TABLE headgate.job_dependencies (
     tenant_no   int NOT NULL,
     parent_id   uuid NOT NULL,
     child_id    uuid NOT NULL,
-    needs       smallint NOT NULL,                       -- 0 the parent succeeded, 1 the parent ended
-    PRIMARY KEY (tenant_no, parent_id, child_id)
+    needs       smallint NOT NULL CHECK (needs IN (0, 1)),         -- 0 the parent succeeded, 1 the parent ended
+    on_failure  smallint NOT NULL CHECK (on_failure IN (0, 1, 2)), -- 0 cancel the child, 1 ignore, 2 wait on
+    met         smallint NOT NULL CHECK (met IN (0, 1, 6, 7, 8)),  -- 0 not yet, 1 yes; never, since the parent is: 6 dead,
+    PRIMARY KEY (tenant_no, parent_id, child_id)                   -- 7 cancelled, 8 gone
 );
 CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (tenant_no, child_id);
+-- What still keeps a child from running: one probe, however many parents it had.
+CREATE INDEX job_dependencies_unmet ON headgate.job_dependencies (tenant_no, child_id, met) WHERE met <> 1;
 
 -- Jobs that carry a limit or order key, in the order they are to be freed.
 CREATE TABLE headgate.job_limit_keys (

@@ -1,0 +1,204 @@
+"""Batches: submit jobs together, and have one more run when all of them are done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.links import Needs, NewBatch, OnParentFailure
+from headgate.domain.validation import check_payload, check_topic, shown, to_ms
+from headgate.sdk.codec import encode
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import ServerError
+from headgate.sdk.handles import JobHandle, state_word
+from headgate.sdk.ids import id_from_bytes
+from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.sdk.submitting import Bound, submit
+from headgate.sdk.tasks import Task
+from headgate.wire import batches_pb2 as pb
+from headgate.wire import jobs_pb2 as jobs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPEN: Final = Method("BatchService/OpenBatch", pb.OpenBatchRequest, pb.BatchInfo)
+SEAL: Final = Method("BatchService/SealBatch", pb.SealBatchRequest, pb.BatchInfo)
+GET: Final = Method("BatchService/GetBatch", pb.GetBatchRequest, pb.BatchInfo)
+PAGE: Final = 500
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInfo:
+    """A batch as it stands. `counts` maps states to members, of the first `counted` of `total`."""
+
+    id: JobId
+    name: str
+    needs: str
+    sealed: bool
+    expired: bool
+    created_at: datetime
+    expires_at: datetime
+    total: int
+    counted: int
+    counts: dict[str, int] = field(default_factory=dict, hash=False)
+    callback_id: JobId | None = None
+    callback_state: str = ""
+
+
+class Batch:
+    """One batch, open until it is sealed.
+
+    Used as `async with hg.batch(...) as batch`: opened at the start and sealed at the end. If the block raises, it
+    stays open, so that nothing is announced of which a part is missing: seal it yourself, or let it expire.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        name: str = "",
+        on_done: Bound | None = None,
+        needs: str = "ended",
+        on_failure: str = "cancel",
+        expires_in: Seconds = limits.BATCH_EXPIRY_DEFAULT,
+        id: UUID | str | None = None,  # noqa: A002
+    ) -> None:
+        """Checks everything; asks nothing."""
+        self._connection = connection
+        batch = NewBatch(
+            id=connection.new_id() if id is None else parse_job_id(id, field="id"),
+            name=name,
+            needs=Needs.parse(needs, field="needs"),
+            on_failure=OnParentFailure.parse(on_failure, field="on_failure"),
+            expires_in=timedelta(milliseconds=delay_in_ms(expires_in, field="expires_in")),
+        )
+        if on_done is not None and not isinstance(on_done, Bound):
+            raise InvalidInput(
+                "on_done", f"must be a task with its arguments, got {shown(on_done)}", hint="task.bind()"
+            )
+        self.id = batch.id
+        self._on_done = on_done
+        self._request = pb.OpenBatchRequest(
+            id=batch.id.bytes,
+            name=batch.name,
+            needs=jobs.Needs.ValueType(int(batch.needs)),
+            on_failure=jobs.OnParentFailure.ValueType(int(batch.on_failure)),
+            expires_in_ms=to_ms(batch.expires_in),
+        )
+        if on_done is not None:
+            callback = on_done.options.id or connection.new_id()
+            self._request.on_done.CopyFrom(on_done.options.new_job(on_done.topic, callback.bytes, on_done.payload))
+            self._request.on_done.fresh = on_done.options.id is None
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id}>"
+
+    async def open(self) -> Self:
+        """Open it; harmless when repeated."""
+        if self._connection.box is None:
+            await _call(self._connection, OPEN, self._request, self.id)
+        return self
+
+    async def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Store a job as part of the batch; see `Task.submit`."""
+        return await self._put(task.bind(*args, **kwargs))
+
+    async def submit_many(
+        self, task: Task[..., R], calls: Iterable[Mapping[str, object] | Sequence[object]]
+    ) -> list[JobHandle[R]]:
+        """Store many jobs as part of the batch; see `Task.submit_many`."""
+        return await task.with_options(batch=self.id).submit_many(calls)
+
+    async def submit_to(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> JobHandle[Any]:
+        """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
+        body = check_payload(payload if isinstance(payload, bytes) else encode(payload, path="payload"))
+        return await self._put(Bound(check_topic(topic), body, Prepared(options)))
+
+    async def submit_bound(self, calls: Iterable[Bound]) -> list[JobHandle[Any]]:
+        """Store jobs of any tasks, many on their way at once; raises the first error when all have been answered."""
+        handles: list[JobHandle[Any]] = []
+        waiting = iter(calls)
+        while page := list(islice(waiting, PAGE)):
+            answers = await asyncio.gather(*map(self._put, page), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
+                handles.append(answer)
+        return handles
+
+    async def _put(self, bound: Bound) -> JobHandle[Any]:
+        options = bound.options.over({"batch": self.id})
+        return await submit(self._connection, bound.topic, bound.payload, options, returns=bound.returns)
+
+    async def seal(self) -> BatchInfo | None:
+        """Add no more. From now on `on_done` runs when all members have done their part. Harmless when repeated."""
+        box = self._connection.box
+        if box is None:
+            return batch_info(await _call(self._connection, SEAL, pb.SealBatchRequest(id=self.id.bytes), self.id))
+        if self._on_done is not None:
+            box.take(self._on_done.topic, [self._request.on_done.id], [self._on_done.payload], self._on_done.options)
+        return None
+
+    async def status(self) -> BatchInfo:
+        """The batch as it stands."""
+        return await batch_status(self._connection, self.id)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.seal()
+
+
+async def batch_status(connection: Connection, batch_id: UUID | str) -> BatchInfo:
+    """Read a batch. Raises NotFound."""
+    known = parse_job_id(batch_id, field="batch")
+    return batch_info(await _call(connection, GET, pb.GetBatchRequest(id=known.bytes), known))
+
+
+async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
+    """Seal a batch that somebody else opened."""
+    known = parse_job_id(batch_id, field="batch")
+    return batch_info(await _call(connection, SEAL, pb.SealBatchRequest(id=known.bytes), known))
+
+
+async def _call(connection: Connection, method: Method[Asked, Answered], request: Asked, batch_id: UUID) -> Answered:
+    try:
+        return await connection.call(method, request)
+    except ServerError as error:
+        if error.reported == "not_found":
+            raise NotFound("batch", str(batch_id)) from None
+        raise
+
+
+def batch_info(found: pb.BatchInfo) -> BatchInfo:
+    """Read a batch off the wire."""
+    return BatchInfo(
+        id=id_from_bytes(found.id),
+        name=found.name,
+        needs="ended" if found.needs == jobs.NEEDS_ENDED else "succeeded",
+        sealed=bool(found.sealed_us),
+        expired=found.expired,
+        created_at=_EPOCH + timedelta(microseconds=found.created_us),
+        expires_at=_EPOCH + timedelta(microseconds=found.expires_us),
+        total=found.total,
+        counted=found.counted,
+        counts={state_word(one.state): one.count for one in found.counts},
+        callback_id=id_from_bytes(found.callback_id) if found.callback_id else None,
+        callback_state=state_word(found.callback_state) if found.callback_id else "",
+    )

@@ -1,0 +1,152 @@
+"""Batches: jobs submitted together, counted together, with a callback that waits for them all.
+
+Members are added by their own submits (`Submission.batch`); here a batch is opened, sealed and read. The callback is a
+blocked job from the start, and the batch itself is one of its parents: sealing fulfils that one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.jobs import Submission
+from headgate.domain.links import HAS_PARENTS, WAITS, BatchStatus, Needs, NewBatch
+from headgate.domain.states import State
+from headgate.domain.validation import check_integer, to_ms
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.names import Names
+from headgate.store.partitions import ensure_partitions
+from headgate.store.submit import fill, submit
+
+OPEN: Final = """
+INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at)
+SELECT $1, $2, $3, $4, $5, $6, c.now, c.now + $7::bigint * interval '1 ms' FROM headgate.clock_v1() AS c(now)
+ON CONFLICT (tenant_no, id) DO NOTHING
+RETURNING id"""
+# The batch as a parent of its callback, and the callback's first word.
+BIND: Final = """
+WITH bound AS (
+    INSERT INTO headgate.job_dependencies (tenant_no, parent_id, child_id, needs, on_failure, met)
+    VALUES ($1, $2, $3, 0, 0, 0))
+INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason)
+VALUES ($1, $3, headgate.clock_v1(), 20, 0, 0, 4, 'waits for batch ' || $2::uuid)"""
+SAME: Final = (
+    "SELECT name = $3 AND needs = $4 AND on_failure = $5 FROM headgate.batches WHERE tenant_no = $1 AND id = $2"
+)
+GET: Final = """
+SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired, b.total, b.callback_id
+  FROM headgate.batches b WHERE b.tenant_no = $1 AND b.id = $2"""
+# By key, a member at a time. None can have ended before its batch was opened, so older days are not looked at.
+COUNTS: Final = """
+WITH member AS MATERIALIZED (
+    SELECT m.job_id FROM headgate.batch_jobs m WHERE m.tenant_no = $1 AND m.batch_id = $2 LIMIT $3)
+SELECT f.state, count(*)
+  FROM member m
+  LEFT JOIN LATERAL (
+       (SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = m.job_id)
+        UNION ALL
+       (SELECT a.state FROM headgate.archive a
+         WHERE a.tenant_no = $1 AND a.id = m.job_id AND a.finished_at >= $4)
+        LIMIT 1) AS f ON true
+ GROUP BY 1"""
+MEMBERS: Final = "SELECT count(*) FROM headgate.batch_jobs WHERE tenant_no = $1 AND batch_id = $2"
+CALLBACK: Final = """
+SELECT f.state, t.name
+  FROM (SELECT j.state, j.topic_no FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+         UNION ALL
+        SELECT a.state, a.topic_no FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2) AS f
+  JOIN headgate.topics t ON t.topic_no = f.topic_no"""
+
+
+async def open_batch(
+    db: Connection, names: Names, tenant_no: int, batch: NewBatch, *, callback: Submission | None = None
+) -> bool:
+    """Open a batch, with the job that is to run when all its members are done; False if it is open already.
+
+    The same id with another name, another need or a batch that is sealed is refused.
+    """
+    if callback is not None and (callback.links is not None or callback.key is not None):
+        raise InvalidInput("on_done", "cannot have a key, a unique key, parents or a batch of its own")
+    for again in (False, True):
+        with translating(writing=True):
+            try:
+                async with db.transaction():
+                    return await _open(db, names, tenant_no, batch, callback)
+            except asyncpg.CheckViolationError as error:
+                if error.constraint_name is not None or again:
+                    raise
+                await ensure_partitions(db)  # see fetch_into_days
+    raise AssertionError
+
+
+async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, callback: Submission | None) -> bool:
+    needs, on_failure = int(batch.needs), int(batch.on_failure)
+    opened = await db.fetchval(
+        OPEN,
+        tenant_no,
+        batch.id,
+        batch.name,
+        needs,
+        on_failure,
+        None if callback is None else callback.id,
+        to_ms(batch.expires_in),
+    )
+    if opened is None:
+        if not await db.fetchval(SAME, tenant_no, batch.id, batch.name, needs, on_failure):
+            raise InvalidInput("batch", f"{batch.id} was opened before with another name or need")
+        return False
+    if callback is not None:
+        flush = await fill(db, names, [callback])
+        flush.flags = [WAITS | HAS_PARENTS]
+        answers = await submit(db, flush)
+        if answers:
+            raise InvalidInput("on_done", f"job {callback.id} was submitted before", hint="leave its id out")
+        await db.execute(BIND, tenant_no, batch.id, callback.id)
+    return True
+
+
+async def seal_batch(db: Connection, tenant_no: int, batch_id: UUID) -> None:
+    """Take no more members, and let the callback go when all have done their part. Harmless when repeated."""
+    with translating(writing=True):
+        found = await db.fetchval("SELECT headgate.seal_batch_v1($1, $2, false)", tenant_no, batch_id)
+    if not found:
+        raise NotFound("batch", str(batch_id))
+
+
+async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchStatus:
+    """The batch and how its members stand, counted on demand over at most 10,000 of them."""
+    with translating(writing=False):
+        row = await db.fetchrow(GET, tenant_no, batch_id)
+        if row is None:
+            raise NotFound("batch", str(batch_id))
+        counts = await db.fetch(COUNTS, tenant_no, batch_id, limits.BATCH_COUNTED_MAX, row[3])
+        total = row[7] if row[7] is not None else await db.fetchval(MEMBERS, tenant_no, batch_id)
+        callback = None if row[8] is None else await db.fetchrow(CALLBACK, tenant_no, row[8])
+    return BatchStatus(
+        id=row[0],
+        name=row[1],
+        needs=Needs(row[2]),
+        created_at=row[3],
+        expires_at=row[4],
+        sealed_at=row[5],
+        expired=row[6],
+        total=total,
+        counted=sum(count for state, count in counts if state is not None),
+        counts={State(state): count for state, count in counts if state is not None},
+        callback_id=row[8],
+        callback_state=None if callback is None else State(callback[0]),
+        callback_topic="" if callback is None else callback[1],
+    )
+
+
+async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
+    """Close batches that nobody sealed in time, and forget those whose members are gone; returns how many."""
+    check_integer(limit, field="limit", low=1, high=100_000)
+    with translating(writing=True):
+        done: int = await db.fetchval("SELECT headgate.expire_batches_v1($1)", limit)
+    return done

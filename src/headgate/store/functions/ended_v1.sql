@@ -1,0 +1,45 @@
+-- These parents have ended: their dependencies (those of the given children; NULL: all) are fulfilled or broken, and each
+-- child concerned is noted for free_ready_v1. True if there was one. Each dependency is written once, by the end of its one
+-- parent; the child's row is not touched.
+CREATE FUNCTION headgate.meet_v1(tenant_ int, ids_ uuid[], states_ smallint[], children_ uuid[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET enable_nestloop = on SET jit = off AS $$
+BEGIN
+    WITH told AS (
+        UPDATE headgate.job_dependencies d
+           SET met = CASE WHEN e.state = 5 OR d.needs = 1 OR d.on_failure = 1 THEN 1 ELSE e.state END
+          FROM unnest(ids_, states_) AS e(id, state)
+         WHERE d.tenant_no = tenant_ AND d.parent_id = e.id AND d.met = 0
+           AND (children_ IS NULL OR d.child_id = ANY (children_))
+           -- on_failure 2: it waits on, for the parent may be redriven; until that is gone for good.
+           AND (e.state IN (5, 8) OR d.needs = 1 OR d.on_failure <> 2)
+        RETURNING d.child_id)
+    INSERT INTO headgate.dependency_checks (tenant_no, child_id)
+    SELECT DISTINCT tenant_, t.child_id FROM told t;
+    RETURN FOUND;
+END $$;
+
+-- Called by whatever ends jobs, in its transaction, for those with flag 32 (others wait for it) or 2048 (unique key): the
+-- key is free again, and who waited is noted. True if a child may be free now (see free_ready_v1).
+-- states_: how each ended, 5 completed, 6 dead, 7 cancelled, or 8: it is gone for good.
+CREATE FUNCTION headgate.ended_v1(tenant_ int, ids_ uuid[], states_ smallint[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET enable_nestloop = on SET jit = off AS $$
+DECLARE v_waiting int;
+BEGIN
+    UPDATE headgate.unique_jobs q SET live = false WHERE q.tenant_no = tenant_ AND q.job_id = ANY (ids_) AND q.live;
+    SELECT count(*) INTO v_waiting
+      FROM (SELECT FROM unnest(ids_) AS e(id)
+             CROSS JOIN LATERAL (SELECT FROM headgate.job_dependencies d
+                                  WHERE d.tenant_no = tenant_ AND d.parent_id = e.id LIMIT 5001) AS c
+             LIMIT 5001) AS s;
+    IF v_waiting > 5000 THEN
+        -- Too many for a flush that others wait for: the ends are noted, and worked off in parts.
+        INSERT INTO headgate.dependency_checks (tenant_no, parent_id, state)
+        SELECT tenant_, e.id, e.state FROM unnest(ids_, states_) AS e(id, state);
+        RETURN true;
+    END IF;
+    RETURN v_waiting > 0 AND headgate.meet_v1(tenant_, ids_, states_, NULL);
+END $$;

@@ -1,0 +1,177 @@
+"""Links of submitted jobs: the calls around `submit_v1` for jobs with a unique key, parents or a batch, and freeing.
+
+A job without links never comes here. `link` and the submit share one transaction, of one tenant: locks are taken in the
+order that functions/link_v1.sql explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain.errors import BatchSealed, HeadgateError, NotFound
+from headgate.domain.links import Links, LinksView, Needs, Relation
+from headgate.domain.validation import check_integer, to_ms
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.partitions import fetch_into_days
+
+LINK: Final = "SELECT ord, code, job_id FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
+PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
+HOLDER: Final = """
+SELECT h.job_id FROM headgate.unique_jobs q
+  JOIN headgate.unique_jobs h
+    ON h.tenant_no = q.tenant_no AND h.topic_no = q.topic_no AND h.key = q.key AND h.live AND h.job_id <> q.job_id
+ WHERE q.tenant_no = $1 AND q.job_id = $2"""
+# Counted no further than $3: a parent may have any number of children.
+RELATIONS: Final = """
+SELECT 'unique', NULL::uuid, 0, 0, q.key, 1::bigint FROM headgate.unique_jobs q WHERE q.tenant_no = $1 AND q.job_id = $2
+ UNION ALL
+SELECT 'batch', m.batch_id, 0, 0, NULL, 1 FROM headgate.batch_jobs m WHERE m.tenant_no = $1 AND m.job_id = $2
+ UNION ALL
+SELECT 'parent', p.id, p.needs, p.met, NULL, p.n
+  FROM (SELECT d.parent_id AS id, d.needs, d.met, count(*) OVER () AS n
+          FROM (SELECT x.parent_id, x.needs, x.met FROM headgate.job_dependencies x
+                 WHERE x.tenant_no = $1 AND x.child_id = $2 LIMIT $3) AS d
+         ORDER BY d.parent_id LIMIT 100) AS p
+ UNION ALL
+SELECT 'child', c.id, c.needs, c.met, NULL, c.n
+  FROM (SELECT d.child_id AS id, d.needs, d.met, count(*) OVER () AS n
+          FROM (SELECT x.child_id, x.needs, x.met FROM headgate.job_dependencies x
+                 WHERE x.tenant_no = $1 AND x.parent_id = $2 LIMIT $3) AS d
+         ORDER BY d.child_id LIMIT 100) AS c"""
+_COUNTED_MAX: Final = 10_000
+
+HELD, NO_PARENT, NO_BATCH, SEALED, AGAIN, KNOWN = 1, 10, 11, 12, 13, 20
+_NAMES: Final = ("tenant_no", "ids", "topics", "stale", "unique", "unique", "needs", "on_parent_failure", "depends_on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """A live job that a submit with its unique key wants to change."""
+
+    holder: UUID
+    links: Links
+    run_at: datetime | None
+    delay_ms: int | None
+    payload: bytes
+    priority: int
+
+
+async def link(
+    db: Connection,
+    tenant_no: int,
+    ids: Sequence[UUID],
+    topic_nos: Sequence[int],
+    links: Sequence[Links],
+    stale: Sequence[bool],
+) -> dict[int, tuple[int, UUID]]:
+    """Write the links of jobs about to be submitted; by 0-based place, what stands in the way of some (see link_v1)."""
+    unique = [(ord_, one.unique.key) for ord_, one in enumerate(links, 1) if one.unique is not None]
+    parents = [(ord_, parent) for ord_, one in enumerate(links, 1) for parent in one.depends_on]
+    batches = [(ord_, one.batch) for ord_, one in enumerate(links, 1) if one.batch is not None]
+    rows = await db.fetch(
+        LINK,
+        tenant_no,
+        ids,
+        topic_nos,
+        stale,
+        [ord_ for ord_, _ in unique],
+        [key for _, key in unique],
+        [int(one.needs) for one in links],
+        [int(one.on_parent_failure) for one in links],
+        [ord_ for ord_, _ in parents],
+        [parent for _, parent in parents],
+        [ord_ for ord_, _ in batches],
+        [batch for _, batch in batches],
+    )
+    return {ord_ - 1: (code, job_id) for ord_, code, job_id in rows}
+
+
+def refusal(code: int, subject: UUID) -> HeadgateError:
+    """Why a job is not made. Another tenant's parent or batch is none."""
+    if code == SEALED:
+        return BatchSealed(subject)
+    return NotFound("parent job" if code == NO_PARENT else "batch", str(subject))
+
+
+async def unlink(db: Connection, tenant_no: int, jobs: Iterable[tuple[UUID, Links]]) -> None:
+    """Take back the links of jobs that were not made after all."""
+    found = list(jobs)
+    if not found:
+        return
+    parents = [(job_id, parent) for job_id, links in found for parent in links.depends_on]
+    members = [(job_id, links.batch) for job_id, links in found if links.batch is not None]
+    await db.execute(
+        UNLINK,
+        tenant_no,
+        [job_id for job_id, links in found if links.unique is not None],
+        [child for child, _ in parents],
+        [parent for _, parent in parents],
+        [member for member, _ in members],
+        [batch for _, batch in members],
+    )
+
+
+async def push(db: Connection, tenant_no: int, jobs: Iterable[Pushed]) -> None:
+    """Replace or put off live jobs, in this order; running ones stay as they are."""
+    found = [job for job in jobs if job.links.unique is not None and job.links.unique.mode]
+    if not found:
+        return
+    uniques = [job.links.unique for job in found if job.links.unique is not None]
+    await db.execute(
+        PUSH,
+        tenant_no,
+        [job.holder for job in found],
+        [int(unique.mode) for unique in uniques],
+        [None if unique.debounce_max is None else to_ms(unique.debounce_max) for unique in uniques],
+        [job.run_at for job in found],
+        [job.delay_ms for job in found],
+        [job.payload for job in found],
+        [job.priority for job in found],
+    )
+
+
+async def free_ready(db: Connection, *, limit: int = 1_000) -> tuple[list[tuple[int, int, UUID]], bool]:
+    """Decide up to `limit` noted checks; what is claimable now (tenant, topic, id), and whether there are more."""
+    check_integer(limit, field="limit", low=1, high=100_000)
+    with translating(writing=True):
+        rows = await fetch_into_days(db, FREE, limit)
+    return [(row[0], row[1], row[2]) for row in rows if row[2] is not None], any(row[2] is None for row in rows)
+
+
+async def holder_of(db: Connection, tenant_no: int, job_id: UUID) -> UUID | None:
+    """The other live job with this finished job's unique key, if there is one."""
+    with translating(writing=False):
+        holder: UUID | None = await db.fetchval(HOLDER, tenant_no, job_id)
+    return holder
+
+
+async def relations(db: Connection, tenant_no: int, job_id: UUID) -> LinksView:
+    """What hangs on a job: its unique key, batch, parents and children."""
+    with translating(writing=False):
+        rows = await db.fetch(RELATIONS, tenant_no, job_id, _COUNTED_MAX)
+    key, batch = "", None
+    found: dict[str, list[Relation]] = {"parent": [], "child": []}
+    counts = {"parent": 0, "child": 0}
+    for kind, other, needs, met, text, count in rows:
+        if kind == "unique":
+            key = text
+        elif kind == "batch":
+            batch = other
+        else:
+            found[kind].append(Relation(job_id=other, needs=Needs(needs), met=met))
+            counts[kind] = count
+    return LinksView(
+        unique_key=key,
+        parents=tuple(found["parent"]),
+        parent_count=counts["parent"],
+        children=tuple(found["child"]),
+        child_count=counts["child"],
+        batch_id=batch,
+    )
