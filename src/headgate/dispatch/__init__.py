@@ -8,8 +8,8 @@ Who is here
 - `renewals`: keeps the leases of what links hold. `ports`: what all of them ask of the store.
 
 Who owns which state
-- Credit is in the book of a demand, reserved by a claim in flight, kept aside for a quiet worker, or spent. Nothing else
-  may hold it. A link that withdraws loses all of it, also what a claim in flight has reserved.
+- Credit is in the book of a demand, reserved by a claim in flight, kept aside for a quiet worker, or spent. Nothing
+  else may hold it. A link that withdraws loses all of it, also what a claim in flight has reserved.
 - A job that was claimed is in a link's queue, written to its stream, or on its way back. A link's end moves the first,
   never the second: a worker may come back for it.
 - The database decides everything else. What is kept here may be lost at any moment: the lease brings the job back.
