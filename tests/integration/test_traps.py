@@ -1039,7 +1039,7 @@ async def test_a_renewal_that_waits_for_the_watchdog_is_told_that_the_lease_is_l
         await leases.reap(queue.db)
         renewal = rivals.start(leases.renew(other.db, held(tenant, lapsed)))
         await rivals.waiting(other, on=queue)
-    assert (await renewal)[tenant, lapsed].lost
+    assert (await renewal)[tenant, lapsed, 1].lost
 
 
 async def test_the_watchdog_leaves_alone_what_is_being_renewed(queue: Queue, rivals: Rivals, lapsed: UUID) -> None:
@@ -1075,7 +1075,7 @@ async def test_a_renewal_that_waits_for_an_outcome_is_told_that_the_lease_is_los
         await queue.settle((running, 1, outcome))
         renewal = rivals.start(leases.renew(other.db, held(tenant, running)))
         await rivals.waiting(other, on=queue)
-    assert (await renewal)[tenant, running].lost
+    assert (await renewal)[tenant, running, 1].lost
     assert await all_jobs(queue) == {State.COMPLETED if outcome is DONE else State.RETRYING: 1}
 
 

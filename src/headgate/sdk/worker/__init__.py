@@ -35,8 +35,7 @@ outcome is acknowledged, and every beat and every Hello lists all that is held, 
 - A handler raises, SystemExit included: Failed; the worker lives.
 - A job's topic has no handler here: Abandon, one warning, and the topic is left out of later Readys.
 - Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for. A
-  frame that the server names as refused for now is sent again by itself; one it will never take is given up, and said
-  so.
+  frame that the server names as refused for now is sent again by itself; one it will never take is given up.
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
 - SIGTERM, `stop()`: see `stopping`. A second one does not wait for handlers. A handler that keeps a drained process
   from ending is left by `os._exit` (`patience`).
