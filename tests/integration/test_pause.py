@@ -156,6 +156,7 @@ async def test_the_watchdog_reaps_during_a_pause_and_nothing_it_reaps_runs(
 async def test_what_is_timed_falls_due_during_a_pause_and_queues(
     still: Instance, db: Connection, target: Target
 ) -> None:
+    """Jobs submitted for a later time; what recurring schedules make are rows like these."""
     clock = await Clock.install(db)
     desk = Desk(still)
     (timed,) = await still.submit(delay=timedelta(minutes=1))
