@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import grpc
 import pytest
 
-from headgate import Forbidden, Headgate, JobCancelled, NotFound, Refused, SubmitRefused
+from headgate import Forbidden, Headgate, JobCancelled, NotFound, Refused, RetryPolicy, SubmitRefused
 from headgate.cli import main
 from headgate.store.connect import connect
 from headgate.wire import operator_pb2 as pb
@@ -25,7 +25,7 @@ from tests.e2e.conftest import _PROCESSES, Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import HEADGATE, READY, ServerProcess, clean_environ
 from tests.support.waiting import until_async
-from tests.support.wire import Wire, completed, served
+from tests.support.wire import Wire, completed, failed, served
 
 pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).parents[2]
@@ -139,6 +139,32 @@ async def test_a_handle_cancels_its_job(server: ServerProcess, hg: Headgate, top
 
 
 @pytest.mark.req("O25")
+async def test_a_job_is_shown_with_attempts_times_errors_result_and_history(
+    server: ServerProcess, hg: Headgate, topic: str
+) -> None:
+    """The lists are the filter's affair; this is the one job in full."""
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer") as link:
+        await link.ready(2, topic)
+        handle = await hg.submit(topic, b"body", retry=RetryPolicy.fixed(timedelta(milliseconds=10)))
+        (first,) = await link.take(1)
+        await link.report(failed(first, "no luck"))
+        (second,) = await link.take(1)
+        running = await hg.get(handle.id, payload=True)
+        assert (running.state, running.attempt, running.worker) == ("running", 2, "mailer")
+        assert (running.payload, running.last_error) == (b"body", "Oops: no luck")
+        assert running.claimed_at is not None
+        assert running.lease_until is not None
+        await link.report(completed(second, b"7"))
+        assert await handle.result(5) == 7
+        done = await hg.get(handle.id, result=True)
+        assert (done.state, done.attempt, done.result) == ("completed", 2, b"7")
+        assert done.finished_at is not None
+        assert done.created_at <= running.claimed_at <= done.finished_at
+        (event,) = await hg.admin.jobs.events(handle.id)
+        assert (event.kind, event.state, event.attempt, event.worker) == ("failed", "retrying", 1, "mailer")
+        assert (event.error_type, event.error_message) == ("Oops", "no luck")
+
+
 async def test_every_verb_is_in_the_jobs_history_in_order_with_its_reason(hg: Headgate, topic: str) -> None:
     job = await hg.submit(topic, {"n": 1}, delay=3600)
     await hg.admin.jobs.reprioritise(job.id, "high", reason="one")

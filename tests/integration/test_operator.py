@@ -475,9 +475,14 @@ async def test_workers_of_all_instances_are_listed(one: Instance, database: str)
             ("bee", "two", ["mail"], 0, 4, True),
         ]
         assert [view.worker for view in await desk.verbs.workers(someone(Scope.READ, topics=["sms"]))] == ["ant"]
+        await one.worker("bee")  # it has come over
+        assert [(view.worker, view.instance) for view in await desk.verbs.workers(READER)] == [
+            ("ant", "one"),
+            ("bee", "one"),
+        ]
         await desk.presence.run_once()
         status = await desk.verbs.status(READER)
-        assert [(view.name, view.workers) for view in status.instances] == [("one", 1), ("two", 1)]
+        assert [(view.name, view.workers) for view in status.instances] == [("one", 2), ("two", 1)]
 
 
 async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(database: str, db: Connection) -> None:

@@ -209,7 +209,10 @@ class Operator:
         """Who is connected: to this instance as it is, to others as they said some seconds ago."""
         caller.require(Scope.READ)
         here = self._presence.workers(await self._store.tenant_no(caller.tenant))
-        found = [*here, *await self._store.workers_elsewhere(caller.tenant)]
+        names = {one.worker for one in here}
+        # One that has just come over from another instance may still be in that one's last word.
+        elsewhere = [one for one in await self._store.workers_elsewhere(caller.tenant) if one.worker not in names]
+        found = [*here, *elsewhere]
         if caller.topics is not None:
             seen = caller.topics
             found = [
