@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +14,6 @@ from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
 from headgate.domain.operations import DeadGroups
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
-from headgate.domain.states import State
 from headgate.store import dead_letters, listing, matching, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
@@ -60,7 +58,7 @@ class World:
 
 
 @pytest.fixture
-async def world(queue: Queue) -> AsyncIterator[World]:
+async def world(queue: Queue) -> World:
     clock = await Clock.install(queue.db)
     await clock.advance(hours=-5)
     names: dict[str, JobId] = {}
@@ -85,65 +83,66 @@ async def world(queue: Queue) -> AsyncIterator[World]:
         names["late"],
     )
     await clock.advance(hours=1)
-    yield World(queue, clock, names)
+    return World(queue, clock, names)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", "old big opaque late gone"),
-        ("state:dead", "big"),
-        ("-state:dead,completed", "old opaque late"),
-        ("state:pending,running", "old opaque"),
-        ("state:dead state:pending", ""),
-        ("topic:mail", "old big"),
-        ("topic:mail*", "old big opaque"),
-        ("-topic:mail*", "late gone"),
-        ("topic:mail* -topic:mail", "opaque"),
-        ("topic:nowhere", ""),
-        ("tag:vip", "old late"),
-        ("tag:vip tag:eu", "old"),
-        ("tag:vip,eu", "old opaque late"),
-        ("tag:vip,eu tag:eu,us", "old opaque"),
-        ("-tag:vip", "big opaque gone"),
-        ("tag:none", ""),
-        ("worker:w-*", "big gone"),
-        ("worker:w-1,w-2", "big gone"),
-        ('worker:"eu/w*3"', "opaque"),
-        ("worker:eu/w.3", ""),
-        ('worker:""', "old late"),
-        ("-worker:w-*", "old opaque late"),
-        ("priority:>=5", "big"),
-        ("priority:<0", "opaque"),
-        ("priority:high,bulk", "big opaque"),
-        ("-priority:0", "big opaque"),
-        ("-priority:>=5", "old opaque late gone"),
-        ("priority:>2147483647", ""),
-        ("attempts:0", "old late"),
-        ("attempts:>0 attempts:<=1", "big opaque gone"),
-        ('error:"no answer"', "big"),
-        ("error:timeouterror*15", "big"),
-        ("error:timeout error:answer", "big"),
-        ("error:time.ut", ""),
-        ("-error:timeout", "old opaque late gone"),
-        ("created:>2h", "late gone"),
-        ("created:<2h", "old big opaque"),
-        ("created:>2h created:<30m", "late gone"),
-        ("finished:<2h", "big"),
-        ("finished:>2h", "gone"),
-        ("started:>2h", "opaque gone"),
-        ("due:>30m", "late"),
-        ("key:order-7", "old"),
-        ("key:other", ""),
-        ("args.user.id:42", "old big"),
-        ("args.user.id:42 -state:dead", "old"),
-        ("args.user.id:7,8", "gone"),
-        ("-args.user.id:42", "opaque late gone"),
-        ("state:dead tag:vip", ""),
-    ],
-)
-async def test_a_filter_means_what_it_says(world: World, text: str, names: str) -> None:
-    assert await world.named(text) == set(names.split())
+MEANINGS = [
+    ("", "old big opaque late gone"),
+    ("state:dead", "big"),
+    ("-state:dead,completed", "old opaque late"),
+    ("state:pending,running", "old opaque"),
+    ("state:dead state:pending", ""),
+    ("topic:mail", "old big"),
+    ("topic:mail*", "old big opaque"),
+    ("-topic:mail*", "late gone"),
+    ("topic:mail* -topic:mail", "opaque"),
+    ("topic:nowhere", ""),
+    ("tag:vip", "old late"),
+    ("tag:vip tag:eu", "old"),
+    ("tag:vip,eu", "old opaque late"),
+    ("tag:vip,eu tag:eu,us", "old opaque"),
+    ("-tag:vip", "big opaque gone"),
+    ("tag:none", ""),
+    ("worker:w-*", "big gone"),
+    ("worker:w-1,w-2", "big gone"),
+    ('worker:"eu/w*3"', "opaque"),
+    ("worker:eu/w.3", ""),
+    ('worker:""', "old late"),
+    ("-worker:w-*", "old opaque late"),
+    ("priority:>=5", "big"),
+    ("priority:<0", "opaque"),
+    ("priority:high,bulk", "big opaque"),
+    ("-priority:0", "big opaque"),
+    ("-priority:>=5", "old opaque late gone"),
+    ("priority:>2147483647", ""),
+    ("attempts:0", "old late"),
+    ("attempts:>0 attempts:<=1", "big opaque gone"),
+    ('error:"no answer"', "big"),
+    ("error:timeouterror*15", "big"),
+    ("error:timeout error:answer", "big"),
+    ("error:time.ut", ""),
+    ("-error:timeout", "old opaque late gone"),
+    ("created:>2h", "late gone"),
+    ("created:<2h", "old big opaque"),
+    ("created:>2h created:<30m", "late gone"),
+    ("finished:<2h", "big"),
+    ("finished:>2h", "gone"),
+    ("started:>2h", "opaque gone"),
+    ("due:>30m", "late"),
+    ("key:order-7", "old"),
+    ("key:other", ""),
+    ("args.user.id:42", "old big"),
+    ("args.user.id:42 -state:dead", "old"),
+    ("args.user.id:7,8", "gone"),
+    ("-args.user.id:42", "opaque late gone"),
+    ("state:dead tag:vip", ""),
+]
+
+
+@pytest.mark.req("O25")
+async def test_a_filter_means_what_it_says(world: World) -> None:
+    for text, names in MEANINGS:
+        assert await world.named(text) == set(names.split()), text
 
 
 async def test_ids_groups_and_schedules_are_found(world: World) -> None:
@@ -258,7 +257,8 @@ FILL = """
 INSERT INTO headgate.archive (id, created_at, run_at, finished_at, tenant_no, topic_no, priority, attempt, max_attempts,
                               epoch, policy_no, state, flags, last_error, payload)
 SELECT encode(substring(int8send(1700000000000 + n) FROM 3) || '\\x70008000000000000001'::bytea, 'hex')::uuid,
-       now() - interval '1 day', now() - interval '1 day', now() - CASE WHEN n % 2 = 0 THEN interval '1 day' ELSE '0' END,
+       now() - interval '1 day', now() - interval '1 day',
+       now() - CASE WHEN n % 2 = 0 THEN interval '1 day' ELSE '0' END,
        $1, $2, 0, 1, 20, 1, 1, CASE WHEN n % 500 = 0 THEN 6 ELSE 5 END, 0, 'E: ' || n, ''
   FROM generate_series(1, 60000) AS n"""
 
@@ -294,7 +294,7 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
             ("state:pending", 1, 100),
             ("state:running", 0, 100),
             ("state:completed topic:mail", 20, 3_000),
-            ("created:>2h", 1, 70_000),
+            ("created:>2h", 1, 2 * listing.LOOK_AT + 3_000),
             ("topic:mail priority:>0", 0, 2 * listing.LOOK_AT + 3_000),
             ("error:none", 0, 2 * listing.LOOK_AT + 3_000),
             ("args.a:1", 0, 3 * listing.LOOK_AT),

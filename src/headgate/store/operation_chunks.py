@@ -46,11 +46,11 @@ SELECT id FROM headgate.operations
 HOLD: Final = "SELECT headgate.hold_matched_v1($1, $2, $3)"
 ADVANCE: Final = """
 UPDATE headgate.operations
-   SET state = $3, below = $4, looked = looked + $5, matched = matched + $6, changed = changed + $7,
+   SET state = $3::smallint, below = $4, looked = looked + $5, matched = matched + $6, changed = changed + $7,
        skipped = skipped + $8, errors = errors + $9, failures = 0, error = coalesce($10, error), instance_no = $11,
        started_at = coalesce(started_at, headgate.clock_v1()), touched_at = headgate.clock_v1(),
        rest_until = headgate.clock_v1() + $12::interval,
-       finished_at = CASE WHEN $3 >= 2 THEN headgate.clock_v1() END
+       finished_at = CASE WHEN $3::smallint >= 2 THEN headgate.clock_v1() END
  WHERE tenant_no = $1 AND id = $2
 RETURNING matched, changed, skipped, errors"""
 STUMBLE: Final = """
@@ -96,6 +96,7 @@ class Chunk:
     skipped: int = 0
     errors: int = 0
     over: bool = False
+    error: str = ""  # of a chunk that failed: it will be tried again, smaller, or its one job passed over
     requeued: list[tuple[int, UUID]] = field(default_factory=list)
 
 
@@ -137,7 +138,7 @@ async def _run(db: Connection, names: Names, instance_no: int, taken: list[Task]
             await db.execute(HOLD, task.tenant_no, ids, task.verb.reaches <= _FINAL)
         held = [row.id for row in await listing.still_matching(db, task.tenant_no, wanted, ids)]
         if held:
-            # Oldest first: redriven jobs keep the order in which they were submitted.
+            # Oldest first: within a chunk, redriven jobs keep the order in which they were submitted.
             changed, requeued = await _APPLY[task.verb](db, names, task, held[::-1])
     chunk = Chunk(
         tenant_no=task.tenant_no,
@@ -185,8 +186,8 @@ async def _advance(
 
 
 async def _stumbled(db: Connection, task: Task, error: HeadgateError, instance_no: int) -> Chunk:
-    nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id)
     text = str(error)[:1000]
+    nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id, error=text)
     if isinstance(error, InvalidFilter):
         # Written by another release, say: no instance of this one can read it, now or later.
         async with transaction(db):
@@ -202,7 +203,7 @@ async def _stumbled(db: Connection, task: Task, error: HeadgateError, instance_n
 
 async def _pass_over(db: Connection, task: Task, text: str, instance_no: int) -> Chunk:
     """Leave the one job behind that could not be changed."""
-    nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id)
+    nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id, error=text)
     async with transaction(db):
         with translating(writing=True):
             row = await db.fetchrow(TAKE_AGAIN, task.tenant_no, task.id, task.below)
