@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,12 +26,15 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
+from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
+from headgate.control.operations import ManyJobs
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Links, TokenRevoked, Told
+from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
@@ -42,6 +45,7 @@ from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
+from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.service import Store
@@ -52,6 +56,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
+    "headgate.v1.OperationService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -118,6 +123,7 @@ class Server:
         self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
         self.progress = ProgressWriter(self.store)
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -152,6 +158,7 @@ class Server:
             ("renewals", self.renewer.run()),
             ("results", self.waiters.run()),
             ("progress", self.progress.run()),
+            ("operations", self.operations.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
             ("loop lag", self._measure_lag()),
@@ -189,6 +196,7 @@ class Server:
         self.waiters.stop()
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         self.coordinator.stop()
+        self.operations.stop()
         await self._finished("claims", STOP_SECONDS)
         for link in self.links:
             link.tell(Told(drain_seconds=int(grace)))
@@ -198,6 +206,7 @@ class Server:
             await port.stop(grace)
         self.submitter.writer.close()
         self.outcomes.writer.close()
+        await self._finished("operations", STOP_SECONDS)
         await self._finished("submits", STOP_SECONDS)
         await self._finished("outcomes", STOP_SECONDS)
         self.renewer.stop()
@@ -246,6 +255,7 @@ class Server:
                 draining=self._draining,
             )
         )
+        many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -262,6 +272,7 @@ class Server:
             (
                 _worker_methods(worker),
                 _producer_methods(producer),
+                operation_methods(OperationService(self.validator, many_jobs)),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -282,6 +293,12 @@ class Server:
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
         self.coordinator.stir_hint(tenant_no, job_id)
+
+    def _requeued(self, places: Sequence[tuple[int, UUID]]) -> None:
+        """An operation put jobs at a new place, maybe below the watermark: look for them there, and tell the others."""
+        for topic_no, job_id in places:
+            self.coordinator.stir(topic_no, job_id)
+        self.coordinator.submitted({topic_no for topic_no, _ in places})
 
     async def _hear_others(self) -> None:
         """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""

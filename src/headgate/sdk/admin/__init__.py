@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from headgate.sdk.admin.dead import Dead
+from headgate.sdk.admin.listing import MatchingJobs
+from headgate.sdk.admin.operations import Operations
 from headgate.sdk.connection import Connection
 
 
@@ -10,6 +13,20 @@ class Admin:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def jobs_matching(self, filter: str = "") -> MatchingJobs:  # noqa: A002 - the word of the interface
+        """What a filter matches, newest first: all of it, by pages, or counted."""
+        return MatchingJobs(self._connection, filter)
+
+    @property
+    def operations(self) -> Operations:
+        """One verb over everything a filter matches."""
+        return Operations(self._connection)
+
+    @property
+    def dead(self) -> Dead:
+        """Dead letters by their kind."""
+        return Dead(self._connection, self.operations)
 
 
 __all__ = ["Admin"]
