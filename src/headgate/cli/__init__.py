@@ -20,9 +20,11 @@ app = App(
 )
 # By name, so that a command imports only what it needs: gRPC and the server cost most of a second.
 for _name, _where, _help in (
+    ("dead", "dead:dead", "Dead letters by their kind; redrive or discard them."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
+    ("op", "op:op", "Operations over everything a filter matches."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
     ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),

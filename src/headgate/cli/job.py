@@ -10,9 +10,11 @@ from typing import Literal
 
 from cyclopts import App
 
+from headgate.cli import listing
 from headgate.sdk import Headgate, JobInfo
 
 job = App(name="job", help="Look at jobs.")
+job.command(listing.list_command, name="list")
 
 
 @job.command(name="get")
