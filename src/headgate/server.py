@@ -43,6 +43,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.store import operations
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.operation_service import OperationStore
@@ -329,6 +330,7 @@ class Server:
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)
+                        await operations.forget_old(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

@@ -7,12 +7,16 @@ import io
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -332,6 +336,23 @@ async def test_the_command_line_looks_asks_and_tells(
         ).strip()
         assert (await hg.admin.operations.wait(detached, timeout=20)).changed == 3
         assert "no jobs match" in await run("op", "start", "cancel", "--filter", f"topic:{topic}", "--yes")
+
+
+@pytest.mark.timeout(60)
+async def test_the_page_about_dead_letters_works_as_printed(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/howto/dead-letters.md").read_text()
+    shell = Shell(server, tmp_path, monkeypatch)
+    for line in re.findall(r"^\$ headgate (.*)$", text, flags=re.MULTILINE):
+        await shell.run(*shlex.split(line))
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    program = f"async def example():\n{textwrap.indent(code, '    ')}"
+    names: dict[str, Any] = {"Headgate": Headgate}
+    exec(program, names)  # noqa: S102 - our own page
+    with redirect_stdout(io.StringIO()) as printed:
+        await names["example"]()
+    assert "done" in printed.getvalue()
 
 
 # --- servers that die -------------------------------------------------------------------------------------------------

@@ -277,6 +277,19 @@ async def test_operations_are_listed_newest_first_and_only_to_their_tenant(queue
             await verb
 
 
+async def test_operations_that_are_long_over_are_forgotten(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    tenant = await queue.tenant_no()
+    await finish(queue, await start(queue, Verb.CANCEL, "topic:a"))
+    await clock.advance(days=29)
+    kept = [await finish(queue, await start(queue, Verb.CANCEL, "topic:b")), await start(queue, Verb.CANCEL, "topic:c")]
+    await operations.forget_old(queue.db)
+    assert len(await operations.list_operations(queue.db, tenant)) == 3
+    await clock.advance(days=2)
+    await operations.forget_old(queue.db)
+    assert {one.id for one in await operations.list_operations(queue.db, tenant)} == {one.id for one in kept}
+
+
 # --- cancel, rate, trouble --------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +174,19 @@ def test_terms_can_be_put_in_front() -> None:
 )
 def test_a_path_leads_into_the_payload(text: str, body: object, matches: bool) -> None:
     assert body_matches(one(text), body) is matches
+
+
+def test_every_filter_in_the_reference_is_one_and_every_field_is_in_it() -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/filters.md").read_text()
+    examples = re.findall(r"^```filter\n(.*?)\n```", text, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)(?:\.PATH)?` \|.*\| `(.*)` \|$", text, flags=re.MULTILINE)
+    assert {name for name, _ in rows} == set(Field)
+    for name, example in rows:
+        assert one(example).field == name
+    for example in [*examples, *re.findall(r"`((?:created|tag):[^`*]*)`", text)]:
+        parse(example)
+    for mistake in re.findall(r"^filter: (.*)$", text, flags=re.MULTILINE):
+        wrong = "queue:mail" if "queue" in mistake else "state:failed"
+        with pytest.raises(InvalidFilter) as caught:
+            parse(wrong)
+        assert str(caught.value) == f"filter: {mistake}"

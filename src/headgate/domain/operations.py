@@ -61,7 +61,7 @@ _REACHES: Final[Mapping[Verb, frozenset[State]]] = {
     Verb.REDRIVE: _FINAL,
     Verb.DISCARD: frozenset({State.DEAD, State.CANCELLED}),
     Verb.REPRIORITISE: _QUEUED,
-    Verb.MOVE: _QUEUED,
+    Verb.MOVE: _QUEUED - {State.BLOCKED},  # what waits belongs to what it waits for
 }
 
 

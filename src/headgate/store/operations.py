@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
@@ -54,6 +55,11 @@ SELECT count(*) FROM (SELECT FROM headgate.operations WHERE tenant_no = $1 AND s
 CANCEL: Final = """
 UPDATE headgate.operations SET state = 3, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING changed"""
+FORGET: Final = """
+DELETE FROM headgate.operations
+ WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations
+                            WHERE finished_at < headgate.clock_v1() - $1::interval LIMIT $2 FOR UPDATE SKIP LOCKED)"""
+KEPT: Final = timedelta(days=30)
 
 
 async def preview(
@@ -158,6 +164,12 @@ async def list_operations(
     with translating(writing=False):
         rows = await db.fetch(LIST, tenant_no, before or listing.NEWEST, active, seen, limit)
     return [_operation(row) for row in rows]
+
+
+async def forget_old(db: Connection, *, keep: timedelta = KEPT, limit: int = 1_000) -> None:
+    """Delete at most `limit` operations that were over long ago; the audit still knows them."""
+    with translating(writing=True):
+        await db.execute(FORGET, keep, limit)
 
 
 async def cancel(
