@@ -181,6 +181,8 @@ async def test_tokens_reach_their_tenant_their_topics_and_their_scope(server: Se
         for topic in ("mail", "sms"):
             await alpha.submit(topic, b"x", tags=[tag])
         assert [job.topic async for job in alpha.admin.jobs_matching(f"tag:{tag}")] == ["sms", "mail"]
+        upwards = alpha.admin.jobs_matching(f"tag:{tag}", oldest_first=True)
+        assert [job.topic async for job in upwards] == ["mail", "sms"]
         assert [job.topic async for job in mail.admin.jobs_matching(f"tag:{tag}")] == ["mail"]
         assert [job async for job in beta.admin.jobs_matching(f"tag:{tag}")] == []
         assert (await reads.admin.jobs_matching(f"tag:{tag}").count()).by_state == {"pending": 2}

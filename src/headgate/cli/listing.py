@@ -19,6 +19,7 @@ def list_command(
     output: Output = "table",
     limit: int = 50,
     cursor: str = "",
+    oldest: bool = False,
     count: bool = False,
     url: str = "",
 ) -> None:
@@ -34,17 +35,19 @@ def list_command(
         How many at most.
     cursor
         Where to go on: the last line of the list before.
+    oldest
+        Oldest first.
     count
         Print how many match instead, counted up to 100,000.
     url
         The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
-    asyncio.run(_list(url or None, filter, output=output, limit=limit, cursor=cursor, count=count))
+    asyncio.run(_list(url or None, filter, output=output, limit=limit, cursor=cursor, oldest=oldest, count=count))
 
 
-async def _list(url: str | None, text: str, *, output: str, limit: int, cursor: str, count: bool) -> None:
+async def _list(url: str | None, text: str, *, output: str, limit: int, cursor: str, oldest: bool, count: bool) -> None:
     async with Headgate(url) as hg:
-        matching = hg.admin.jobs_matching(text)
+        matching = hg.admin.jobs_matching(text, oldest_first=oldest)
         if count:
             found = await matching.count(up_to=100_000)
             print(as_json(found) if output == "json" else many(found.total, exact=found.exact))

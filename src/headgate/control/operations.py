@@ -23,10 +23,17 @@ class OperationStore(Protocol):
     """What is asked of the store; `topics` None means any."""
 
     async def list_jobs(
-        self, tenant: str, matching: JobFilter, *, topics: frozenset[str] | None, limit: int, cursor: str
+        self,
+        tenant: str,
+        wanted: JobFilter,
+        *,
+        topics: frozenset[str] | None,
+        limit: int,
+        cursor: str,
+        oldest: bool,
     ) -> JobPage: ...
     async def count_jobs(
-        self, tenant: str, matching: JobFilter, *, topics: frozenset[str] | None, up_to: int
+        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int
     ) -> Counted: ...
     async def dead_groups(
         self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
@@ -80,11 +87,19 @@ class ManyJobs:
         self._store, self._started = store, started
 
     async def list_jobs(
-        self, who: Identity, text: str, *, limit: int = limits.PAGE_DEFAULT, cursor: str = ""
+        self,
+        who: Identity,
+        text: str,
+        *,
+        limit: int = limits.PAGE_DEFAULT,
+        cursor: str = "",
+        oldest: bool = False,
     ) -> JobPage:
-        """One page of what matches, newest first."""
+        """One page of what matches, newest first, or oldest."""
         matching = _permitted(who, parse(text))
-        return await self._store.list_jobs(who.tenant, matching, topics=who.topics, limit=limit, cursor=cursor)
+        return await self._store.list_jobs(
+            who.tenant, matching, topics=who.topics, limit=limit, cursor=cursor, oldest=oldest
+        )
 
     async def count_jobs(self, who: Identity, text: str, *, up_to: int) -> Counted:
         """How many match, up to a bound."""

@@ -48,11 +48,14 @@ BODIES_AT_MOST: Final = 2_000
 BODY_MAX_BYTES: Final = 65_536
 """Larger payloads are not looked into: they match no condition on them."""
 NEWEST: Final = UUID(int=2**128 - 1)
+OLDEST: Final = UUID(int=0)
 _BEGINNING, _END = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 
 # Choosing: $1 tenant, $2 below this id, $3 how many, $4 the order to take them from.
 CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id DESC"
+CHOOSE_OLDEST: Final = """
+SELECT id FROM headgate.list_ids_oldest_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id"""
 
 # Looking up: $2 the ids, $3 how many, then the filters, each of which may be NULL; a job that moves to the archive
 # between the two steps is found there.
@@ -101,7 +104,7 @@ SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worke
    AND ($33::uuid[] IS NULL OR u.id = ANY ($33)) AND ($34::uuid[] IS NULL OR u.id <> ALL ($34))
    -- What had not ended by then is still alive, or ended too late to be meant.
    AND ($35::timestamptz IS NULL OR u.finished_at IS NULL OR u.finished_at <= $35)
- ORDER BY u.id DESC LIMIT $3"""
+ ORDER BY CASE WHEN $36::boolean THEN u.id END, u.id DESC LIMIT $3"""
 BODIES: Final = """
 SELECT k.id, coalesce(u.payload, p.payload)
   FROM unnest($2::uuid[]) AS k(id)
@@ -260,8 +263,13 @@ async def list_jobs(
     return Page(rows=found.rows, cursor=write_cursor(found.below, matching.digest(tenant_no)) if found.more else None)
 
 
-async def step(db: Connection, tenant_no: int, matching: Filter, *, below: UUID, limit: int) -> Step:
-    """Go down from an id until `limit` jobs matched, LOOK_AT ids were looked at, or there are no more."""
+async def step(
+    db: Connection, tenant_no: int, matching: Filter, *, below: UUID, limit: int, oldest: bool = False
+) -> Step:
+    """Go down from an id until `limit` jobs matched, LOOK_AT ids were looked at, or there are no more.
+
+    With `oldest` it goes up instead, and `below` means above.
+    """
     choice = _choice(matching)
     # With no filter every id chosen is a row, so no more are chosen than the page needs. Running and waiting jobs lie
     # in another order, so all of them are taken at once.
@@ -273,7 +281,7 @@ async def step(db: Connection, tenant_no: int, matching: Filter, *, below: UUID,
     more, looked, bodies = True, 0, 0
     with translating(writing=False):
         while more and len(rows) < limit and looked < LOOK_AT and bodies < BODIES_AT_MOST:
-            ids = await _choose(db, tenant_no, matching, choice, below, at_once)
+            ids = await _choose(db, tenant_no, matching, choice, below, at_once, oldest=oldest)
             more = len(ids) == at_once
             looked += len(ids)
             for start in range(0, len(ids), chunk):
@@ -281,7 +289,10 @@ async def step(db: Connection, tenant_no: int, matching: Filter, *, below: UUID,
                 # What is judged here may fail, so all that SQL lets through is needed.
                 wanted = len(part) if matching.is_judged_here else limit - len(rows)
                 found = [
-                    _row(one) for one in await db.fetch(LOOK_UP, tenant_no, part, max(1, wanted), *_arguments(matching))
+                    _row(one)
+                    for one in await db.fetch(
+                        LOOK_UP, tenant_no, part, max(1, wanted), *_arguments(matching, oldest=oldest)
+                    )
                 ]
                 if matching.is_judged_here:
                     bodies += len(found) if matching.bodies else 0
@@ -312,11 +323,16 @@ async def _choose(
     choice: tuple[str, str | None, int | None],
     below: UUID,
     at_once: int,
+    *,
+    oldest: bool,
 ) -> list[UUID]:
     if matching.ids is not None:  # there is nothing to walk
-        return sorted((one for one in matching.ids if one < below), reverse=True)[:at_once]
+        left = (one for one in matching.ids if (one > below if oldest else one < below))
+        return sorted(left, reverse=not oldest)[:at_once]
     since, until = _days(matching)
-    found = await db.fetch(CHOOSE, tenant_no, below, at_once, *choice, LOOK_AT, since, until)
+    found = await db.fetch(
+        CHOOSE_OLDEST if oldest else CHOOSE, tenant_no, below, at_once, *choice, LOOK_AT, since, until
+    )
     return [row[0] for row in found]
 
 
@@ -396,7 +412,7 @@ def _only_schedule(matching: Filter) -> int | None:
     return next(iter(matching.schedule_nos)) if matching.schedule_nos and len(matching.schedule_nos) == 1 else None
 
 
-def _arguments(matching: Filter) -> tuple[object, ...]:
+def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
     """$4 and on of LOOK_UP."""
     schedules = matching.schedule_nos if matching.schedule_no is None else {matching.schedule_no}
     if matching.schedule_no is not None and matching.schedule_nos is not None:
@@ -435,6 +451,7 @@ def _arguments(matching: Filter) -> tuple[object, ...]:
         _listed(matching.ids),
         _listed(matching.not_ids),
         matching.ended_by,
+        oldest,
     )
 
 

@@ -104,15 +104,16 @@ async def list_matching(
     topics: frozenset[str] | None = None,
     limit: int = limits.PAGE_DEFAULT,
     cursor: str = "",
+    oldest: bool = False,
 ) -> JobPage:
-    """One page of what a filter matches, newest first."""
+    """One page of what a filter matches, newest first, or oldest."""
     check_page_size(limit)
-    seal = sha256(repr((tenant_no, str(matching), topics and sorted(topics))).encode()).digest()[:8]
-    as_of, below = await _place(db, cursor, seal)
+    seal = sha256(repr((tenant_no, str(matching), topics and sorted(topics), oldest)).encode()).digest()[:8]
+    as_of, below = await _place(db, cursor, seal, listing.OLDEST if oldest else listing.NEWEST)
     wanted = await compiled(db, tenant_no, matching, as_of=as_of, topics=topics)
     if wanted is None:
         return JobPage(jobs=[], cursor="")
-    found = await listing.step(db, tenant_no, wanted, below=below, limit=limit)
+    found = await listing.step(db, tenant_no, wanted, below=below, limit=limit, oldest=oldest)
     onward = f"{(as_of - _EPOCH) // _MICROSECOND:x}.{listing.write_cursor(found.below, seal)}" if found.more else ""
     return JobPage(jobs=await lines(db, names, found.rows), cursor=onward)
 
@@ -170,9 +171,9 @@ def bounded(wanted: Filter, as_of: datetime) -> Filter:
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
-async def _place(db: Connection, cursor: str, seal: bytes) -> tuple[datetime, UUID]:
+async def _place(db: Connection, cursor: str, seal: bytes, begin: UUID) -> tuple[datetime, UUID]:
     if not cursor:
-        return await clock(db), listing.NEWEST
+        return await clock(db), begin
     stamp, _, rest = cursor.partition(".")
     try:
         as_of = _EPOCH + int(stamp, 16) * _MICROSECOND

@@ -25,12 +25,19 @@ class OperationStore:
         self._store = store
 
     async def list_jobs(
-        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, limit: int, cursor: str
+        self,
+        tenant: str,
+        wanted: JobFilter,
+        *,
+        topics: frozenset[str] | None,
+        limit: int,
+        cursor: str,
+        oldest: bool,
     ) -> JobPage:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("read").use() as db:
             return await matching.list_matching(
-                db, self._store.names, tenant_no, wanted, topics=topics, limit=limit, cursor=cursor
+                db, self._store.names, tenant_no, wanted, topics=topics, limit=limit, cursor=cursor, oldest=oldest
             )
 
     async def count_jobs(self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int) -> Counted:

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadgate/v1/operations.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"@\n\x0fListJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\"F\n\x10ListJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.headgate.v1.JobInfo\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"1\n\x10\x43ountJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05up_to\x18\x02 \x01(\r\">\n\nStateCount\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.headgate.v1.State\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"Z\n\x11\x43ountJobsResponse\x12\'\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"5\n\x15ListDeadGroupsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\x93\x01\n\tDeadGroup\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x12\x10\n\x08\x66irst_us\x18\x05 \x01(\x03\x12\x0f\n\x07last_us\x18\x06 \x01(\x03\x12\x11\n\tsample_id\x18\x07 \x01(\x0c\x12\x14\n\x0csample_error\x18\x08 \x01(\t\"b\n\x16ListDeadGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"\x96\x01\n\rOperationPlan\x12\x0c\n\x04verb\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\x12\x12\n\nper_second\x18\x07 \x01(\rB\x0b\n\t_priority\"\xa1\x01\n\x10OperationPreview\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\'\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x03\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12$\n\x06sample\x18\x06 \x03(\x0b\x32\x14.headgate.v1.JobInfo\"M\n\x15StartOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12(\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.OperationPlan\"\xfb\x02\n\tOperation\x12\n\n\x02id\x18\x01 \x01(\x0c\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.headgate.v1.OperationState\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.headgate.v1.OperationPlan\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x03\x12\x18\n\x10\x65xpected_exactly\x18\x05 \x01(\x08\x12\x0e\n\x06looked\x18\x06 \x01(\x03\x12\x0f\n\x07matched\x18\x07 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x08 \x01(\x03\x12\x0f\n\x07skipped\x18\t \x01(\x03\x12\x0e\n\x06\x65rrors\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x0b\n\x03who\x18\x0c \x01(\t\x12\x12\n\ncreated_us\x18\r \x01(\x03\x12\x12\n\nstarted_us\x18\x0e \x01(\x03\x12\x12\n\ntouched_us\x18\x0f \x01(\x03\x12\x13\n\x0b\x66inished_us\x18\x10 \x01(\x03\x12\x10\n\x08instance\x18\x11 \x01(\t\x12\x0e\n\x06topics\x18\x12 \x03(\t\"!\n\x13GetOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"F\n\x15ListOperationsRequest\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"D\n\x16ListOperationsResponse\x12*\n\noperations\x18\x01 \x03(\x0b\x32\x16.headgate.v1.Operation\"4\n\x16\x43\x61ncelOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t*\x81\x01\n\x0eOperationState\x12\x15\n\x11OPERATION_PENDING\x10\x00\x12\x15\n\x11OPERATION_RUNNING\x10\x01\x12\x12\n\x0eOPERATION_DONE\x10\x02\x12\x17\n\x13OPERATION_CANCELLED\x10\x03\x12\x14\n\x10OPERATION_FAILED\x10\x04\x32\x94\x05\n\x10OperationService\x12G\n\x08ListJobs\x12\x1c.headgate.v1.ListJobsRequest\x1a\x1d.headgate.v1.ListJobsResponse\x12J\n\tCountJobs\x12\x1d.headgate.v1.CountJobsRequest\x1a\x1e.headgate.v1.CountJobsResponse\x12Y\n\x0eListDeadGroups\x12\".headgate.v1.ListDeadGroupsRequest\x1a#.headgate.v1.ListDeadGroupsResponse\x12M\n\x10PreviewOperation\x12\x1a.headgate.v1.OperationPlan\x1a\x1d.headgate.v1.OperationPreview\x12L\n\x0eStartOperation\x12\".headgate.v1.StartOperationRequest\x1a\x16.headgate.v1.Operation\x12H\n\x0cGetOperation\x12 .headgate.v1.GetOperationRequest\x1a\x16.headgate.v1.Operation\x12Y\n\x0eListOperations\x12\".headgate.v1.ListOperationsRequest\x1a#.headgate.v1.ListOperationsResponse\x12N\n\x0f\x43\x61ncelOperation\x12#.headgate.v1.CancelOperationRequest\x1a\x16.headgate.v1.Operationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadgate/v1/operations.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"V\n\x0fListJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\"F\n\x10ListJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.headgate.v1.JobInfo\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"1\n\x10\x43ountJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05up_to\x18\x02 \x01(\r\">\n\nStateCount\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.headgate.v1.State\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"Z\n\x11\x43ountJobsResponse\x12\'\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"5\n\x15ListDeadGroupsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\x93\x01\n\tDeadGroup\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x12\x10\n\x08\x66irst_us\x18\x05 \x01(\x03\x12\x0f\n\x07last_us\x18\x06 \x01(\x03\x12\x11\n\tsample_id\x18\x07 \x01(\x0c\x12\x14\n\x0csample_error\x18\x08 \x01(\t\"b\n\x16ListDeadGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"\x96\x01\n\rOperationPlan\x12\x0c\n\x04verb\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\x12\x12\n\nper_second\x18\x07 \x01(\rB\x0b\n\t_priority\"\xa1\x01\n\x10OperationPreview\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\'\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x03\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12$\n\x06sample\x18\x06 \x03(\x0b\x32\x14.headgate.v1.JobInfo\"M\n\x15StartOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12(\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.OperationPlan\"\xfb\x02\n\tOperation\x12\n\n\x02id\x18\x01 \x01(\x0c\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.headgate.v1.OperationState\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.headgate.v1.OperationPlan\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x03\x12\x18\n\x10\x65xpected_exactly\x18\x05 \x01(\x08\x12\x0e\n\x06looked\x18\x06 \x01(\x03\x12\x0f\n\x07matched\x18\x07 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x08 \x01(\x03\x12\x0f\n\x07skipped\x18\t \x01(\x03\x12\x0e\n\x06\x65rrors\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x0b\n\x03who\x18\x0c \x01(\t\x12\x12\n\ncreated_us\x18\r \x01(\x03\x12\x12\n\nstarted_us\x18\x0e \x01(\x03\x12\x12\n\ntouched_us\x18\x0f \x01(\x03\x12\x13\n\x0b\x66inished_us\x18\x10 \x01(\x03\x12\x10\n\x08instance\x18\x11 \x01(\t\x12\x0e\n\x06topics\x18\x12 \x03(\t\"!\n\x13GetOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"F\n\x15ListOperationsRequest\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"D\n\x16ListOperationsResponse\x12*\n\noperations\x18\x01 \x03(\x0b\x32\x16.headgate.v1.Operation\"4\n\x16\x43\x61ncelOperationRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t*\x81\x01\n\x0eOperationState\x12\x15\n\x11OPERATION_PENDING\x10\x00\x12\x15\n\x11OPERATION_RUNNING\x10\x01\x12\x12\n\x0eOPERATION_DONE\x10\x02\x12\x17\n\x13OPERATION_CANCELLED\x10\x03\x12\x14\n\x10OPERATION_FAILED\x10\x04\x32\x94\x05\n\x10OperationService\x12G\n\x08ListJobs\x12\x1c.headgate.v1.ListJobsRequest\x1a\x1d.headgate.v1.ListJobsResponse\x12J\n\tCountJobs\x12\x1d.headgate.v1.CountJobsRequest\x1a\x1e.headgate.v1.CountJobsResponse\x12Y\n\x0eListDeadGroups\x12\".headgate.v1.ListDeadGroupsRequest\x1a#.headgate.v1.ListDeadGroupsResponse\x12M\n\x10PreviewOperation\x12\x1a.headgate.v1.OperationPlan\x1a\x1d.headgate.v1.OperationPreview\x12L\n\x0eStartOperation\x12\".headgate.v1.StartOperationRequest\x1a\x16.headgate.v1.Operation\x12H\n\x0cGetOperation\x12 .headgate.v1.GetOperationRequest\x1a\x16.headgate.v1.Operation\x12Y\n\x0eListOperations\x12\".headgate.v1.ListOperationsRequest\x1a#.headgate.v1.ListOperationsResponse\x12N\n\x0f\x43\x61ncelOperation\x12#.headgate.v1.CancelOperationRequest\x1a\x16.headgate.v1.Operationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headgate.v1.operations_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATIONSTATE']._serialized_start=1729
-  _globals['_OPERATIONSTATE']._serialized_end=1858
+  _globals['_OPERATIONSTATE']._serialized_start=1751
+  _globals['_OPERATIONSTATE']._serialized_end=1880
   _globals['_LISTJOBSREQUEST']._serialized_start=69
-  _globals['_LISTJOBSREQUEST']._serialized_end=133
-  _globals['_LISTJOBSRESPONSE']._serialized_start=135
-  _globals['_LISTJOBSRESPONSE']._serialized_end=205
-  _globals['_COUNTJOBSREQUEST']._serialized_start=207
-  _globals['_COUNTJOBSREQUEST']._serialized_end=256
-  _globals['_STATECOUNT']._serialized_start=258
-  _globals['_STATECOUNT']._serialized_end=320
-  _globals['_COUNTJOBSRESPONSE']._serialized_start=322
-  _globals['_COUNTJOBSRESPONSE']._serialized_end=412
-  _globals['_LISTDEADGROUPSREQUEST']._serialized_start=414
-  _globals['_LISTDEADGROUPSREQUEST']._serialized_end=467
-  _globals['_DEADGROUP']._serialized_start=470
-  _globals['_DEADGROUP']._serialized_end=617
-  _globals['_LISTDEADGROUPSRESPONSE']._serialized_start=619
-  _globals['_LISTDEADGROUPSRESPONSE']._serialized_end=717
-  _globals['_OPERATIONPLAN']._serialized_start=720
-  _globals['_OPERATIONPLAN']._serialized_end=870
-  _globals['_OPERATIONPREVIEW']._serialized_start=873
-  _globals['_OPERATIONPREVIEW']._serialized_end=1034
-  _globals['_STARTOPERATIONREQUEST']._serialized_start=1036
-  _globals['_STARTOPERATIONREQUEST']._serialized_end=1113
-  _globals['_OPERATION']._serialized_start=1116
-  _globals['_OPERATION']._serialized_end=1495
-  _globals['_GETOPERATIONREQUEST']._serialized_start=1497
-  _globals['_GETOPERATIONREQUEST']._serialized_end=1530
-  _globals['_LISTOPERATIONSREQUEST']._serialized_start=1532
-  _globals['_LISTOPERATIONSREQUEST']._serialized_end=1602
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=1604
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=1672
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1674
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1726
-  _globals['_OPERATIONSERVICE']._serialized_start=1861
-  _globals['_OPERATIONSERVICE']._serialized_end=2521
+  _globals['_LISTJOBSREQUEST']._serialized_end=155
+  _globals['_LISTJOBSRESPONSE']._serialized_start=157
+  _globals['_LISTJOBSRESPONSE']._serialized_end=227
+  _globals['_COUNTJOBSREQUEST']._serialized_start=229
+  _globals['_COUNTJOBSREQUEST']._serialized_end=278
+  _globals['_STATECOUNT']._serialized_start=280
+  _globals['_STATECOUNT']._serialized_end=342
+  _globals['_COUNTJOBSRESPONSE']._serialized_start=344
+  _globals['_COUNTJOBSRESPONSE']._serialized_end=434
+  _globals['_LISTDEADGROUPSREQUEST']._serialized_start=436
+  _globals['_LISTDEADGROUPSREQUEST']._serialized_end=489
+  _globals['_DEADGROUP']._serialized_start=492
+  _globals['_DEADGROUP']._serialized_end=639
+  _globals['_LISTDEADGROUPSRESPONSE']._serialized_start=641
+  _globals['_LISTDEADGROUPSRESPONSE']._serialized_end=739
+  _globals['_OPERATIONPLAN']._serialized_start=742
+  _globals['_OPERATIONPLAN']._serialized_end=892
+  _globals['_OPERATIONPREVIEW']._serialized_start=895
+  _globals['_OPERATIONPREVIEW']._serialized_end=1056
+  _globals['_STARTOPERATIONREQUEST']._serialized_start=1058
+  _globals['_STARTOPERATIONREQUEST']._serialized_end=1135
+  _globals['_OPERATION']._serialized_start=1138
+  _globals['_OPERATION']._serialized_end=1517
+  _globals['_GETOPERATIONREQUEST']._serialized_start=1519
+  _globals['_GETOPERATIONREQUEST']._serialized_end=1552
+  _globals['_LISTOPERATIONSREQUEST']._serialized_start=1554
+  _globals['_LISTOPERATIONSREQUEST']._serialized_end=1624
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=1626
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=1694
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1696
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1748
+  _globals['_OPERATIONSERVICE']._serialized_start=1883
+  _globals['_OPERATIONSERVICE']._serialized_end=2543
 # @@protoc_insertion_point(module_scope)

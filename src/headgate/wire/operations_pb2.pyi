@@ -52,21 +52,24 @@ class ListJobsRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    OLDEST_FIRST_FIELD_NUMBER: _builtins.int
     filter: _builtins.str
     limit: _builtins.int
     """0: 50; at most 1,000"""
     cursor: _builtins.str
     """of the page before, with the same filter"""
+    oldest_first: _builtins.bool
     def __init__(
         self,
         *,
         filter: _builtins.str = ...,
         limit: _builtins.int = ...,
         cursor: _builtins.str = ...,
+        oldest_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "filter", b"filter", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "filter", b"filter", "limit", b"limit", "oldest_first", b"oldest_first"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,7 +77,7 @@ Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
 @_typing.final
 class ListJobsResponse(_message.Message):
-    """Newest first, without payloads, results and events. A page may be short although more follows."""
+    """Newest first unless asked otherwise, without payloads, results and events. A page may be short although more follows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -38,7 +38,11 @@ class OperationService:
         """One page of what a filter matches."""
         who = caller(self._validator, call, Scope.READ)
         page = await self._jobs.list_jobs(
-            who, request.filter, limit=request.limit or limits.PAGE_DEFAULT, cursor=request.cursor
+            who,
+            request.filter,
+            limit=request.limit or limits.PAGE_DEFAULT,
+            cursor=request.cursor,
+            oldest=request.oldest_first,
         )
         return pb.ListJobsResponse(jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor)
 

@@ -14,9 +14,9 @@ class Admin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def jobs_matching(self, filter: str = "") -> MatchingJobs:  # noqa: A002 - the word of the interface
+    def jobs_matching(self, filter: str = "", *, oldest_first: bool = False) -> MatchingJobs:  # noqa: A002
         """What a filter matches, newest first: all of it, by pages, or counted."""
-        return MatchingJobs(self._connection, filter)
+        return MatchingJobs(self._connection, filter, oldest_first=oldest_first)
 
     @property
     def operations(self) -> Operations:

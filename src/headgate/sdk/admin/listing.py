@@ -19,7 +19,7 @@ PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """Some jobs, newest first. Only an empty `cursor` is the end: a page may be short although more follows."""
+    """Some jobs. Only an empty `cursor` is the end: a page may be short although more follows."""
 
     jobs: list[JobInfo]
     cursor: str
@@ -37,13 +37,13 @@ class JobCount:
 class MatchingJobs:
     """What a filter matches: `async for job in hg.admin.jobs_matching("state:dead")`."""
 
-    def __init__(self, connection: Connection, filter: str) -> None:  # noqa: A002 - the word of the interface
+    def __init__(self, connection: Connection, filter: str, *, oldest_first: bool = False) -> None:  # noqa: A002
         """Raises InvalidFilter before anything is sent."""
-        self._connection, self.filter = connection, str(parse(filter))
+        self._connection, self.filter, self.oldest_first = connection, str(parse(filter)), oldest_first
 
     async def page(self, *, limit: int = 50, cursor: str = "") -> JobPage:
         """One page; pass its cursor for the next."""
-        request = pb.ListJobsRequest(filter=self.filter, limit=limit, cursor=cursor)
+        request = pb.ListJobsRequest(filter=self.filter, limit=limit, cursor=cursor, oldest_first=self.oldest_first)
         found = await self._connection.call(LIST_JOBS, request)
         return JobPage(jobs=[job_info(job) for job in found.jobs], cursor=found.cursor)
 

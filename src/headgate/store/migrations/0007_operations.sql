@@ -38,5 +38,6 @@ CREATE TABLE headgate.operations (
 ) WITH (fillfactor = 50);
 CREATE INDEX operations_active ON headgate.operations (touched_at) WHERE state IN (0, 1);
 
+-- include: functions/list_ids_oldest_v1.sql
 -- include: functions/hold_matched_v1.sql
 -- include: functions/dead_letters_v1.sql
