@@ -198,6 +198,21 @@ async def test_relative_times_stay_put_from_page_to_page(queue: Queue) -> None:
         await matching.list_matching(queue.db, queue.names, tenant, parse("created:>2h"), cursor=first.cursor)
 
 
+async def test_payloads_are_looked_into_within_bounds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page reads so many and goes on by its cursor; a payload over its limit matches neither way."""
+    monkeypatch.setattr(listing, "BODIES_AT_ONCE", 3)
+    monkeypatch.setattr(listing, "BODIES_AT_MOST", 6)
+    wanted = await queue.add(1, payload=b'{"a": 1}')
+    await queue.add(20, payload=b'{"a": 2}')
+    wanted += await queue.add(1, payload=b'{"a": 1}')
+    await queue.add(1, payload=json.dumps({"a": 1, "pad": "x" * 70_000}).encode())
+    page = await matching.list_matching(queue.db, queue.names, await queue.tenant_no(), parse("args.a:1"))
+    assert ([job.id for job in page.jobs], bool(page.cursor)) == (wanted[1:], True)
+    assert await found(queue, "args.a:1") == wanted
+    assert await found(queue, "args.a:1", limit=1, oldest=True) == wanted
+    assert len(await found(queue, "-args.a:1")) == 20
+
+
 async def test_a_count_is_exact_to_its_bound_and_says_when_it_is_not(queue: Queue) -> None:
     tenant = await queue.tenant_no()
     await queue.add(30, tags=["red"])

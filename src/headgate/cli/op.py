@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Literal
 
 from cyclopts import App
@@ -259,6 +260,7 @@ def progress() -> Callable[[OperationInfo], None]:
         nonlocal shown
         text = line(one)
         if moving:
+            text += "" if one.over else f"  {_left(one)}(Ctrl-C leaves it running)"
             print("\r" + text.ljust(len(shown)), end="\n" if one.over else "", flush=True)
         elif text != shown:
             print(text, flush=True)
@@ -275,6 +277,14 @@ def line(one: OperationInfo) -> str:
         f"operation {one.id}  [{bar:-<{BAR}}]  {part:4.0%}  {one.changed:,} done  {one.skipped:,} skipped  "
         f"{one.errors:,} errors  {one.state}"
     )
+
+
+def _left(one: OperationInfo) -> str:
+    """How long it will take, at its pace so far."""
+    if one.started_at is None or not one.matched or one.expected <= one.matched:
+        return ""
+    so_far = (datetime.now(UTC) - one.started_at).total_seconds()
+    return f"ETA {max(0.0, so_far / one.matched * (one.expected - one.matched)):.0f} s  "
 
 
 def _show(one: OperationInfo, output: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from headgate.domain.filters import GROUP_CHARS
 
-LOOKED_AT_CHARS: Final = 1_000
+LOOKED_AT_CHARS: Final = 500
 TITLE_CHARS: Final = 200
 
 # In this order: a quoted path is a quoted text, a UUID is not eight hex digits and a few numbers.

@@ -6,6 +6,7 @@ by `domain/fingerprint.py` here. A bounded read whatever lies in the archive, an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -44,7 +45,9 @@ async def dead_groups(
         rows = await db.fetch(DEAD, tenant_no, numbers, DEAD_LOOK_AT + 1)
     groups: dict[tuple[str, str], DeadGroup] = {}
     looked = 0
-    for topic_no, error, n, first_at, last_at, sample_id, looked_at in rows:
+    for place, (topic_no, error, n, first_at, last_at, sample_id, looked_at) in enumerate(rows, 1):
+        if place % 100 == 0:
+            await asyncio.sleep(0)  # the loop is the dispatcher's too
         looked = looked_at
         topic = (await names.topic_by_no(db, topic_no)).name
         kind = group_of(error)
