@@ -35,10 +35,14 @@ from headgate.store.partitions import fetch_into_days
 SMALLER: Final = (CHUNK, 25, 1)
 """The size of a chunk after 0, 1, 2 and more failures in a row: a job that cannot be changed is found, and left."""
 REST: Final = timedelta(milliseconds=100)
+UNREADABLE_MOST: Final = 20
+REST_UNREADABLE: Final = timedelta(seconds=3)
+"""A filter that this release cannot read came with another one: its instances have a minute to take the operation."""
 TAKE: Final = """
 SELECT tenant_no, id, verb, filter, topics, parameters, per_second, as_of, below, failures, who, reason
   FROM headgate.operations
  WHERE state IN (0, 1) AND rest_until <= headgate.clock_v1()                                 -- index: operations_active
+   AND verb = ANY ($1::smallint[])                   -- one that a newer release brought is left to its instances
  ORDER BY touched_at LIMIT 1 FOR UPDATE SKIP LOCKED"""
 TAKE_AGAIN: Final = """
 SELECT id FROM headgate.operations
@@ -63,6 +67,7 @@ UPDATE headgate.operations
    SET state = 4, error = $3, instance_no = $4, touched_at = headgate.clock_v1(), finished_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING id"""
 MOVE: Final = "SELECT ord, changed, topic_no FROM headgate.move_v1($1, $2, $3, $4, $5)"
+KNOWN: Final = [int(verb) for verb in Verb]
 _PASSING: Final = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)
 _FINAL: Final = frozenset(state for state in State if state.is_final)
 
@@ -120,7 +125,7 @@ async def run_chunk(db: Connection, names: Names, *, instance_no: int) -> Chunk 
 
 async def _run(db: Connection, names: Names, instance_no: int, taken: list[Task]) -> Chunk | None:
     with translating(writing=True):
-        row = await db.fetchrow(TAKE)
+        row = await db.fetchrow(TAKE, KNOWN)
     if row is None:
         return None
     task = _task(row)
@@ -188,15 +193,16 @@ async def _advance(
 async def _stumbled(db: Connection, task: Task, error: HeadgateError, instance_no: int) -> Chunk:
     text = str(error)[:1000]
     nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id, error=text)
-    if isinstance(error, InvalidFilter):
-        # Written by another release, say: no instance of this one can read it, now or later.
+    unreadable = isinstance(error, InvalidFilter)
+    if unreadable and task.failures >= UNREADABLE_MOST:
         async with transaction(db):
             await _fail(db, task, text, instance_no)
         return replace(nothing, over=True)
-    if task.failures < len(SMALLER) - 1:
+    if unreadable or task.failures < len(SMALLER) - 1:
+        rest = REST_UNREADABLE if unreadable else REST
         async with transaction(db):
             with translating(writing=True):
-                await db.execute(STUMBLE, task.tenant_no, task.id, task.below, text, instance_no or None, REST / 10)
+                await db.execute(STUMBLE, task.tenant_no, task.id, task.below, text, instance_no or None, rest)
         return nothing
     return await _pass_over(db, task, text, instance_no)
 

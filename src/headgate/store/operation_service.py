@@ -1,4 +1,7 @@
-"""The store as the verbs about many jobs and the operation runner use it: reads and verbs, each on its own lane."""
+"""The store as the verbs about many jobs and the operation runner use it.
+
+What looks at many jobs has a lane of its own: a count may take a second, and nobody who reads one job waits for it.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ class OperationStore:
         oldest: bool,
     ) -> JobPage:
         tenant_no = await self._store.tenant_no(tenant)
-        async with self._store.lane("read").use() as db:
+        async with self._store.lane("list").use() as db:
             return await matching.list_matching(
                 db, self._store.names, tenant_no, wanted, topics=topics, limit=limit, cursor=cursor, oldest=oldest
             )
 
     async def count_jobs(self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int) -> Counted:
         tenant_no = await self._store.tenant_no(tenant)
-        async with self._store.lane("read").use() as db:
+        async with self._store.lane("list").use() as db:
             now = await matching.clock(db)
             found = await matching.compiled(db, tenant_no, wanted, as_of=now, topics=topics)
             return await matching.count_matching(db, tenant_no, found, up_to=up_to)
@@ -51,22 +54,26 @@ class OperationStore:
         self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
     ) -> DeadGroups:
         tenant_no = await self._store.tenant_no(tenant)
-        async with self._store.lane("read").use() as db:
+        async with self._store.lane("list").use() as db:
             return await dead_letters.dead_groups(
                 db, self._store.names, tenant_no, named=named, topics=topics, limit=limit
             )
 
     async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview:
         tenant_no = await self._store.tenant_no(tenant)
-        async with self._store.lane("read").use() as db:
+        async with self._store.lane("list").use() as db:
             return await operations.preview(db, self._store.names, tenant_no, plan, topics=topics)
 
     async def start(
         self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None
     ) -> Operation:
         tenant_no = await self._store.tenant_no(tenant)
+        async with self._store.lane("list").use() as db:
+            expected = await operations.expected(db, tenant_no, plan, topics=topics)
         async with self._store.lane("operate").use() as db:
-            return await operations.start(db, self._store.names, tenant_no, operation_id, plan, who=who, topics=topics)
+            return await operations.start(
+                db, self._store.names, tenant_no, operation_id, plan, who=who, topics=topics, expected=expected
+            )
 
     async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation:
         tenant_no = await self._store.tenant_no(tenant)

@@ -17,6 +17,7 @@ from headgate.domain.ids import TenantNo
 from headgate.domain.operations import (
     ACTIVE_MAX,
     SAMPLE,
+    Counted,
     Operation,
     OperationConflict,
     Plan,
@@ -90,6 +91,13 @@ async def _sample(db: Connection, tenant_no: int, wanted: listing.Filter) -> lis
     return rows
 
 
+async def expected(db: Connection, tenant_no: int, plan: Plan, *, topics: frozenset[str] | None = None) -> Counted:
+    """How many jobs the plan would meet now, counted up to its bound."""
+    now = await matching.clock(db)
+    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=now, topics=topics)
+    return await matching.count_matching(db, tenant_no, wanted)
+
+
 async def start(
     db: Connection,
     names: Names,
@@ -99,14 +107,17 @@ async def start(
     *,
     who: str,
     topics: frozenset[str] | None = None,
+    expected: Counted | None = None,
 ) -> Operation:
-    """Make the operation, and note it; the same id and the same plan again is the same operation."""
+    """Make the operation, and note it; the same id and the same plan again is the same operation.
+
+    `expected` is what people are told to expect; it changes nothing.
+    """
     check_tenant_no(tenant_no)
     if plan.topic is not None:
         await names.topic(db, TenantNo(tenant_no), plan.topic)  # made now, so that a chunk need not
     now = await matching.clock(db)
-    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=now, topics=topics)
-    counted = await matching.count_matching(db, tenant_no, wanted)
+    counted = expected or Counted(by_state={}, exact=False)
     async with transaction(db):
         with translating(writing=True):
             active = await db.fetchval(ACTIVE, tenant_no, ACTIVE_MAX)
