@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,15 +28,18 @@ from headgate.api.grpc import operator_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
+from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
+from headgate.control.operations import ManyJobs
 from headgate.control.results import Waiters
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
 from headgate.dispatch.links import Links, TokenRevoked
+from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
@@ -46,10 +49,12 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.store import operations
 from headgate.store.batches import expire_batches
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.operating import OperatorStore
+from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
@@ -63,6 +68,7 @@ SERVICES = (
     "headgate.v1.ProducerService",
     operator_service.NAME,
     "headgate.v1.BatchService",
+    "headgate.v1.OperationService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -140,7 +146,7 @@ class Server:
             on_due_at=self.coordinator.due_at,
         )
         self.progress = ProgressWriter(self.store)
-        self.freer = Freer(self.store, on_free=self._freed)
+        self.freer = Freer(self.store, on_free=self._requeued)
         self.store.on_checks = self.freer.wake
         self.store.on_locked = self.coordinator.stir_hint
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
@@ -151,6 +157,7 @@ class Server:
         self.operator = Operator(
             OperatorParts(store=self.operating, dispatch=self.coordinator, presence=self.presence, endings=self.waiters)
         )
+        self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -190,6 +197,7 @@ class Server:
             ("freeing", self.freer.run()),
             ("progress", self.progress.run()),
             ("presence", self.presence.run()),
+            ("operations", self.operations.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
             ("loop lag", self._measure_lag()),
@@ -227,6 +235,7 @@ class Server:
         self.waiters.stop()
         self._health.drain()
         self.coordinator.stop()
+        self.operations.stop()
         await self._finished("claims", STOP_SECONDS)
         self.links.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
@@ -235,6 +244,7 @@ class Server:
             await port.stop(grace)
         self.submitter.writer.close()
         self.outcomes.writer.close()
+        await self._finished("operations", STOP_SECONDS)
         await self._finished("submits", STOP_SECONDS)
         await self._finished("outcomes", STOP_SECONDS)
         self.renewer.stop()
@@ -284,6 +294,7 @@ class Server:
             )
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
+        many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -302,6 +313,7 @@ class Server:
                 _producer_methods(producer),
                 operator_service.methods(self.validator, self.operator),
                 batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
+                operation_methods(OperationService(self.validator, many_jobs)),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -324,11 +336,13 @@ class Server:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
         self.coordinator.stir_hint(tenant_no, job_id)
 
-    def _freed(self, jobs: Sequence[tuple[int, int, UUID]]) -> None:
-        """Jobs that waited for others are claimable, at their old places."""
-        for _, topic_no, job_id in jobs:
+    def _requeued(self, places: Iterable[tuple[int, UUID]]) -> None:
+        """Jobs are claimable at places that may lie below the watermark: look for them there, and tell the others."""
+        topic_nos = set()
+        for topic_no, job_id in places:
             self.coordinator.stir(topic_no, job_id)
-        self.coordinator.submitted({topic_no for _, topic_no, _ in jobs})
+            topic_nos.add(topic_no)
+        self.coordinator.submitted(topic_nos)
 
     async def _hear_others(self) -> None:
         """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""
@@ -357,6 +371,7 @@ class Server:
                         await forget_expired(db)
                         await forget_quiet(db)
                         await expire_batches(db)
+                        await operations.forget_old(db)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

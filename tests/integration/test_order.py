@@ -418,7 +418,7 @@ async def test_the_watchdog_works_through_ten_thousand_lapsed_jobs_in_bounded_ba
 # ------------------------------------------------------------------------------------------------------------ retries
 
 
-@pytest.mark.req("R1", "R6")
+@pytest.mark.req("R1", "R6", "T32")
 async def test_a_worker_that_crashes_in_silence_pays_with_its_attempts(queue: Queue, clock: Clock) -> None:
     (job_id,) = await queue.add(max_attempts=2)
     for attempt, end in ((1, State.RETRYING), (2, State.DEAD)):
@@ -434,7 +434,7 @@ async def test_a_worker_that_crashes_in_silence_pays_with_its_attempts(queue: Qu
     assert "lease expired" in dead.last_error
 
 
-@pytest.mark.req("R2")
+@pytest.mark.req("R2", "T32")
 async def test_only_a_running_job_can_fail(queue: Queue) -> None:
     pending, done = await queue.add(2)
     await queue.claim()
@@ -445,7 +445,7 @@ async def test_only_a_running_job_can_fail(queue: Queue) -> None:
     assert [await view(queue, job_id) for job_id in (pending, done)] == before
 
 
-@pytest.mark.req("R3", "P12")
+@pytest.mark.req("R3", "P12", "T32")
 async def test_a_failed_job_waits_for_the_square_of_its_attempts_with_its_lease_gone_and_its_error_kept(
     queue: Queue, clock: Clock
 ) -> None:
@@ -466,7 +466,7 @@ async def test_a_failed_job_waits_for_the_square_of_its_attempts_with_its_lease_
         await leases.promote(queue.db)
 
 
-@pytest.mark.req("R4")
+@pytest.mark.req("R4", "T32")
 async def test_the_last_attempts_failure_makes_a_dead_letter_with_its_error(queue: Queue, clock: Clock) -> None:
     (job_id,) = await queue.add(max_attempts=2)
     await queue.claim()
@@ -485,7 +485,7 @@ async def test_the_last_attempts_failure_makes_a_dead_letter_with_its_error(queu
     assert await leases.promote(queue.db) == []
 
 
-@pytest.mark.req("R5")
+@pytest.mark.req("R5", "T32")
 async def test_a_retrying_job_is_the_same_row_and_promotion_is_a_bounded_update(queue: Queue, clock: Clock) -> None:
     ids = await queue.add(5)
     await queue.claim()
@@ -499,7 +499,7 @@ async def test_a_retrying_job_is_the_same_row_and_promotion_is_a_bounded_update(
     assert (list(claimed.ids), set(claimed.attempts)) == (ids, {2})
 
 
-@pytest.mark.req("R6")
+@pytest.mark.req("R6", "T32")
 async def test_a_reaped_job_takes_the_path_of_a_failed_one(queue: Queue, clock: Clock) -> None:
     reported, silent = await queue.add(2, priority=3)
     await queue.claim(lease=timedelta(seconds=10))

@@ -945,7 +945,7 @@ async def running(queue: Queue) -> UUID:
 NACK = Nack(delay=timedelta(seconds=30), reason="busy")
 
 
-@pytest.mark.req("R7")
+@pytest.mark.req("R7", "T32")
 @pytest.mark.parametrize(
     ("first", "second", "receipt", "end"),
     [
@@ -974,7 +974,7 @@ async def test_of_two_reporters_of_one_job_exactly_one_wins(
     assert len(await reads.events(queue.db, await queue.tenant_no(), running)) == (0 if first is DONE else 1)
 
 
-@pytest.mark.req("R7")
+@pytest.mark.req("R7", "T32")
 @pytest.mark.parametrize("second", [DONE, BOOM], ids=["completed", "failed"])
 async def test_a_reporter_whose_rival_rolls_back_wins_after_all(
     queue: Queue, rivals: Rivals, running: UUID, second: Outcome

@@ -22,9 +22,11 @@ app = App(
 for _name, _where, _help in (
     ("audit", "dispatch:audit_command", "Show who changed what."),
     ("batch", "batch:batch", "Look at batches."),
+    ("dead", "dead:dead", "Dead letters by their kind; redrive or discard them."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs, and act on them."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
+    ("op", "op:op", "Operations over everything a filter matches."),
     ("pause", "dispatch:pause_command", "Hand out no more jobs of a topic, a tenant, or everybody."),
     ("resume", "dispatch:resume_command", "Hand them out again."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),

@@ -10,10 +10,12 @@ from typing import Literal
 
 from cyclopts import App
 
+from headgate.cli import listing
 from headgate.cli.job_verbs import add_verbs
 from headgate.sdk import Headgate, JobInfo
 
 job = App(name="job", help="Look at jobs, and act on them.")
+job.command(listing.list_command, name="list")
 add_verbs(job)
 
 

@@ -16,14 +16,14 @@ from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.dispatch")
 
-OnFree = Callable[[Sequence[tuple[int, int, UUID]]], None]
+OnFree = Callable[[Sequence[tuple[int, UUID]]], None]
 
 
 class Freer:
     """One per instance; idle unless woken."""
 
     def __init__(self, store: FreeStore, *, on_free: OnFree) -> None:
-        self._store, self._on_free = store, on_free  # told of (tenant, topic, job) that are claimable now
+        self._store, self._on_free = store, on_free  # told of (topic, job) that are claimable now
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -36,7 +36,7 @@ class Freer:
         while more:
             freed, more = await self._store.free_ready()
             if freed:
-                self._on_free(freed)
+                self._on_free([(topic_no, job_id) for _, topic_no, job_id in freed])
             count += len(freed)
         return count
 

@@ -9,11 +9,13 @@ on; a cursor of None is the only sign of the end.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from datetime import datetime
+import json
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -22,6 +24,8 @@ import asyncpg
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
+from headgate.domain.filters import Term, body_matches
+from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
 from headgate.domain.states import State
 from headgate.domain.validation import (
@@ -40,13 +44,24 @@ from headgate.store.errors import translating
 LOOK_AT: Final = 20_000
 """How many ids one page may look at: at some microseconds each, the worst page costs well under 100 ms."""
 CHUNK: Final = 1_000
+BODIES_AT_MOST: Final = 2_000
+"""How many payloads one page may read and decode, for a filter that looks into them."""
+BODIES_AT_ONCE: Final = 100
+BODY_MAX_BYTES: Final = 65_536
+"""Larger payloads are not looked into: they match no condition on them."""
 NEWEST: Final = UUID(int=2**128 - 1)
+OLDEST: Final = UUID(int=0)
+_BEGINNING, _END = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+_DAY: Final = timedelta(days=1)
+_BREATH: Final = 50
 
 # Choosing: $1 tenant, $2 below this id, $3 how many, $4 the order to take them from.
-CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7) AS id ORDER BY id DESC"
+CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id DESC"
+CHOOSE_OLDEST: Final = """
+SELECT id FROM headgate.list_ids_oldest_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id"""
 
-# Looking up: $2 the ids, then the filters, each of which may be NULL; a job that moves to the archive between the two
-# steps is found there.
+# Looking up: $2 the ids, $3 how many, then the filters, each of which may be NULL; a job that moves to the archive
+# between the two steps is found there.
 LOOK_UP: Final = """
 SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worker, u.created_at, u.run_at, u.claimed_at,
        u.finished_at, u.last_error
@@ -60,20 +75,57 @@ SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worke
                a.claimed_at, a.finished_at, a.last_error
           FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = k.id LIMIT 1)
        LIMIT 1) AS u
- WHERE ($3::smallint[] IS NULL OR u.state = ANY ($3)) AND ($4::int[] IS NULL OR u.topic_no = ANY ($4))
-   AND ($5::timestamptz IS NULL OR u.created_at >= $5) AND ($6::timestamptz IS NULL OR u.created_at < $6)
-   AND ($7::int IS NULL OR u.priority >= $7) AND ($8::int IS NULL OR u.priority <= $8)
-   AND ($9::text[] IS NULL OR NOT EXISTS (
-            SELECT FROM unnest($9) AS w(tag) WHERE NOT EXISTS (
+ WHERE ($4::smallint[] IS NULL OR u.state = ANY ($4)) AND ($5::int[] IS NULL OR u.topic_no = ANY ($5))
+   AND ($6::timestamptz IS NULL OR u.created_at >= $6) AND ($7::timestamptz IS NULL OR u.created_at < $7)
+   AND ($8::int IS NULL OR u.priority >= $8) AND ($9::int IS NULL OR u.priority <= $9)
+   AND ($10::text[] IS NULL OR NOT EXISTS (
+            SELECT FROM unnest($10) AS w(tag) WHERE NOT EXISTS (
                    SELECT FROM headgate.job_tags t WHERE t.tenant_no = $1 AND t.tag = w.tag AND t.job_id = u.id)))
-   AND ($10::int IS NULL OR EXISTS (
-            SELECT FROM headgate.schedule_jobs s WHERE s.tenant_no = $1 AND s.job_id = u.id AND s.schedule_no = $10))
- ORDER BY u.id DESC LIMIT $11"""
+   AND ($11::int[] IS NULL OR EXISTS (
+            SELECT FROM headgate.schedule_jobs s
+             WHERE s.tenant_no = $1 AND s.job_id = u.id AND s.schedule_no = ANY ($11)))
+   AND ($12::int[] IS NULL OR NOT EXISTS (
+            SELECT FROM headgate.schedule_jobs s
+             WHERE s.tenant_no = $1 AND s.job_id = u.id AND s.schedule_no = ANY ($12)))
+   -- One of several tags: $14 says which choice each tag of $13 belongs to, $15 how many choices there are.
+   AND ($13::text[] IS NULL OR $15::int = (
+            SELECT count(DISTINCT w.choice) FROM unnest($13, $14::int[]) AS w(tag, choice)
+             WHERE EXISTS (SELECT FROM headgate.job_tags t
+                            WHERE t.tenant_no = $1 AND t.tag = w.tag AND t.job_id = u.id)))
+   AND ($16::text[] IS NULL OR NOT EXISTS (
+            SELECT FROM headgate.job_tags t WHERE t.tenant_no = $1 AND t.job_id = u.id AND t.tag = ANY ($16)))
+   AND ($17::timestamptz IS NULL OR u.finished_at >= $17) AND ($18::timestamptz IS NULL OR u.finished_at < $18)
+   AND ($19::timestamptz IS NULL OR u.run_at >= $19) AND ($20::timestamptz IS NULL OR u.run_at < $20)
+   AND ($21::timestamptz IS NULL OR u.claimed_at >= $21) AND ($22::timestamptz IS NULL OR u.claimed_at < $22)
+   AND ($23::int[] IS NULL OR u.priority = ANY ($23)) AND ($24::int[] IS NULL OR u.priority <> ALL ($24))
+   AND ($25::int IS NULL OR u.attempt >= $25) AND ($26::int IS NULL OR u.attempt <= $26)
+   AND ($27::int[] IS NULL OR u.attempt = ANY ($27)) AND ($28::int[] IS NULL OR u.attempt <> ALL ($28))
+   AND ($29::text[] IS NULL OR coalesce(u.worker, '') ~ ALL ($29))
+   AND ($30::text[] IS NULL OR coalesce(u.worker, '') !~ ALL ($30))
+   AND ($31::text[] IS NULL OR coalesce(u.last_error, '') ~* ALL ($31))
+   AND ($32::text[] IS NULL OR coalesce(u.last_error, '') !~* ALL ($32))
+   AND ($33::uuid[] IS NULL OR u.id = ANY ($33)) AND ($34::uuid[] IS NULL OR u.id <> ALL ($34))
+   -- What had not ended by then is still alive, or ended too late to be meant.
+   AND ($35::timestamptz IS NULL OR u.finished_at IS NULL OR u.finished_at <= $35)
+ ORDER BY CASE WHEN $36::boolean THEN u.id END, u.id DESC LIMIT $3"""
+BODIES: Final = """
+SELECT k.id, coalesce(u.payload, p.payload)
+  FROM unnest($2::uuid[]) AS k(id)
+ CROSS JOIN LATERAL (
+       (SELECT j.payload FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = k.id LIMIT 1)
+        UNION ALL
+       (SELECT a.payload FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = k.id LIMIT 1)
+       LIMIT 1) AS u
+  LEFT JOIN headgate.payloads p ON p.tenant_no = $1 AND p.id = k.id
+ WHERE octet_length(coalesce(u.payload, p.payload)) <= $3"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What a list is to contain; None means any. `tags` means all of them; `created_before` is exclusive."""
+    """What a list is to contain; None means any. `tags` means all of them; every `before` is exclusive.
+
+    `filtering.py` makes one from the text people write.
+    """
 
     states: frozenset[State] | None = None
     topic_nos: frozenset[int] | None = None
@@ -83,6 +135,32 @@ class Filter:
     priority_to: int | None = None
     tags: Sequence[str] | None = None
     schedule_no: int | None = None
+    schedule_nos: frozenset[int] | None = None
+    not_schedule_nos: frozenset[int] | None = None
+    tag_choices: tuple[frozenset[str], ...] = ()  # of each, at least one
+    not_tags: frozenset[str] | None = None
+    finished_from: datetime | None = None
+    finished_before: datetime | None = None
+    due_from: datetime | None = None
+    due_before: datetime | None = None
+    started_from: datetime | None = None
+    started_before: datetime | None = None
+    priorities: frozenset[int] | None = None
+    not_priorities: frozenset[int] | None = None
+    attempts_from: int | None = None
+    attempts_to: int | None = None
+    attempts: frozenset[int] | None = None
+    not_attempts: frozenset[int] | None = None
+    workers: tuple[str, ...] = ()  # regular expressions, all of which match
+    not_workers: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    not_errors: tuple[str, ...] = ()
+    ids: frozenset[UUID] | None = None
+    not_ids: frozenset[UUID] | None = None
+    ended_by: datetime | None = None  # not what ended after it
+    groups: frozenset[str] | None = None  # of errors; judged here, not in SQL, and so are the bodies
+    not_groups: frozenset[str] | None = None
+    bodies: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("created_from", "created_before"):
@@ -107,20 +185,31 @@ class Filter:
         """True when everything matches."""
         return self == Filter()
 
+    @property
+    def is_counted(self) -> bool:
+        """True when states and topics are all it asks about: then the rollups know how many match."""
+        return self == Filter(states=self.states, topic_nos=self.topic_nos)
+
+    @property
+    def is_judged_here(self) -> bool:
+        """True when SQL alone cannot tell what matches."""
+        return bool(self.groups is not None or self.not_groups is not None or self.bodies)
+
     def digest(self, tenant_no: int) -> bytes:
         """Eight bytes that tie a cursor to the list it came from."""
-        parts = (
-            tenant_no,
-            self.states and sorted(self.states),
-            self.topic_nos and sorted(self.topic_nos),
-            self.created_from and self.created_from.timestamp(),
-            self.created_before and self.created_before.timestamp(),
-            self.priority_from,
-            self.priority_to,
-            self.tags and sorted(self.tags),
-            self.schedule_no,
-        )
+        parts = (tenant_no, *(_settled(getattr(self, one.name)) for one in fields(self)))
         return sha256(repr(parts).encode()).digest()[:8]
+
+
+def _settled(value: object) -> object:
+    """A value in a form that reads the same in every process: a set has no order of its own."""
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, tuple | list):
+        return sorted(str(_settled(one)) for one in value)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +238,16 @@ class Page:
     cursor: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A stretch of a list: what matched in it, and where it ended. `more` says whether anything may follow."""
+
+    rows: list[Row]
+    below: UUID
+    more: bool
+    looked: int
+
+
 async def list_jobs(
     db: Connection,
     tenant_no: int,
@@ -162,29 +261,130 @@ async def list_jobs(
     check_page_size(limit)
     matching = Filter() if matching is None else matching
     check_kind(matching, Filter, field="matching")
-    below = NEWEST if cursor is None else _read_cursor(cursor, matching.digest(tenant_no))
+    below = NEWEST if cursor is None else read_cursor(cursor, matching.digest(tenant_no))
+    found = await step(db, tenant_no, matching, below=below, limit=limit)
+    return Page(rows=found.rows, cursor=write_cursor(found.below, matching.digest(tenant_no)) if found.more else None)
+
+
+async def step(
+    db: Connection, tenant_no: int, matching: Filter, *, below: UUID, limit: int, oldest: bool = False
+) -> Step:
+    """Go down from an id until `limit` jobs matched, LOOK_AT ids were looked at, or there are no more.
+
+    With `oldest` it goes up instead, and `below` means above.
+    """
     choice = _choice(matching)
     # With no filter every id chosen is a row, so no more are chosen than the page needs. Running and waiting jobs lie
     # in another order, so all of them are taken at once.
     chunk = limit if matching.is_open else max(limit, CHUNK)
-    step = LOOK_AT if choice[0] in ("running", "waiting") else chunk
+    if matching.bodies:
+        chunk = min(chunk, BODIES_AT_ONCE)
+    at_once = LOOK_AT if choice[0] in ("running", "waiting") else chunk
     rows: list[Row] = []
-    more, looked = True, 0
+    more, looked, bodies = True, 0, 0
     with translating(writing=False):
-        while more and len(rows) < limit and looked < LOOK_AT:
-            ids: list[UUID] = [row[0] for row in await db.fetch(CHOOSE, tenant_no, below, step, *choice, LOOK_AT)]
-            more = len(ids) == step
+        while more and len(rows) < limit and looked < LOOK_AT and bodies < BODIES_AT_MOST:
+            ids = await _choose(db, tenant_no, matching, choice, below, at_once, oldest=oldest)
+            more = len(ids) == at_once
             looked += len(ids)
             for start in range(0, len(ids), chunk):
                 part = ids[start : start + chunk]
-                found = await db.fetch(LOOK_UP, tenant_no, part, *_arguments(matching), limit - len(rows))
-                rows += [_row(record) for record in found]
+                # What is judged here may fail, so all that SQL lets through is needed.
+                wanted = len(part) if matching.is_judged_here else limit - len(rows)
+                found = [
+                    _row(one)
+                    for one in await db.fetch(
+                        LOOK_UP, tenant_no, part, max(1, wanted), *_arguments(matching, oldest=oldest)
+                    )
+                ]
+                if matching.is_judged_here:
+                    bodies += len(found) if matching.bodies else 0
+                    found = await _judged(db, tenant_no, matching, found)
+                rows += found[: limit - len(rows)]
                 below = part[-1]
                 if len(rows) == limit:  # a full page ends at its last row
                     below = rows[-1].id
                     more = more or below != ids[-1]
                     break
-    return Page(rows=rows, cursor=_write_cursor(below, matching.digest(tenant_no)) if more else None)
+                if matching.bodies and bodies >= BODIES_AT_MOST:
+                    more = more or below != ids[-1]
+                    break
+    return Step(rows=rows, below=below, more=more, looked=looked)
+
+
+async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[Row]:
+    """Those of the given jobs that match at this moment, newest first."""
+    with translating(writing=False):
+        found = [_row(one) for one in await db.fetch(LOOK_UP, tenant_no, ids, max(1, len(ids)), *_arguments(matching))]
+        return await _judged(db, tenant_no, matching, found)
+
+
+async def _choose(
+    db: Connection,
+    tenant_no: int,
+    matching: Filter,
+    choice: tuple[str, str | None, int | None],
+    below: UUID,
+    at_once: int,
+    *,
+    oldest: bool,
+) -> list[UUID]:
+    if matching.ids is not None:  # there is nothing to walk
+        left = (one for one in matching.ids if (one > below if oldest else one < below))
+        return sorted(left, reverse=not oldest)[:at_once]
+    since, until = _days(matching)
+    found = await db.fetch(
+        CHOOSE_OLDEST if oldest else CHOOSE, tenant_no, below, at_once, *choice, LOOK_AT, since, until
+    )
+    return [row[0] for row in found]
+
+
+async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[Row]) -> list[Row]:
+    """Of rows that SQL let through, those that pass what SQL cannot judge."""
+    kept: list[Row] = []
+    bodies: dict[UUID, bytes] = {}
+    if matching.bodies and rows:
+        found = await db.fetch(BODIES, tenant_no, [row.id for row in rows], BODY_MAX_BYTES)
+        bodies = {job_id: raw for job_id, raw in found}  # noqa: C416 - records are no pairs to a type checker
+    for place, row in enumerate(rows, 1):
+        if place % _BREATH == 0:
+            await asyncio.sleep(0)  # the loop is the dispatcher's too: some milliseconds are all it can spare
+        if _fits(matching, row, bodies.get(row.id)):
+            kept.append(row)
+    return kept
+
+
+def _fits(matching: Filter, row: Row, raw: bytes | None) -> bool:
+    if matching.groups is not None or matching.not_groups is not None:
+        group = group_of(row.last_error).id
+        if matching.groups is not None and group not in matching.groups:
+            return False
+        if matching.not_groups is not None and group in matching.not_groups:
+            return False
+    if not matching.bodies:
+        return True
+    if raw is None:  # too large to be looked into
+        return False
+    body = _decoded(raw)
+    return all(body_matches(term, body) for term in matching.bodies)
+
+
+def _decoded(raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None  # opaque bytes are a legal payload; no path leads into them
+
+
+def _days(matching: Filter) -> tuple[datetime, datetime]:
+    """The whole UTC days, hence partitions, in which what matches has ended: never before it was created."""
+    since = max(matching.finished_from or _BEGINNING, matching.created_from or _BEGINNING).astimezone(UTC)
+    until = matching.finished_before or _END
+    if matching.ended_by is not None and matching.ended_by < until:
+        until = matching.ended_by
+    until = until.astimezone(UTC)
+    since = since.replace(hour=0, minute=0, second=0, microsecond=0)
+    return since, until if until == _END else until.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
 
 
 def _choice_of(values: object, *, field: str) -> Set[object]:
@@ -199,31 +399,78 @@ def _choice(matching: Filter) -> tuple[str, str | None, int | None]:
     """The narrowest order that holds everything the filter can match, with the tag or the schedule that owns it."""
     if matching.tags:
         return "tagged", matching.tags[0], None
-    if matching.schedule_no is not None:
-        return "scheduled", None, matching.schedule_no
+    for choice in matching.tag_choices:
+        if len(choice) == 1:
+            return "tagged", next(iter(choice)), None
+    if (schedule_no := _only_schedule(matching)) is not None:
+        return "scheduled", None, schedule_no
+    days = _days(matching)
+    narrow = days != (_BEGINNING, _END)
     for few, name in (
         ({State.RUNNING}, "running"),
         ({State.SCHEDULED, State.RETRYING}, "waiting"),
-        ({State.DEAD, State.CANCELLED}, "unhappy"),
+        ({State.DEAD, State.CANCELLED}, "ended_badly" if narrow else "unhappy"),
         ({state for state in State if not state.is_final}, "live"),
-        ({state for state in State if state.is_final}, "finished"),
+        ({state for state in State if state.is_final}, "ended" if narrow else "finished"),
     ):
         if matching.states is not None and matching.states <= few:
             return name, None, None
-    return "all", None, None
+    if matching.finished_from is not None or matching.finished_before is not None:
+        return "ended", None, None  # a live job has no such time
+    return "recent" if narrow else "all", None, None
 
 
-def _arguments(matching: Filter) -> tuple[object, ...]:
+def _only_schedule(matching: Filter) -> int | None:
+    if matching.schedule_no is not None:
+        return matching.schedule_no
+    return next(iter(matching.schedule_nos)) if matching.schedule_nos and len(matching.schedule_nos) == 1 else None
+
+
+def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
+    """$4 and on of LOOK_UP."""
+    schedules = matching.schedule_nos if matching.schedule_no is None else {matching.schedule_no}
+    if matching.schedule_no is not None and matching.schedule_nos is not None:
+        schedules = {matching.schedule_no} & matching.schedule_nos
+    choices = [(tag, place) for place, choice in enumerate(matching.tag_choices) for tag in choice]
     return (
         None if matching.states is None else [int(state) for state in matching.states],
-        None if matching.topic_nos is None else list(matching.topic_nos),
+        _listed(matching.topic_nos),
         matching.created_from,
         matching.created_before,
         matching.priority_from,
         matching.priority_to,
         None if not matching.tags else list(matching.tags),
-        matching.schedule_no,
+        _listed(schedules),
+        _listed(matching.not_schedule_nos),
+        [tag for tag, _ in choices] if choices else None,
+        [place for _, place in choices] if choices else None,
+        len(matching.tag_choices),
+        _listed(matching.not_tags),
+        matching.finished_from,
+        matching.finished_before,
+        matching.due_from,
+        matching.due_before,
+        matching.started_from,
+        matching.started_before,
+        _listed(matching.priorities),
+        _listed(matching.not_priorities),
+        matching.attempts_from,
+        matching.attempts_to,
+        _listed(matching.attempts),
+        _listed(matching.not_attempts),
+        list(matching.workers) or None,
+        list(matching.not_workers) or None,
+        list(matching.errors) or None,
+        list(matching.not_errors) or None,
+        _listed(matching.ids),
+        _listed(matching.not_ids),
+        matching.ended_by,
+        oldest,
     )
+
+
+def _listed(values: Iterable[object] | None) -> list[object] | None:
+    return None if values is None else list(values)
 
 
 def _row(record: asyncpg.Record) -> Row:
@@ -233,11 +480,13 @@ def _row(record: asyncpg.Record) -> Row:
     return Row(**values)
 
 
-def _write_cursor(below: UUID, digest: bytes) -> str:
+def write_cursor(below: UUID, digest: bytes) -> str:
+    """A place in a list, as text."""
     return base64.urlsafe_b64encode(below.bytes + _seal(below.bytes, digest)).decode()
 
 
-def _read_cursor(cursor: str, digest: bytes) -> UUID:
+def read_cursor(cursor: str, digest: bytes) -> UUID:
+    """The place a cursor names; raises InvalidInput for one of another list."""
     problem = InvalidInput("cursor", "does not belong to this list", hint="start again without a cursor")
     check_text(cursor, field="cursor", high=1_000)
     try:

@@ -120,7 +120,7 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free")
+            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free", "list")
         }
         self.names = Names()
         self.instance_no = 0

@@ -134,7 +134,7 @@ class BatchInfo(_message.Message):
     callback_id: _builtins.bytes
     callback_state: _jobs_pb2.State.ValueType
     @_builtins.property
-    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateCount]: ...
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.StateCount]: ...
     def __init__(
         self,
         *,
@@ -147,7 +147,7 @@ class BatchInfo(_message.Message):
         expired: _builtins.bool = ...,
         total: _builtins.int = ...,
         counted: _builtins.int = ...,
-        counts: _abc.Iterable[Global___StateCount] | None = ...,
+        counts: _abc.Iterable[_jobs_pb2.StateCount] | None = ...,
         callback_id: _builtins.bytes = ...,
         callback_state: _jobs_pb2.State.ValueType = ...,
     ) -> None: ...
@@ -158,25 +158,3 @@ class BatchInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchInfo: _TypeAlias = BatchInfo  # noqa: Y015
-
-@_typing.final
-class StateCount(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    state: _jobs_pb2.State.ValueType
-    count: _builtins.int
-    def __init__(
-        self,
-        *,
-        state: _jobs_pb2.State.ValueType = ...,
-        count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "state", b"state"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StateCount: _TypeAlias = StateCount  # noqa: Y015

@@ -573,6 +573,30 @@ class Relation(_message.Message):
 Global___Relation: _TypeAlias = Relation  # noqa: Y015
 
 @_typing.final
+class StateCount(_message.Message):
+    """How many jobs are in a state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    state: Global___State.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        state: Global___State.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateCount: _TypeAlias = StateCount  # noqa: Y015
+
+@_typing.final
 class Progress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -81,7 +81,7 @@ def info(batch: BatchStatus) -> pb.BatchInfo:
         expired=batch.expired,
         total=batch.total,
         counted=batch.counted,
-        counts=[pb.StateCount(state=codec.state_of(state), count=n) for state, n in sorted(batch.counts.items())],
+        counts=codec.state_counts(batch.counts),
         callback_id=batch.callback_id.bytes if batch.callback_id else b"",
         callback_state=codec.state_of(batch.callback_state),
     )

@@ -37,6 +37,11 @@ def state_of(state: State | None) -> jobs_pb2.State.ValueType:
     return jobs_pb2.State.ValueType(0 if state is None else int(state) + 1)
 
 
+def state_counts(by_state: Mapping[State, int]) -> list[jobs_pb2.StateCount]:
+    """How many jobs are in each state."""
+    return [jobs_pb2.StateCount(state=state_of(state), count=by_state[state]) for state in sorted(by_state)]
+
+
 def at_us(moment: datetime | None) -> int:
     """Microseconds, 0 for none."""
     return 0 if moment is None else unix_us(moment)

@@ -12,9 +12,11 @@ from headgate.wire import jobs_pb2
 
 STATUS: Final = {
     "invalid_input": grpc.StatusCode.INVALID_ARGUMENT,
+    "invalid_filter": grpc.StatusCode.INVALID_ARGUMENT,
     "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "not_found": grpc.StatusCode.NOT_FOUND,
     "conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "operation_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "refused": grpc.StatusCode.FAILED_PRECONDITION,
     "wrong_state": grpc.StatusCode.FAILED_PRECONDITION,
     "dependency_cycle": grpc.StatusCode.FAILED_PRECONDITION,

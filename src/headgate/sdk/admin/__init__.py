@@ -6,9 +6,12 @@ from datetime import datetime
 
 from headgate.sdk.admin import dispatch
 from headgate.sdk.admin.audit import AuditEntry, audit
+from headgate.sdk.admin.dead import Dead
 from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
+from headgate.sdk.admin.listing import MatchingJobs
+from headgate.sdk.admin.operations import Operations
 from headgate.sdk.admin.workers import WorkerInfo, Workers
 from headgate.sdk.connection import Connection
 
@@ -23,6 +26,20 @@ class Admin:
     def jobs(self) -> Jobs:
         """Cancel, redrive, discard, reprioritise, move: jobs by id."""
         return Jobs(self._connection)
+
+    def jobs_matching(self, filter: str = "", *, oldest_first: bool = False) -> MatchingJobs:  # noqa: A002
+        """What a filter matches, newest first: all of it, by pages, or counted."""
+        return MatchingJobs(self._connection, filter, oldest_first=oldest_first)
+
+    @property
+    def operations(self) -> Operations:
+        """One verb over everything a filter matches."""
+        return Operations(self._connection)
+
+    @property
+    def dead(self) -> Dead:
+        """Dead letters by their kind."""
+        return Dead(self._connection, self.operations)
 
     @property
     def workers(self) -> Workers:

@@ -1,0 +1,204 @@
+"""Lists, counts, dead letters and operations over gRPC: translate, delegate, decide nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.codec import at_us, state_counts, state_of
+from headgate.api.grpc.methods import unary
+from headgate.control.auth import TokenValidator
+from headgate.control.operations import ManyJobs, Request
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput
+from headgate.domain.identity import Scope
+from headgate.domain.ids import parse_job_id
+from headgate.domain.operations import JobLine, Operation
+from headgate.wire import jobs_pb2
+from headgate.wire import operations_pb2 as pb
+
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+COUNT_DEFAULT = 10_000
+GROUPS_DEFAULT = 100
+
+
+class OperationService:
+    """The servicer."""
+
+    def __init__(self, validator: TokenValidator, jobs: ManyJobs) -> None:
+        self._validator, self._jobs = validator, jobs
+
+    async def list_jobs(self, request: pb.ListJobsRequest, call: Call) -> pb.ListJobsResponse:
+        """One page of what a filter matches."""
+        who = caller(self._validator, call, Scope.READ)
+        page = await self._jobs.list_jobs(
+            who,
+            request.filter,
+            limit=request.limit or limits.PAGE_DEFAULT,
+            cursor=request.cursor,
+            oldest=request.oldest_first,
+        )
+        return pb.ListJobsResponse(jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor)
+
+    async def count_jobs(self, request: pb.CountJobsRequest, call: Call) -> pb.CountJobsResponse:
+        """How many match."""
+        who = caller(self._validator, call, Scope.READ)
+        counted = await self._jobs.count_jobs(who, request.filter, up_to=request.up_to or COUNT_DEFAULT)
+        return pb.CountJobsResponse(counts=state_counts(counted.by_state), total=counted.total, exact=counted.exact)
+
+    async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, call: Call) -> pb.ListDeadGroupsResponse:
+        """Dead letters by topic and kind of error."""
+        who = caller(self._validator, call, Scope.READ)
+        found = await self._jobs.dead_groups(who, request.topic, limit=request.limit or GROUPS_DEFAULT)
+        return pb.ListDeadGroupsResponse(
+            groups=[
+                pb.DeadGroup(
+                    topic=group.topic,
+                    group=group.group,
+                    title=group.title,
+                    count=group.count,
+                    first_us=at_us(group.first_at),
+                    last_us=at_us(group.last_at),
+                    sample_id=group.sample_id.bytes,
+                    sample_error=group.sample_error,
+                )
+                for group in found.groups
+            ],
+            looked_at=found.looked_at,
+            exact=found.exact,
+        )
+
+    async def preview(self, request: pb.OperationPlan, call: Call) -> pb.OperationPreview:
+        """What an operation would meet."""
+        who = caller(self._validator, call, Scope.READ)
+        found = await self._jobs.preview(who, _request(request))
+        return pb.OperationPreview(
+            filter=found.filter,
+            counts=state_counts(found.counted.by_state),
+            total=found.counted.total,
+            eligible=found.eligible,
+            exact=found.counted.exact,
+            sample=[_line(job, who.tenant) for job in found.sample],
+        )
+
+    async def start(self, request: pb.StartOperationRequest, call: Call) -> pb.Operation:
+        """Start one."""
+        who = caller(self._validator, call, Scope.OPERATE)
+        return _operation(await self._jobs.start(who, _id(request.id), _request(request.plan)))
+
+    async def get(self, request: pb.GetOperationRequest, call: Call) -> pb.Operation:
+        """One as it stands."""
+        who = caller(self._validator, call, Scope.READ)
+        return _operation(await self._jobs.operation(who, _id(request.id)))
+
+    async def list_operations(self, request: pb.ListOperationsRequest, call: Call) -> pb.ListOperationsResponse:
+        """Several, newest first."""
+        who = caller(self._validator, call, Scope.READ)
+        found = await self._jobs.operations(
+            who,
+            active=request.active,
+            before=_id(request.before) if request.before else None,
+            limit=request.limit or limits.PAGE_DEFAULT,
+        )
+        return pb.ListOperationsResponse(operations=[_operation(one) for one in found])
+
+    async def cancel(self, request: pb.CancelOperationRequest, call: Call) -> pb.Operation:
+        """End one where it stands."""
+        who = caller(self._validator, call, Scope.OPERATE)
+        return _operation(await self._jobs.cancel(who, _id(request.id), reason=request.reason))
+
+
+def operation_methods(service: OperationService) -> grpc.GenericRpcHandler:
+    """The methods by their names on the wire."""
+    return grpc.method_handlers_generic_handler(
+        "headgate.v1.OperationService",
+        {
+            "ListJobs": unary(service.list_jobs, pb.ListJobsRequest, pb.ListJobsResponse),
+            "CountJobs": unary(service.count_jobs, pb.CountJobsRequest, pb.CountJobsResponse),
+            "ListDeadGroups": unary(service.list_dead_groups, pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse),
+            "PreviewOperation": unary(service.preview, pb.OperationPlan, pb.OperationPreview),
+            "StartOperation": unary(service.start, pb.StartOperationRequest, pb.Operation),
+            "GetOperation": unary(service.get, pb.GetOperationRequest, pb.Operation),
+            "ListOperations": unary(service.list_operations, pb.ListOperationsRequest, pb.ListOperationsResponse),
+            "CancelOperation": unary(service.cancel, pb.CancelOperationRequest, pb.Operation),
+        },
+    )
+
+
+def _id(raw: bytes) -> UUID:
+    if len(raw) != 16:
+        raise InvalidInput("id", f"has {len(raw)} bytes; it must be the 16 bytes of a UUID")
+    return parse_job_id(UUID(bytes=raw))
+
+
+def _request(plan: pb.OperationPlan) -> Request:
+    return Request(
+        verb=plan.verb,
+        filter=plan.filter,
+        reason=plan.reason,
+        priority=plan.priority if plan.HasField("priority") else None,
+        topic=plan.topic or None,
+        delay=_span(plan.delay_ms),
+        per_second=plan.per_second or None,
+    )
+
+
+def _span(milliseconds: int) -> timedelta:
+    try:
+        return timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        raise InvalidInput("delay_ms", f"{milliseconds} is out of range") from None
+
+
+def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
+    return jobs_pb2.JobInfo(
+        id=job.id.bytes,
+        tenant=tenant,
+        topic=job.topic,
+        state=state_of(job.state),
+        priority=job.priority,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        worker=job.worker,
+        created_us=at_us(job.created_at),
+        run_at_us=at_us(job.run_at),
+        claimed_us=at_us(job.claimed_at),
+        finished_us=at_us(job.finished_at),
+        last_error=job.last_error,
+    )
+
+
+def _operation(one: Operation) -> pb.Operation:
+    priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
+    return pb.Operation(
+        id=one.id.bytes,
+        state=pb.OperationState.ValueType(int(one.state)),
+        plan=pb.OperationPlan(
+            verb=one.verb.label,
+            filter=one.filter,
+            reason=one.reason,
+            priority=priority if isinstance(priority, int) else None,
+            topic=topic if isinstance(topic, str) else "",
+            delay_ms=delay if isinstance(delay, int) else 0,
+            per_second=one.per_second or 0,
+        ),
+        expected=one.expected,
+        expected_exactly=one.expected_exactly,
+        looked=one.looked,
+        matched=one.matched,
+        changed=one.changed,
+        skipped=one.skipped,
+        errors=one.errors,
+        error=one.error,
+        who=one.who,
+        created_us=at_us(one.created_at),
+        started_us=at_us(one.started_at),
+        touched_us=at_us(one.touched_at),
+        finished_us=at_us(one.finished_at),
+        instance=one.instance,
+        topics=sorted(one.topics or ()),
+    )

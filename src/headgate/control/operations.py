@@ -1,0 +1,153 @@
+"""What operators ask about many jobs: lists, counts, dead letters, durable operations.
+
+Every answer is about the caller's tenant, and about the topics its token permits: others do not exist for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput
+from headgate.domain.filters import Field, Glob, JobFilter, Term, parse
+from headgate.domain.identity import Identity
+from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview, Verb
+from headgate.domain.validation import shown
+
+
+class OperationStore(Protocol):
+    """What is asked of the store; `topics` None means any."""
+
+    async def list_jobs(
+        self,
+        tenant: str,
+        wanted: JobFilter,
+        *,
+        topics: frozenset[str] | None,
+        limit: int,
+        cursor: str,
+        oldest: bool,
+    ) -> JobPage: ...
+    async def count_jobs(
+        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int
+    ) -> Counted: ...
+    async def dead_groups(
+        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
+    ) -> DeadGroups: ...
+    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
+    async def start(
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None
+    ) -> Operation: ...
+    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation: ...
+    async def operations(
+        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+    ) -> list[Operation]: ...
+    async def cancel(
+        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
+    ) -> Operation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An operation as a client asks for it."""
+
+    verb: str
+    filter: str
+    reason: str = ""
+    priority: int | None = None
+    topic: str | None = None
+    delay: timedelta = timedelta(0)
+    per_second: int | None = None
+
+    def plan(self) -> Plan:
+        """The request checked."""
+        known = {verb.label: verb for verb in Verb}
+        if self.verb not in known:
+            raise InvalidInput("verb", f"must be one of {', '.join(known)}, got {shown(self.verb)}")
+        return Plan(
+            verb=known[self.verb],
+            matching=parse(self.filter),
+            reason=self.reason,
+            priority=self.priority,
+            topic=self.topic,
+            delay=self.delay,
+            per_second=self.per_second,
+        )
+
+
+class ManyJobs:
+    """The verbs."""
+
+    def __init__(self, store: OperationStore, *, started: Callable[[], None]) -> None:
+        """`started` is told of each new operation, so that the first chunk need not wait for a poll."""
+        self._store, self._started = store, started
+
+    async def list_jobs(
+        self,
+        who: Identity,
+        text: str,
+        *,
+        limit: int = limits.PAGE_DEFAULT,
+        cursor: str = "",
+        oldest: bool = False,
+    ) -> JobPage:
+        """One page of what matches, newest first, or oldest."""
+        matching = _permitted(who, parse(text))
+        return await self._store.list_jobs(
+            who.tenant, matching, topics=who.topics, limit=limit, cursor=cursor, oldest=oldest
+        )
+
+    async def count_jobs(self, who: Identity, text: str, *, up_to: int) -> Counted:
+        """How many match, up to a bound."""
+        matching = _permitted(who, parse(text))
+        return await self._store.count_jobs(who.tenant, matching, topics=who.topics, up_to=up_to)
+
+    async def dead_groups(self, who: Identity, topic: str, *, limit: int) -> DeadGroups:
+        """Dead letters by topic and kind of error; `topic` may have wildcards, and empty means all."""
+        named = [Term(field=Field.TOPIC, values=(Glob(tuple(topic.split("*"))),))] if topic else []
+        _permitted(who, JobFilter(tuple(named)))
+        return await self._store.dead_groups(who.tenant, named, topics=who.topics, limit=limit)
+
+    async def preview(self, who: Identity, request: Request) -> Preview:
+        """What an operation would meet, without starting it."""
+        return await self._store.preview(who.tenant, _checked(who, request), topics=who.topics)
+
+    async def start(self, who: Identity, operation_id: UUID, request: Request) -> Operation:
+        """Start an operation; the same id and request again is the same operation."""
+        plan = _checked(who, request)
+        found = await self._store.start(who.tenant, operation_id, plan, who=who.subject, topics=who.topics)
+        self._started()
+        return found
+
+    async def operation(self, who: Identity, operation_id: UUID) -> Operation:
+        """One operation as it stands."""
+        return await self._store.operation(who.tenant, operation_id, topics=who.topics)
+
+    async def operations(self, who: Identity, *, active: bool, before: UUID | None, limit: int) -> list[Operation]:
+        """Operations, newest first."""
+        return await self._store.operations(who.tenant, active=active, before=before, limit=limit, topics=who.topics)
+
+    async def cancel(self, who: Identity, operation_id: UUID, *, reason: str) -> Operation:
+        """End an operation where it stands."""
+        return await self._store.cancel(who.tenant, operation_id, who=who.subject, reason=reason, topics=who.topics)
+
+
+def _checked(who: Identity, request: Request) -> Plan:
+    plan = request.plan()
+    _permitted(who, plan.matching)
+    if plan.topic is not None:
+        who.allowed([plan.topic])
+    return plan
+
+
+def _permitted(who: Identity, matching: JobFilter) -> JobFilter:
+    """Refuse a term that names foreign topics only: an empty answer would look like an empty topic."""
+    for term in matching.of(Field.TOPIC):
+        named = [value.parts[0] for value in term.values if isinstance(value, Glob) and len(value.parts) == 1]
+        if not term.negated and len(named) == len(term.values):
+            who.allowed(named)
+    return matching

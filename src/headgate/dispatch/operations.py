@@ -1,0 +1,105 @@
+"""Carries operations on, chunk by chunk, on every instance; the store sees to it that no two do the same chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from random import uniform
+from typing import Final, Protocol
+from uuid import UUID
+
+from headgate.domain.errors import HeadgateError
+
+log = logging.getLogger("headgate.operations")
+POLL_SECONDS: Final = 2.0
+"""How long an operation whose instance died, or that was started elsewhere, waits to be noticed here at most."""
+BUSY_SECONDS: Final = 0.25
+"""The operations there are have an instance each that works on them: look again for when one of them dies."""
+_BACKOFF_MOST: Final = 5.0
+
+
+class ChunkDone(Protocol):
+    """What one chunk did."""
+
+    @property
+    def operation_id(self) -> UUID: ...
+    @property
+    def tenant_no(self) -> int: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def error(self) -> str: ...
+    @property
+    def requeued(self) -> Sequence[tuple[int, UUID]]: ...
+
+
+class Chunks(Protocol):
+    """What the runner asks of the store."""
+
+    async def run_chunk(self) -> ChunkDone | None: ...
+    async def next_chunk_in(self) -> float | None: ...
+
+
+class OperationRunner:
+    """One per instance."""
+
+    def __init__(
+        self,
+        chunks: Chunks,
+        *,
+        on_requeued: Callable[[Sequence[tuple[int, UUID]]], None],
+        poll: float = POLL_SECONDS,
+    ) -> None:
+        """`on_requeued` hears of (topic number, job) pairs that may be claimed at a new place."""
+        self._chunks, self._on_requeued, self._poll = chunks, on_requeued, poll
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    def wake(self) -> None:
+        """An operation was started here."""
+        self._wake.set()
+
+    async def run_once(self) -> bool:
+        """One chunk of one operation; says whether there was any."""
+        done = await self._chunks.run_chunk()
+        if done is None:
+            return False
+        if done.requeued:
+            self._on_requeued(done.requeued)
+        if done.error:
+            log.warning("operation_stumbled operation=%s error=%s", done.operation_id, done.error)
+        if done.over:
+            log.info("operation_over operation=%s tenant=%d", done.operation_id, done.tenant_no)
+        return True
+
+    async def run(self) -> None:
+        """Work until `stop`; returns between two chunks."""
+        backoff = 0.0
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                if await self.run_once():
+                    backoff = 0.0
+                    await asyncio.sleep(0)  # others on this loop, and their turn on the lane
+                    continue
+                waits = await self._chunks.next_chunk_in()
+                if waits is not None and waits <= 0:
+                    waits = BUSY_SECONDS
+            except HeadgateError as error:
+                backoff = min(_BACKOFF_MOST, max(0.1, backoff * 2))
+                log.warning("operation_chunk_failed error=%s retry_in=%.2fs", error, backoff)
+                waits = backoff
+            # Jittered: the instances of a system must not look in step. A rate-limited operation names its own time.
+            idle = self._poll * uniform(0.8, 1.2)  # noqa: S311
+            try:
+                await asyncio.wait_for(self._wake.wait(), idle if waits is None else min(idle, max(0.005, waits)))
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """End after the chunk that is under way."""
+        self._stopped = True
+        self._wake.set()

@@ -1,0 +1,105 @@
+"""Dead letters: by topic and kind of error, and back on their topics or away for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from headgate.domain.filters import Field, Glob, Term, parse
+from headgate.domain.states import State
+from headgate.sdk.admin.operations import OperationInfo, Operations
+from headgate.sdk.connection import Connection
+from headgate.sdk.outcomes import Seconds
+from headgate.sdk.rpc import Method
+from headgate.wire import operations_pb2 as pb
+
+GROUPS: Final = Method("OperationService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    """Dead jobs of one topic whose errors are alike but for numbers, ids, names and the like."""
+
+    topic: str
+    group: str
+    title: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    sample_id: UUID
+    sample_error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroups:
+    """Groups, largest first, of the newest `looked_at` dead letters; `exact` is False when there is more."""
+
+    groups: list[DeadGroup]
+    looked_at: int
+    exact: bool
+
+
+class Dead:
+    """`hg.admin.dead`."""
+
+    def __init__(self, connection: Connection, operations: Operations) -> None:
+        self._connection, self._operations = connection, operations
+
+    async def groups(self, topic: str = "", *, limit: int = 100) -> DeadGroups:
+        """Dead letters by topic and kind of error; `topic` may have wildcards."""
+        found = await self._connection.call(GROUPS, pb.ListDeadGroupsRequest(topic=topic, limit=limit))
+        return DeadGroups(
+            groups=[
+                DeadGroup(
+                    topic=one.topic,
+                    group=one.group,
+                    title=one.title,
+                    count=one.count,
+                    first_at=_EPOCH + timedelta(microseconds=one.first_us),
+                    last_at=_EPOCH + timedelta(microseconds=one.last_us),
+                    sample_id=UUID(bytes=one.sample_id),
+                    sample_error=one.sample_error,
+                )
+                for one in found.groups
+            ],
+            looked_at=found.looked_at,
+            exact=found.exact,
+        )
+
+    async def redrive(
+        self,
+        topic: str = "",
+        *,
+        group: str = "",
+        filter: str = "",  # noqa: A002 - the word of the interface
+        reason: str = "",
+        delay: Seconds = 0,
+        per_second: int = 0,
+    ) -> OperationInfo:
+        """Start to put dead jobs back on their topics: those of a topic, of a group, or that a filter matches."""
+        text = dead_filter(topic, group=group, filter=filter)
+        return await self._operations.start("redrive", text, reason=reason, delay=delay, per_second=per_second)
+
+    async def discard(
+        self,
+        topic: str = "",
+        *,
+        group: str = "",
+        filter: str = "",  # noqa: A002
+        reason: str = "",
+    ) -> OperationInfo:
+        """Start to remove dead jobs for good."""
+        return await self._operations.start("discard", dead_filter(topic, group=group, filter=filter), reason=reason)
+
+
+def dead_filter(topic: str = "", *, group: str = "", filter: str = "") -> str:  # noqa: A002
+    """The filter for dead jobs of a topic (with wildcards) and an error group."""
+    terms = [Term(field=Field.STATE, values=(State.DEAD,))]
+    if topic:
+        terms.append(Term(field=Field.TOPIC, values=(Glob(tuple(topic.split("*"))),)))
+    if group:
+        terms.extend(parse(f"error_group:{group}").terms)
+    return str(parse(filter).also(*terms))

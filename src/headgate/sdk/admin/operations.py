@@ -1,0 +1,224 @@
+"""Durable operations: one verb over everything a filter matches, carried out by the servers in bounded chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypedDict, Unpack
+from uuid import UUID
+
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.filters import parse
+from headgate.domain.ids import parse_job_id
+from headgate.domain.operations import Verb
+from headgate.domain.validation import check_priority, priority_of_tier, shown
+from headgate.sdk.admin.listing import by_state
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import ServerError
+from headgate.sdk.handles import JobInfo, job_info
+from headgate.sdk.ids import new_id_maker
+from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.wire import operations_pb2 as pb
+
+PREVIEW: Final = Method("OperationService/PreviewOperation", pb.OperationPlan, pb.OperationPreview)
+# Repeatable: the id makes the same start the same operation.
+START: Final = Method("OperationService/StartOperation", pb.StartOperationRequest, pb.Operation)
+GET: Final = Method("OperationService/GetOperation", pb.GetOperationRequest, pb.Operation)
+LIST: Final = Method("OperationService/ListOperations", pb.ListOperationsRequest, pb.ListOperationsResponse)
+CANCEL: Final = Method("OperationService/CancelOperation", pb.CancelOperationRequest, pb.Operation)
+VERBS: Final = tuple(verb.label for verb in Verb)
+PATIENCE: Final = 60.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class PlanOptions(TypedDict, total=False):
+    """What a verb may need to know."""
+
+    reason: str
+    priority: int | str
+    topic: str
+    delay: Seconds
+    per_second: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationInfo:
+    """An operation as it stands. `state` is pending, running, done, cancelled or failed.
+
+    `expected` was counted at the start; `matched` = `changed` + `skipped` + `errors` is what was met so far.
+    """
+
+    id: UUID
+    verb: str
+    state: str
+    filter: str
+    reason: str
+    priority: int | None
+    topic: str
+    delay_ms: int
+    per_second: int
+    expected: int
+    expected_exactly: bool
+    matched: int
+    changed: int
+    skipped: int
+    errors: int
+    error: str
+    who: str
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    instance: str
+
+    @property
+    def over(self) -> bool:
+        """True once nothing more will be changed."""
+        return self.state in ("done", "cancelled", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationPreview:
+    """What an operation would meet: of `total` jobs, `eligible` are in a state that the verb can change."""
+
+    filter: str
+    total: int
+    exact: bool
+    eligible: int
+    by_state: dict[str, int]
+    sample: list[JobInfo]
+
+
+class Operations:
+    """`hg.admin.operations`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids = new_id_maker()
+
+    async def preview(self, verb: str, filter: str, **options: Unpack[PlanOptions]) -> OperationPreview:  # noqa: A002
+        """Count and sample what an operation would meet; nothing is changed."""
+        found = await self._connection.call(PREVIEW, _plan(verb, filter, options), timeout=PATIENCE)
+        return OperationPreview(
+            filter=found.filter,
+            total=found.total,
+            exact=found.exact,
+            eligible=found.eligible,
+            by_state=by_state(found.counts),
+            sample=[job_info(job) for job in found.sample],
+        )
+
+    async def start(
+        self,
+        verb: str,
+        filter: str,  # noqa: A002 - the word of the interface
+        *,
+        id: UUID | str | None = None,  # noqa: A002
+        **options: Unpack[PlanOptions],
+    ) -> OperationInfo:
+        """Start cancel, redrive, discard, reprioritise or move over everything that matches now.
+
+        The same `id` with the same plan is the same operation, however often it is sent.
+        """
+        known = self._ids.next_id() if id is None else parse_job_id(id)
+        request = pb.StartOperationRequest(id=known.bytes, plan=_plan(verb, filter, options))
+        return operation_info(await self._connection.call(START, request, timeout=PATIENCE))
+
+    async def get(self, operation_id: UUID | str) -> OperationInfo:
+        """One operation as it stands. Raises NotFound."""
+        known = parse_job_id(operation_id)
+        return operation_info(await self._found(GET, pb.GetOperationRequest(id=known.bytes), known))
+
+    async def list(
+        self, *, active: bool = False, limit: int = 50, before: UUID | str | None = None
+    ) -> list[OperationInfo]:
+        """Operations, newest first; `before` is the last one of the page before."""
+        last = b"" if before is None else parse_job_id(before).bytes
+        request = pb.ListOperationsRequest(active=active, limit=limit, before=last)
+        return [operation_info(one) for one in (await self._connection.call(LIST, request)).operations]
+
+    async def cancel(self, operation_id: UUID | str, *, reason: str = "") -> OperationInfo:
+        """End it where it stands: when this returns, nothing more is changed. Harmless when it is over."""
+        known = parse_job_id(operation_id)
+        request = pb.CancelOperationRequest(id=known.bytes, reason=reason)
+        return operation_info(await self._found(CANCEL, request, known))
+
+    async def wait(
+        self,
+        operation_id: UUID | str,
+        *,
+        timeout: float = 3600.0,  # noqa: ASYNC109
+        progress: Callable[[OperationInfo], None] | None = None,
+        every: float = 0.25,
+    ) -> OperationInfo:
+        """Return when it is over, or as it stands when the time is; `progress` sees each look on the way."""
+        until = asyncio.get_running_loop().time() + timeout
+        while True:
+            found = await self.get(operation_id)
+            if progress is not None:
+                progress(found)
+            left = until - asyncio.get_running_loop().time()
+            if found.over or left <= 0:
+                return found
+            await asyncio.sleep(min(every, left))
+
+    async def _found(self, method: Method[Asked, Answered], request: Asked, known: UUID) -> Answered:
+        try:
+            return await self._connection.call(method, request)
+        except ServerError as error:
+            if error.reported == "not_found":
+                raise NotFound("operation", str(known)) from None
+            raise
+
+
+def operation_info(found: pb.Operation) -> OperationInfo:
+    """Read an operation off the wire."""
+    plan = found.plan
+    return OperationInfo(
+        id=UUID(bytes=found.id),
+        verb=plan.verb,
+        state=pb.OperationState.Name(found.state).removeprefix("OPERATION_").lower(),
+        filter=plan.filter,
+        reason=plan.reason,
+        priority=plan.priority if plan.HasField("priority") else None,
+        topic=plan.topic,
+        delay_ms=plan.delay_ms,
+        per_second=plan.per_second,
+        expected=found.expected,
+        expected_exactly=found.expected_exactly,
+        matched=found.matched,
+        changed=found.changed,
+        skipped=found.skipped,
+        errors=found.errors,
+        error=found.error,
+        who=found.who,
+        created_at=_EPOCH + timedelta(microseconds=found.created_us),
+        started_at=_time(found.started_us),
+        finished_at=_time(found.finished_us),
+        instance=found.instance,
+    )
+
+
+def _time(microseconds: int) -> datetime | None:
+    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None
+
+
+def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:
+    if verb not in VERBS:
+        raise InvalidInput("verb", f"must be one of {', '.join(VERBS)}, got {shown(verb)}")
+    unknown = sorted(options.keys() - PlanOptions.__annotations__.keys())
+    if unknown:
+        raise InvalidInput("options", f"has no {', '.join(unknown)}")
+    plan = pb.OperationPlan(verb=verb, filter=str(parse(text)), reason=options.get("reason", ""))
+    if "priority" in options:
+        given = options["priority"]
+        plan.priority = priority_of_tier(given) if isinstance(given, str) else check_priority(given)
+    if "topic" in options:
+        plan.topic = options["topic"]
+    if "delay" in options:
+        plan.delay_ms = delay_in_ms(options["delay"])
+    if "per_second" in options:
+        plan.per_second = options["per_second"]
+    return plan

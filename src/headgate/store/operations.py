@@ -1,0 +1,240 @@
+"""Durable operations as clients see them: preview, start, look, cancel. operation_chunks.py carries them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from headgate.domain import limits
+from headgate.domain.errors import NotFound, Refused
+from headgate.domain.ids import TenantNo
+from headgate.domain.operations import (
+    ACTIVE_MAX,
+    SAMPLE,
+    Counted,
+    Operation,
+    OperationConflict,
+    Plan,
+    Preview,
+    Progress,
+    Verb,
+)
+from headgate.domain.validation import check_page_size
+from headgate.store import audit, listing, matching
+from headgate.store.arguments import check_tenant_no
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.names import Names
+
+GET: Final = """
+SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
+       o.looked, o.matched, o.changed, o.skipped, o.errors, o.error, o.who, o.reason, o.created_at, o.started_at,
+       o.touched_at, o.finished_at, coalesce(i.name, '')
+  FROM headgate.operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
+ WHERE o.tenant_no = $1 AND o.id = $2"""
+LIST: Final = """
+SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
+       o.looked, o.matched, o.changed, o.skipped, o.errors, o.error, o.who, o.reason, o.created_at, o.started_at,
+       o.touched_at, o.finished_at, coalesce(i.name, '')
+  FROM headgate.operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
+ WHERE o.tenant_no = $1 AND o.id < $2 AND (NOT $3 OR o.state IN (0, 1)) AND ($4::text[] IS NULL OR o.topics <@ $4)
+ ORDER BY o.id DESC LIMIT $5"""
+INSERT: Final = """
+INSERT INTO headgate.operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
+                                 expected_exactly, who, reason, created_at, touched_at, rest_until)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $8, $8, $8)
+ON CONFLICT (tenant_no, id) DO NOTHING RETURNING id"""
+ACTIVE: Final = """
+SELECT count(*) FROM (SELECT FROM headgate.operations WHERE tenant_no = $1 AND state IN (0, 1) LIMIT $2) AS o"""
+# Waits for a chunk that is under way, a moment; when it returns, nothing more is changed.
+CANCEL: Final = """
+UPDATE headgate.operations SET state = 3, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
+ WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING changed"""
+FORGET: Final = """
+DELETE FROM headgate.operations
+ WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations
+                            WHERE finished_at < headgate.clock_v1() - $1::interval LIMIT $2 FOR UPDATE SKIP LOCKED)"""
+KEPT: Final = timedelta(days=30)
+
+
+async def preview(
+    db: Connection, names: Names, tenant_no: int, plan: Plan, *, topics: frozenset[str] | None = None
+) -> Preview:
+    """What the plan would meet now: a count up to its bound, and the newest few."""
+    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=await matching.clock(db), topics=topics)
+    counted = await matching.count_matching(db, tenant_no, wanted)
+    sample = [] if wanted is None else await _sample(db, tenant_no, wanted)
+    return Preview(
+        filter=str(plan.effective),
+        counted=counted,
+        eligible=sum(n for state, n in counted.by_state.items() if state in plan.verb.reaches),
+        sample=await matching.lines(db, names, sample),
+    )
+
+
+async def _sample(db: Connection, tenant_no: int, wanted: listing.Filter) -> list[listing.Row]:
+    """The newest few: no more than a few pages are looked at for them."""
+    rows: list[listing.Row] = []
+    below = listing.NEWEST
+    for _ in range(5):
+        found = await listing.step(db, tenant_no, wanted, below=below, limit=SAMPLE - len(rows))
+        rows += found.rows
+        below = found.below
+        if not found.more or len(rows) == SAMPLE:
+            break
+    return rows
+
+
+async def expected(db: Connection, tenant_no: int, plan: Plan, *, topics: frozenset[str] | None = None) -> Counted:
+    """How many jobs the plan would meet now, counted up to its bound."""
+    now = await matching.clock(db)
+    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=now, topics=topics)
+    return await matching.count_matching(db, tenant_no, wanted)
+
+
+async def start(
+    db: Connection,
+    names: Names,
+    tenant_no: int,
+    operation_id: UUID,
+    plan: Plan,
+    *,
+    who: str,
+    topics: frozenset[str] | None = None,
+    expected: Counted | None = None,
+) -> Operation:
+    """Make the operation, and note it; the same id and the same plan again is the same operation.
+
+    `expected` is what people are told to expect; it changes nothing.
+    """
+    check_tenant_no(tenant_no)
+    if plan.topic is not None:
+        await names.topic(db, TenantNo(tenant_no), plan.topic)  # made now, so that a chunk need not
+    now = await matching.clock(db)
+    counted = expected or Counted(by_state={}, exact=False)
+    async with transaction(db):
+        with translating(writing=True):
+            active = await db.fetchval(ACTIVE, tenant_no, ACTIVE_MAX)
+            made = await db.fetchval(
+                INSERT,
+                tenant_no,
+                operation_id,
+                int(plan.verb),
+                str(plan.effective),
+                None if topics is None else sorted(topics),
+                json.dumps(plan.parameters),
+                plan.per_second,
+                now,
+                counted.total,
+                counted.exact,
+                who,
+                plan.reason,
+            )
+        found = await get(db, tenant_no, operation_id)
+        if made is None:
+            same = (found.verb, found.filter, found.topics, dict(found.parameters), found.per_second, found.reason)
+            if same != (plan.verb, str(plan.effective), topics, plan.parameters, plan.per_second, plan.reason):
+                raise OperationConflict(operation_id)
+            return found
+        if active >= ACTIVE_MAX:
+            raise Refused(f"{ACTIVE_MAX} operations are not over yet; wait for some of them, or cancel them")
+        await _note(db, tenant_no, found, actor=who, verb="start_operation", reason=plan.reason)
+    return found
+
+
+async def get(db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None) -> Operation:
+    """The operation as it stands. Raises NotFound, also for one that reaches topics which the caller may not see."""
+    check_tenant_no(tenant_no)
+    with translating(writing=False):
+        row = await db.fetchrow(GET, tenant_no, operation_id)
+    found = None if row is None else _operation(row)
+    if found is None or not _may_see(found, topics):
+        raise NotFound("operation", str(operation_id))
+    return found
+
+
+async def list_operations(
+    db: Connection,
+    tenant_no: int,
+    *,
+    active: bool = False,
+    before: UUID | None = None,
+    limit: int = limits.PAGE_DEFAULT,
+    topics: frozenset[str] | None = None,
+) -> list[Operation]:
+    """A page of operations, newest first; `before` is the last one of the page before."""
+    check_tenant_no(tenant_no)
+    check_page_size(limit)
+    seen = None if topics is None else sorted(topics)
+    with translating(writing=False):
+        rows = await db.fetch(LIST, tenant_no, before or listing.NEWEST, active, seen, limit)
+    return [_operation(row) for row in rows]
+
+
+async def forget_old(db: Connection, *, keep: timedelta = KEPT, limit: int = 1_000) -> None:
+    """Delete at most `limit` operations that were over long ago; the audit still knows them."""
+    with translating(writing=True):
+        await db.execute(FORGET, keep, limit)
+
+
+async def cancel(
+    db: Connection,
+    tenant_no: int,
+    operation_id: UUID,
+    *,
+    who: str,
+    reason: str = "",
+    topics: frozenset[str] | None = None,
+) -> Operation:
+    """End an operation where it stands: when this returns it changes nothing more. Harmless when it is over."""
+    async with transaction(db):
+        await get(db, tenant_no, operation_id, topics=topics)
+        with translating(writing=True):
+            ended = await db.fetchval(CANCEL, tenant_no, operation_id)
+        found = await get(db, tenant_no, operation_id)
+        if ended is not None:
+            await _note(db, tenant_no, found, actor=who, verb="cancel_operation", reason=reason)
+    return found
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def transaction(db: Connection) -> AsyncIterator[None]:
+    """A transaction whose beginning and end fail in our own words; a savepoint where a pooler's lane has one open."""
+    with translating(writing=True):
+        async with db.transaction():
+            yield
+
+
+async def _note(db: Connection, tenant_no: int, one: Operation, *, actor: str, verb: str, reason: str) -> None:
+    detail = {"verb": one.verb.label, "filter": one.filter, "expected": one.expected, "changed": one.changed}
+    await audit.record(
+        db,
+        tenant_no,
+        actor=actor,
+        verb=verb,
+        target=f"operation {one.id}",
+        reason=reason,
+        detail=detail | dict(one.parameters),
+    )
+
+
+def _may_see(one: Operation, topics: frozenset[str] | None) -> bool:
+    return topics is None or (one.topics is not None and one.topics <= topics)
+
+
+def _operation(row: asyncpg.Record) -> Operation:
+    # The columns are the fields, in their order.
+    values = dict(zip(Operation.__slots__, row, strict=True))
+    values["verb"], values["state"] = Verb(values["verb"]), Progress(values["state"])
+    values["topics"] = None if values["topics"] is None else frozenset(values["topics"])
+    values["parameters"] = json.loads(values["parameters"])
+    return Operation(**values)

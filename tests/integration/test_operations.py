@@ -1,0 +1,568 @@
+"""Operations over a filter: durable, exact over crashes and races, ending, cancellable, audited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from headgate.control.operations import ManyJobs, Request
+from headgate.dispatch.operations import OperationRunner
+from headgate.domain.errors import InvalidInput, NotFound, Refused
+from headgate.domain.filters import parse
+from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.ids import JobId
+from headgate.domain.operations import ACTIVE_MAX, Operation, OperationConflict, Plan, Progress, Verb
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.states import EventKind, State
+from headgate.store import audit, listing, matching, operation_chunks, operations, reads
+from headgate.store.connect import Connection, connect
+from headgate.store.operation_service import OperationStore
+from headgate.store.service import Store
+from tests.support.queue import Clock, Queue, new_id
+from tests.support.waiting import until_async
+
+BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback="Traceback …"), permanent=True)
+KIND = {
+    Verb.CANCEL: EventKind.CANCELLED,
+    Verb.REDRIVE: EventKind.REDRIVEN,
+    Verb.DISCARD: EventKind.DISCARDED,
+    Verb.REPRIORITISE: EventKind.REPRIORITISED,
+    Verb.MOVE: EventKind.MOVED,
+}
+
+
+@pytest.fixture
+def queue(db: Connection) -> Queue:
+    return Queue(db)
+
+
+async def dead(queue: Queue, count: int, topic: str = "mail", **options: Any) -> list[JobId]:
+    """Jobs that failed for good."""
+    ids = await queue.add(count, topic, **options)
+    while (claimed := await queue.claim(1_000, topic)).ids:
+        await queue.settle(*((job_id, epoch, BOOM) for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True)))
+    return ids
+
+
+async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> Operation:
+    plan = Plan(verb=verb, matching=parse(text), reason=more.pop("reason", "since"), **more)
+    tenant = await queue.tenant_no()
+    expected = await operations.expected(queue.db, tenant, plan)
+    return await operations.start(queue.db, queue.names, tenant, new_id(), plan, who="ana", expected=expected)
+
+
+async def chunk(queue: Queue) -> operation_chunks.Chunk | None:
+    return await operation_chunks.run_chunk(queue.db, queue.names, instance_no=0)
+
+
+async def finish(queue: Queue, one: Operation) -> Operation:
+    async with asyncio.timeout(30):
+        while await chunk(queue) is not None:
+            pass
+    return await operations.get(queue.db, await queue.tenant_no(), one.id)
+
+
+async def changes(queue: Queue, kind: EventKind) -> Counter[UUID]:
+    """How often each job has such an event."""
+    rows = await queue.db.fetch("SELECT job_id FROM headgate.job_events WHERE kind = $1", int(kind))
+    return Counter(row[0] for row in rows)
+
+
+def counts(one: Operation) -> tuple[int, int, int, int]:
+    return one.matched, one.changed, one.skipped, one.errors
+
+
+async def has_move(db: Connection) -> bool:
+    return bool(await db.fetchval("SELECT count(*) FROM pg_catalog.pg_proc WHERE proname = 'move_v1'"))
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+async def test_each_verb_changes_what_matches_once_with_actor_and_reason(queue: Queue, verb: Verb) -> None:
+    if verb is Verb.MOVE and not await has_move(queue.db):
+        pytest.skip("the database has no move_v1")
+    tenant = await queue.tenant_no()
+    ended = verb in (Verb.REDRIVE, Verb.DISCARD)
+    ids = await dead(queue, 30, "mail", tags=["red"]) if ended else await queue.add(30, "mail", tags=["red"])
+    await queue.add(5, "mail")
+    await queue.add(5, "sms", tags=["red"])
+    more: dict[str, Any] = {Verb.REPRIORITISE: {"priority": 7}, Verb.MOVE: {"topic": "letters"}}.get(verb, {})
+    one = await finish(queue, await start(queue, verb, "topic:mail tag:red", **more))
+    assert (one.state, counts(one), one.expected) == (Progress.DONE, (30, 30, 0, 0), 30)
+    assert await changes(queue, KIND[verb]) == Counter(ids)
+    event = (await reads.events(queue.db, tenant, ids[0]))[-1]
+    assert (event.actor, event.reason) == ("ana", "since")
+    if verb is not Verb.DISCARD:
+        job = await reads.get(queue.db, tenant, ids[0])
+        expected = {Verb.CANCEL: State.CANCELLED}.get(verb, State.PENDING)
+        assert job.state is expected
+        assert job.priority == (7 if verb is Verb.REPRIORITISE else 0)
+    told = [(entry.actor, entry.verb, entry.reason) for entry in await audit.entries(queue.db, tenant)]
+    assert told == [("ana", "end_operation", "since"), ("ana", "start_operation", "since")]
+
+
+async def test_redriven_jobs_keep_their_order_and_their_delay(queue: Queue) -> None:
+    ids = await dead(queue, 6)
+    await finish(queue, await start(queue, Verb.REDRIVE, "topic:mail"))
+    assert list((await queue.claim(10)).ids) == ids
+    later = await dead(queue, 2, "sms")
+    await finish(queue, await start(queue, Verb.REDRIVE, "topic:sms", delay=timedelta(hours=1)))
+    assert {(await reads.get(queue.db, await queue.tenant_no(), i)).state for i in later} == {State.SCHEDULED}
+
+
+async def test_without_a_state_a_verb_means_what_it_is_for(queue: Queue) -> None:
+    """A redrive of a topic does not repeat what succeeded, nor bring back what was cancelled."""
+    (bad,) = await dead(queue, 1)
+    (good,) = await queue.add(1)
+    await queue.claim(1)
+    await queue.settle((good, 1, Completed()))
+    one = await finish(queue, await start(queue, Verb.REDRIVE, "topic:mail"))
+    assert one.filter == "state:dead topic:mail"
+    assert await changes(queue, EventKind.REDRIVEN) == Counter([bad])
+    one = await finish(queue, await start(queue, Verb.REDRIVE, "topic:mail state:completed"))
+    assert await changes(queue, EventKind.REDRIVEN) == Counter([bad, good])
+
+
+async def test_what_a_verb_cannot_change_is_skipped_and_counted(queue: Queue) -> None:
+    await queue.add(5)
+    await queue.claim(2)
+    one = await finish(queue, await start(queue, Verb.REPRIORITISE, "topic:mail state:pending,running", priority=5))
+    assert counts(one) == (5, 3, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"verb": Verb.CANCEL, "matching": ""}, "an operation on every job must say so"),
+        ({"verb": Verb.REDRIVE, "matching": "state:pending"}, "redrive changes none of them"),
+        ({"verb": Verb.CANCEL, "matching": "state:dead"}, "it applies to pending, running"),
+        ({"verb": Verb.CANCEL, "matching": "state:dead state:pending"}, "no state at all"),
+        ({"verb": Verb.REPRIORITISE, "matching": "topic:a"}, "priority: is needed"),
+        ({"verb": Verb.CANCEL, "matching": "topic:a", "priority": 1}, "priority: is needed by reprioritise"),
+        ({"verb": Verb.MOVE, "matching": "topic:a"}, "topic: is needed by move"),
+        ({"verb": Verb.MOVE, "matching": "topic:a", "topic": "not a topic"}, "topic"),
+        ({"verb": Verb.CANCEL, "matching": "topic:a", "delay": timedelta(1)}, "delay: is for redrive only"),
+        ({"verb": Verb.CANCEL, "matching": "topic:a", "per_second": 0}, "per_second"),
+        ({"verb": 9, "matching": "topic:a"}, "verb"),
+        ({"verb": Verb.CANCEL, "matching": "topic:a", "reason": "a\nb"}, "reason"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(plan: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Plan(**plan | {"matching": parse(plan["matching"])})
+    assert words in str(caught.value)
+
+
+# --- what belongs to it -----------------------------------------------------------------------------------------------
+
+
+async def test_what_comes_after_the_start_is_not_part_of_it(queue: Queue) -> None:
+    """Not what is submitted later, nor what dies later; and a job that dies again is not redriven again."""
+    before = await dead(queue, 3)
+    running = await queue.add(2)
+    claimed = await queue.claim(2)
+    one = await start(queue, Verb.REDRIVE, "topic:mail")
+    await queue.settle(*((job_id, 1, BOOM) for job_id in claimed.ids))
+    await dead(queue, 4)
+    # Ids are made by clients, whose clocks may be slow: an older id is no older job.
+    await dead(queue, 1, id=JobId(UUID(int=before[0].int - (1 << 90))))
+    one = await finish(queue, one)
+    assert (one.state, one.changed) == (Progress.DONE, 3)
+    assert set(await changes(queue, EventKind.REDRIVEN)) == set(before)
+    assert not set(running) & set(before)
+
+
+async def test_an_operation_ends_although_its_verb_makes_new_matches(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation_chunks, "SMALLER", (5, 2, 1))
+    ids = await dead(queue, 20)
+    one = await start(queue, Verb.REDRIVE, "state:dead,pending,completed,cancelled,running,retrying")
+    while (done := await chunk(queue)) is not None and not done.over:
+        claimed = await queue.claim(100)  # each redriven job dies at once, and matches again
+        await queue.settle(*((i, e, BOOM) for i, e in zip(claimed.ids, claimed.epochs, strict=True)))
+    assert await changes(queue, EventKind.REDRIVEN) == Counter(ids)
+    assert (await operations.get(queue.db, await queue.tenant_no(), one.id)).state is Progress.DONE
+
+
+async def test_what_no_longer_matches_when_its_turn_comes_is_left_alone(queue: Queue, database: str) -> None:
+    """Between reading and locking, somebody redrives a job and it completes: it is dead no more, and stays so."""
+    (job_id,) = await dead(queue, 1)
+    tenant = await queue.tenant_no()
+    await start(queue, Verb.REDRIVE, "state:dead")
+    other = await connect(database, application_name="other")
+    rival = Queue(other)
+    holding = other.transaction()
+    await holding.start()
+    await other.execute("SELECT FROM headgate.archive WHERE id = $1 FOR UPDATE", job_id)
+    work = asyncio.create_task(chunk(queue))
+    waiting = (
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    await until_async(lambda: other.fetchval(waiting), "the chunk waits for the job")
+    await other.execute("SELECT headgate.redrive_v1($1, $2, '{}', 0, 'ben', '')", tenant, [job_id])
+    claimed = await rival.claim(1)
+    await rival.settle((job_id, claimed.epochs[0], Completed()))
+    await holding.commit()
+    done = await work
+    assert done is not None
+    assert (done.matched, done.changed, done.skipped) == (1, 0, 1)
+    assert (await reads.get(queue.db, tenant, job_id)).state is State.COMPLETED
+    await other.close()
+
+
+# --- preview, start, look ---------------------------------------------------------------------------------------------
+
+
+async def test_a_preview_counts_by_state_and_shows_the_newest(queue: Queue) -> None:
+    await queue.add(12, tags=["red"])
+    await queue.claim(2)
+    plan = Plan(verb=Verb.REPRIORITISE, matching=parse("tag:red state:pending,running"), priority=3)
+    seen = await operations.preview(queue.db, queue.names, await queue.tenant_no(), plan)
+    assert (seen.counted.by_state, seen.counted.exact, seen.eligible) == (
+        {State.PENDING: 10, State.RUNNING: 2},
+        True,
+        10,
+    )
+    assert len(seen.sample) == 10
+    assert seen.sample[0].topic == "mail"
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.operations") == 0
+
+
+async def test_the_same_start_again_is_the_same_operation_and_another_is_a_conflict(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+    await queue.add(3)
+    same = new_id()
+    plan = Plan(verb=Verb.CANCEL, matching=parse("topic:mail"))
+    first = await operations.start(queue.db, queue.names, tenant, same, plan, who="ana")
+    await finish(queue, first)
+    again = await operations.start(queue.db, queue.names, tenant, same, plan, who="ana")
+    assert (again.id, again.state, again.changed) == (first.id, Progress.DONE, 3)
+    assert len(await audit.entries(queue.db, tenant)) == 2
+    other = Plan(verb=Verb.CANCEL, matching=parse("topic:sms"))
+    with pytest.raises(OperationConflict, match="is another one"):
+        await operations.start(queue.db, queue.names, tenant, same, other, who="ana")
+
+
+async def test_no_more_operations_are_kept_waiting_than_the_limit(queue: Queue) -> None:
+    for _ in range(ACTIVE_MAX):
+        await start(queue, Verb.CANCEL, "topic:mail")
+    with pytest.raises(Refused, match="100 operations are not over yet"):
+        await start(queue, Verb.CANCEL, "topic:mail")
+
+
+async def test_operations_are_listed_newest_first_and_only_to_their_tenant(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+    made = [await start(queue, Verb.CANCEL, f"topic:t{n}") for n in range(4)]
+    await operations.cancel(queue.db, tenant, made[1].id, who="ben")
+    listed = await operations.list_operations(queue.db, tenant, limit=3)
+    assert [one.id for one in listed] == [one.id for one in made[:0:-1]]
+    rest = await operations.list_operations(queue.db, tenant, before=listed[-1].id)
+    assert [one.id for one in rest] == [made[0].id]
+    assert len(await operations.list_operations(queue.db, tenant, active=True)) == 3
+    other = await Queue(queue.db, tenant="other").tenant_no()
+    assert await operations.list_operations(queue.db, other) == []
+    for verb in (operations.get(queue.db, other, made[0].id), operations.cancel(queue.db, other, made[0].id, who="x")):
+        with pytest.raises(NotFound):
+            await verb
+
+
+async def test_operations_that_are_long_over_are_forgotten(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    tenant = await queue.tenant_no()
+    await finish(queue, await start(queue, Verb.CANCEL, "topic:a"))
+    await clock.advance(days=29)
+    kept = [await finish(queue, await start(queue, Verb.CANCEL, "topic:b")), await start(queue, Verb.CANCEL, "topic:c")]
+    await operations.forget_old(queue.db)
+    assert len(await operations.list_operations(queue.db, tenant)) == 3
+    await clock.advance(days=2)
+    await operations.forget_old(queue.db)
+    assert {one.id for one in await operations.list_operations(queue.db, tenant)} == {one.id for one in kept}
+
+
+# --- cancel, rate, trouble --------------------------------------------------------------------------------------------
+
+
+async def test_after_a_cancel_nothing_more_is_changed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_chunks, "SMALLER", (4, 2, 1))
+    await queue.add(20)
+    tenant = await queue.tenant_no()
+    one = await start(queue, Verb.CANCEL, "topic:mail")
+    await chunk(queue)
+    assert (await operations.get(queue.db, tenant, one.id)).state is Progress.RUNNING
+    ended = await operations.cancel(queue.db, tenant, one.id, who="ben", reason="enough")
+    assert (ended.state, ended.changed) == (Progress.CANCELLED, 4)
+    assert await chunk(queue) is None
+    assert len(await changes(queue, EventKind.CANCELLED)) == 4
+    again = await operations.cancel(queue.db, tenant, one.id, who="ben")
+    assert again.finished_at == ended.finished_at
+    told = [(entry.actor, entry.verb, entry.reason) for entry in await audit.entries(queue.db, tenant)]
+    assert told == [("ben", "cancel_operation", "enough"), ("ana", "start_operation", "since")]
+
+
+async def test_a_rate_limit_is_kept_over_any_second(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await dead(queue, 100)
+    one = await start(queue, Verb.REDRIVE, "topic:mail", per_second=20)
+    for _ in range(200):
+        await chunk(queue)
+        await clock.advance(milliseconds=50)
+    one = await operations.get(queue.db, await queue.tenant_no(), one.id)
+    assert (one.state, one.changed) == (Progress.DONE, 100)
+    times = sorted(
+        row[0] for row in await queue.db.fetch("SELECT at FROM headgate.job_events WHERE kind = 8 ORDER BY at")
+    )
+    for first in times:
+        assert sum(first <= at < first + timedelta(seconds=1) for at in times) <= 20
+    assert times[-1] - times[0] <= timedelta(seconds=5)  # and it is used
+
+
+async def test_a_slow_operation_does_not_hold_up_another(queue: Queue) -> None:
+    await dead(queue, 50, "mail")
+    await dead(queue, 10, "sms")
+    slow = await start(queue, Verb.REDRIVE, "topic:mail", per_second=1)
+    quick = await start(queue, Verb.REDRIVE, "topic:sms")
+    await chunk(queue)
+    await chunk(queue)
+    tenant = await queue.tenant_no()
+    assert (await operations.get(queue.db, tenant, quick.id)).state is Progress.DONE
+    assert (await operations.get(queue.db, tenant, slow.id)).changed == 1
+
+
+async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    ids = await dead(queue, 60)
+    poison = ids[20]
+    await queue.db.execute(
+        f"""CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN IF OLD.id = '{poison}' THEN RAISE EXCEPTION 'broken row'; END IF; RETURN OLD; END $$;
+            CREATE TRIGGER refuse BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
+    )
+    one = await start(queue, Verb.REDRIVE, "topic:mail")
+    for _ in range(100):
+        await chunk(queue)
+        await clock.advance(seconds=1)
+    one = await operations.get(queue.db, await queue.tenant_no(), one.id)
+    assert (one.state, counts(one)) == (Progress.DONE, (60, 59, 0, 1))
+    assert "broken row" in one.error
+    assert await changes(queue, EventKind.REDRIVEN) == Counter(set(ids) - {poison})
+
+
+async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(queue: Queue) -> None:
+    """Not at once: during an upgrade, an instance of the release that started it may be there."""
+    clock = await Clock.install(queue.db)
+    tenant = await queue.tenant_no()
+    one = await start(queue, Verb.CANCEL, "topic:mail")
+    await queue.db.execute("UPDATE headgate.operations SET filter = 'moon:full'")
+    began = clock.now
+    while not (seen := await operations.get(queue.db, tenant, one.id)).state.is_over:
+        await chunk(queue)
+        await clock.advance(seconds=1)
+    assert seen.state is Progress.FAILED
+    assert 'there is no "moon"' in seen.error
+    assert timedelta(seconds=60) <= clock.now - began <= timedelta(seconds=70)
+    assert (await audit.entries(queue.db))[0].verb == "fail_operation"
+
+
+# --- crashes and races ------------------------------------------------------------------------------------------------
+
+JOBS = 20_000
+FILL = """
+INSERT INTO headgate.archive (id, created_at, run_at, finished_at, tenant_no, topic_no, priority, attempt, max_attempts,
+                              epoch, policy_no, state, flags, last_error, payload)
+SELECT encode(substring(int8send(1700000000000 + n) FROM 3) || '\\x70008000000000000001'::bytea, 'hex')::uuid, now(),
+       now(), now(), $1, $2, 0, 1, 20, 1, 1, 6, 0, 'E: boom', 'x'
+  FROM generate_series(1, $3::int) AS n"""
+
+KILLS = 4
+# Whoever comes to one of these jobs for the first time loses its backend in the middle of the chunk; a sequence is not
+# rolled back, so the second time it gets through.
+KILLER = f"""
+CREATE SEQUENCE public.kills;
+CREATE TABLE public.met (id uuid PRIMARY KEY);
+INSERT INTO public.met SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM headgate.archive) AS a
+ WHERE n % {JOBS // KILLS} = 100;
+CREATE FUNCTION public.kill() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM public.met WHERE id = OLD.id) AND nextval('public.kills') % 2 = 1 THEN
+        PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid());
+    END IF;
+    RETURN OLD;
+END $$;
+CREATE TRIGGER kill BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCTION public.kill()"""
+
+
+@asynccontextmanager
+async def instances(database: str, count: int) -> AsyncIterator[list[tuple[OperationRunner, Store, list[int]]]]:
+    """Runners of their own, each with its own connections; the lists hold the topics they were told to look at."""
+    made = []
+    try:
+        for n in range(count):
+            store = Store(database)
+            await store.register(f"instance-{n}", "test")
+            heard: list[int] = []
+
+            def hear(pairs: Sequence[tuple[int, UUID]], heard: list[int] = heard) -> None:
+                heard.extend(topic_no for topic_no, _ in pairs)
+
+            made.append((OperationRunner(OperationStore(store), on_requeued=hear, poll=0.05), store, heard))
+        yield made
+    finally:
+        for _, store, _ in made:
+            await store.close()
+
+
+async def all_changed_once(db: Connection, kind: EventKind) -> None:
+    n, jobs = await db.fetchrow(
+        "SELECT count(*), count(DISTINCT job_id) FROM headgate.job_events WHERE kind = $1", int(kind)
+    )
+    assert (n, jobs) == (JOBS, JOBS)
+
+
+async def test_20_000_jobs_are_changed_once_each_although_the_runner_is_killed(queue: Queue, database: str) -> None:
+    """The backend of a chunk is killed in the middle of its transaction, again and again: nothing lost or doubled."""
+    tenant, topic = await queue.tenant_no(), (await queue.topic()).no
+    await queue.db.execute(FILL, tenant, topic, JOBS)
+    await queue.db.execute(KILLER)
+    one = await start(queue, Verb.REDRIVE, "state:dead")
+    async with instances(database, 1) as [(runner, _, heard)]:
+        task = asyncio.create_task(runner.run())
+        await until_async(
+            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.operations"),
+            "the operation is over",
+            within=timedelta(seconds=60),
+        )
+        runner.stop()
+        await task
+    one = await operations.get(queue.db, tenant, one.id)
+    assert (one.state, counts(one)) == (Progress.DONE, (JOBS, JOBS, 0, 0))
+    assert await queue.db.fetchval("SELECT last_value FROM public.kills") >= 2 * KILLS  # each was met, and met again
+    await all_changed_once(queue.db, EventKind.REDRIVEN)
+    assert set(heard) == {topic}
+
+
+async def test_three_instances_share_one_operation_and_one_that_is_dropped_is_replaced(
+    queue: Queue, database: str
+) -> None:
+    tenant, topic = await queue.tenant_no(), (await queue.topic()).no
+    await queue.db.execute(FILL, tenant, topic, JOBS)
+    one = await start(queue, Verb.DISCARD, "state:dead")
+    began = time.monotonic()
+    async with instances(database, 3) as made:
+        tasks = [asyncio.create_task(runner.run()) for runner, _, _ in made]
+        await until_async(
+            lambda: queue.db.fetchval("SELECT changed > 2000 FROM headgate.operations"), "some of it is done"
+        )
+        tasks[0].cancel()  # in the middle of whatever it does
+        await until_async(
+            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.operations"),
+            "the operation is over",
+            within=timedelta(seconds=60),
+        )
+        for runner, _, _ in made:
+            runner.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    one = await operations.get(queue.db, tenant, one.id)
+    assert time.monotonic() - began < 30
+    assert (one.state, counts(one)) == (Progress.DONE, (JOBS, JOBS, 0, 0))
+    await all_changed_once(queue.db, EventKind.DISCARDED)
+    ends = [entry for entry in await audit.entries(queue.db, tenant) if entry.verb == "end_operation"]
+    assert len(ends) == 1
+
+
+# --- who may ----------------------------------------------------------------------------------------------------------
+
+
+def identity(*topics: str, tenant: str = "acme") -> Identity:
+    return Identity(tenant=tenant, subject="ana", scopes=frozenset(Scope), topics=frozenset(topics) if topics else None)
+
+
+async def test_a_token_of_some_topics_reaches_those_only(queue: Queue, database: str) -> None:
+    for topic in ("mail", "sms"):
+        await queue.add(3, topic)
+    store = Store(database)
+    many = ManyJobs(OperationStore(store), started=lambda: None)
+    mail, everything = identity("mail"), identity()
+    try:
+        assert {job.topic for job in (await many.list_jobs(mail, "")).jobs} == {"mail"}
+        assert (await many.count_jobs(mail, "topic:*", up_to=10)).total == 3
+        for text in ("topic:sms", "topic:sms,letters"):
+            with pytest.raises(PermissionDenied):
+                await many.list_jobs(mail, text)
+        wide = await many.start(mail, new_id(), Request(verb="cancel", filter="topic:*"))
+        whole = await many.start(everything, new_id(), Request(verb="cancel", filter="state:running"))
+        assert wide.expected == 3
+        with pytest.raises(PermissionDenied):
+            await many.start(mail, new_id(), Request(verb="move", filter="topic:mail", topic="sms"))
+        with pytest.raises(NotFound):
+            await many.operation(mail, whole.id)
+        with pytest.raises(NotFound):
+            await many.cancel(mail, whole.id, reason="")
+        assert [one.id for one in await many.operations(mail, active=False, before=None, limit=10)] == [wide.id]
+        assert (await many.operation(everything, wide.id)).topics == {"mail"}
+        with pytest.raises(NotFound):
+            await many.operation(identity(tenant="other"), wide.id)
+        assert (await many.list_jobs(identity(tenant="other"), "")).jobs == []
+        with pytest.raises(InvalidInput, match="must be one of cancel, redrive"):
+            await many.preview(mail, Request(verb="explode", filter="topic:mail"))
+    finally:
+        await store.close()
+    await finish(queue, wide)
+    states = await reads.counts(queue.db, await queue.tenant_no())
+    assert states[(await queue.topic("sms")).no] == {State.PENDING: 3}
+    assert states[(await queue.topic("mail")).no] == {State.CANCELLED: 3}
+
+
+async def test_finding_the_next_operation_reads_few_rows_among_many_that_are_over(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+    await queue.db.execute(
+        """INSERT INTO headgate.operations (tenant_no, id, verb, state, filter, as_of, who, created_at, touched_at,
+                                            rest_until, finished_at)
+           SELECT $1, gen_random_uuid(), 1, 2, 'topic:x', now(), 'a', now(), now(), now(), now()
+             FROM generate_series(1, 5000)""",
+        tenant,
+    )
+    await start(queue, Verb.CANCEL, "topic:mail")
+    async with queue.db.transaction():
+        assert await queue.db.fetchrow(operation_chunks.TAKE, operation_chunks.KNOWN) is not None
+        read: int = await queue.db.fetchval(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_catalog.pg_stat_xact_all_tables WHERE relname = 'operations'"
+        )
+    assert read <= 3
+
+
+async def test_a_chunk_ends_with_the_connection_that_did_it(queue: Queue, database: str) -> None:
+    """The lock is the lease: while one holds the operation another finds nothing, and everything once it is gone."""
+    await queue.add(3)
+    one = await start(queue, Verb.CANCEL, "topic:mail")
+    holder = await asyncpg.connect(database)
+    holding = holder.transaction()
+    await holding.start()
+    assert await holder.fetchrow(operation_chunks.TAKE, operation_chunks.KNOWN) is not None
+    assert await chunk(queue) is None
+    holder.terminate()
+
+    async def free() -> bool:
+        return await chunk(queue) is not None
+
+    await until_async(free, "the dead holder's lock is gone")
+    assert (await finish(queue, one)).changed == 3
+
+
+async def test_bounded_filters_leave_out_what_came_later(queue: Queue) -> None:
+    now = await matching.clock(queue.db)
+    narrow = matching.bounded(listing.Filter(created_before=now - timedelta(hours=1)), now)
+    assert narrow.created_before == now - timedelta(hours=1)
+    assert narrow.ended_by == now
