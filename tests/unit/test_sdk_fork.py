@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 PRELUDE = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, traceback
 from headgate import ForkedProcess, Headgate
 
 hg = Headgate()
@@ -38,13 +38,17 @@ def in_child(work):
         try:
             work()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     return pid
 
 def all_well(*pids):
     for pid in pids:
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == 0, code
 """
 
 PRELOADED = (
@@ -59,6 +63,8 @@ async def submit_async():
         say((await resize.submit(1)).id)
 all_well(in_child(serve), in_child(serve))
 say(hg.sync.submit(resize, 0).id)  # the parent is none the worse
+hg.sync.close()
+os._exit(0)  # how an interpreter ends is not what is tested here
 """
 )
 
@@ -81,6 +87,8 @@ def refused():
     client.sync.close()
 all_well(in_child(refused))
 hg.sync.submit(resize, 3)
+hg.sync.close()
+os._exit(0)
 """
 )
 

@@ -9,3 +9,9 @@ written goes out in the next one. Answers go back to each waiting loop in one cr
 A broken stream costs the caller nothing but time: parcels that were sent are sent again, marked as not fresh, so that
 the server looks for a twin; ids are chosen before the first send, so there is never a second job.
 """
+
+import os
+
+# Before anything here imports gRPC, which reads it then. Its own care for forks does not know grpc.aio: one in six
+# children of a process that had used a client crashed in it, before they could be told (`io_thread`).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
