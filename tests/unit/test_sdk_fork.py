@@ -63,6 +63,8 @@ async def submit_async():
         say((await resize.submit(1)).id)
 all_well(in_child(serve), in_child(serve))
 say(hg.sync.submit(resize, 0).id)  # the parent is none the worse
+hg.sync.close()
+os._exit(0)  # how an interpreter ends is not what is tested here
 """
 )
 
@@ -85,6 +87,8 @@ def refused():
     client.sync.close()
 all_well(in_child(refused))
 hg.sync.submit(resize, 3)
+hg.sync.close()
+os._exit(0)
 """
 )
 
