@@ -27,14 +27,17 @@ from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.results import Waiters
+from headgate.control.schedules import Schedules
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Links, TokenRevoked, Told
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
@@ -44,6 +47,7 @@ from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
+from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
 from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
@@ -52,6 +56,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
+    "headgate.v1.ScheduleService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -118,6 +123,8 @@ class Server:
         self.submitter = Submitter(self.store, on_submitted=self.coordinator.submitted)
         self.progress = ProgressWriter(self.store)
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.schedule_lanes = ScheduleLanes(self.store)
+        self.scheduler = Scheduler(self.schedule_lanes, fed=self.coordinator.submitted)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -152,6 +159,7 @@ class Server:
             ("renewals", self.renewer.run()),
             ("results", self.waiters.run()),
             ("progress", self.progress.run()),
+            ("schedules", self.scheduler.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
             ("loop lag", self._measure_lag()),
@@ -189,6 +197,7 @@ class Server:
         self.waiters.stop()
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         self.coordinator.stop()
+        self.scheduler.stop()
         await self._finished("claims", STOP_SECONDS)
         for link in self.links:
             link.tell(Told(drain_seconds=int(grace)))
@@ -200,6 +209,7 @@ class Server:
         self.outcomes.writer.close()
         await self._finished("submits", STOP_SECONDS)
         await self._finished("outcomes", STOP_SECONDS)
+        await self._finished("schedules", STOP_SECONDS)
         self.renewer.stop()
         for task in self._tasks.values():
             task.cancel()
@@ -246,6 +256,9 @@ class Server:
                 draining=self._draining,
             )
         )
+        schedules = ScheduleService(
+            self.validator, Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
+        )
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -262,6 +275,7 @@ class Server:
             (
                 _worker_methods(worker),
                 _producer_methods(producer),
+                schedule_methods(schedules),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

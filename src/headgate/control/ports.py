@@ -55,6 +55,7 @@ class JobDetails:
     result: bytes | None = None
     progress: Mapping[str, object] | None = None
     events: Sequence[JobEventView] = field(default_factory=tuple)
+    lineage: tuple[str, datetime, bool] | None = None  # the schedule that made it, the occurrence, whether triggered
 
 
 class JobStore(Protocol):

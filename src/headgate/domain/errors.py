@@ -68,6 +68,24 @@ class WrongState(Refused):
         self.job_id, self.verb, self.state, self.allowed = job_id, verb, state, allowed
 
 
+class VersionConflict(Refused):
+    """It was changed since the caller read it; nothing was written."""
+
+    code = "version_conflict"
+
+    def __init__(self, kind: str, name: str, *, expected: int, found: int) -> None:
+        super().__init__(
+            f'{kind} "{name}" has version {found}, not {expected}: somebody changed it; read it and try again'
+        )
+        self.kind, self.name, self.expected, self.found = kind, name, expected, found
+
+
+class AlreadyExists(Refused):
+    """Something of that name is there already, and the caller asked for a new one."""
+
+    code = "already_exists"
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

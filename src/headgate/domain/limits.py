@@ -83,6 +83,17 @@ HEADER_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 HEADERS_TOTAL_MAX_BYTES: Final = 8_192
 """Names and values together, in UTF-8."""
 
+# --- schedules ------------------------------------------------------------------------------------------------------
+SCHEDULE_NAME_PATTERN: Final = TOPIC_PATTERN
+SCHEDULE_NAME_MAX_CHARS: Final = 200
+CRON_MAX_CHARS: Final = 500
+ZONE_MAX_CHARS: Final = 64
+EVERY_MIN: Final = timedelta(seconds=1)
+EVERY_MAX: Final = timedelta(days=366)
+CATCH_UP_MAX: Final = 100
+"""Jobs one schedule may make at once for occurrences that were missed: an outage must not end in a flood."""
+OCCURRENCES_MAX: Final = 1_000
+
 # --- what workers and operators say ---------------------------------------------------------------------------------
 ERROR_TYPE_MAX_CHARS: Final = 200
 ERROR_MESSAGE_MAX_CHARS: Final = 8_192

@@ -27,7 +27,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store import claim as claiming
-from headgate.store import leases, reads, settle, submit
+from headgate.store import leases, reads, schedules, settle, submit
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 from headgate.store.names import Names, Topic
@@ -113,7 +113,7 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate")
+            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "schedule")
         }
         self.names = Names()
         self.instance_no = 0
@@ -385,6 +385,7 @@ class Store:
             history = await reads.events(db, tenant_no, job_id) if events else []
             with translating(writing=False):
                 progress = await db.fetchval(PROGRESS, tenant_no, job_id)
+            made_by = await schedules.lineage(db, tenant_no, job_id)
         return JobDetails(
             id=view.id,
             tenant=tenant,
@@ -406,6 +407,7 @@ class Store:
             payload=body,
             result=outcome,
             progress=json.loads(progress) if progress else None,
+            lineage=made_by,
             events=[
                 JobEventView(
                     at=event.at,

@@ -226,7 +226,7 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         delay=_span(job.delay_ms, "delay_ms") if job.delay_ms else None,
         run_at=_moment(job.run_at_us) if job.run_at_us else None,
         max_attempts=job.max_attempts or None,
-        policy=_policy(job.retry) if job.HasField("retry") else None,
+        policy=retry_policy(job.retry) if job.HasField("retry") else None,
         headers=dict(job.headers),
         tags=tuple(job.tags),
         key=job.key or None,
@@ -249,7 +249,8 @@ def _moment(microseconds: int) -> datetime:
     return check_run_at(moment, now=datetime.now(UTC), field="run_at_us")
 
 
-def _policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+    """A retry policy; raises InvalidInput for a kind that nobody knows."""
     if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
         raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
     default = RetryPolicy()
@@ -310,6 +311,7 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         headers=job.headers,
         payload=job.payload or b"",
         result=job.result or b"",
+        lineage=_lineage(job),
         progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
         events=[
             jobs_pb2.Event(
@@ -330,3 +332,10 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
             for event in job.events
         ],
     )
+
+
+def _lineage(job: JobDetails) -> jobs_pb2.Lineage | None:
+    if job.lineage is None:
+        return None
+    name, occurrence, triggered = job.lineage
+    return jobs_pb2.Lineage(schedule=name, occurrence_us=at_us(occurrence), triggered=triggered)

@@ -17,6 +17,8 @@ STATUS: Final = {
     "conflict": grpc.StatusCode.ALREADY_EXISTS,
     "refused": grpc.StatusCode.FAILED_PRECONDITION,
     "wrong_state": grpc.StatusCode.FAILED_PRECONDITION,
+    "version_conflict": grpc.StatusCode.ABORTED,
+    "already_exists": grpc.StatusCode.ALREADY_EXISTS,
     "protocol_error": grpc.StatusCode.FAILED_PRECONDITION,
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "token_revoked": grpc.StatusCode.UNAUTHENTICATED,
