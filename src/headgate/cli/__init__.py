@@ -23,6 +23,7 @@ for _name, _where, _help in (
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs."),
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
+    ("schedule", "schedule:schedule", "Make jobs at given times."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
     ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),

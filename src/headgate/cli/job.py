@@ -53,6 +53,8 @@ def lines(info: JobInfo) -> list[str]:
     found = [head, f"  id        {info.id}", f"  created   {_time(info.created_at)}"]
     if info.run_at is not None and info.state in ("scheduled", "retrying"):
         found.append(f"  due       {_time(info.run_at)}")
+    if info.schedule is not None:
+        found.append(f"  schedule  {info.schedule or '(deleted)'}, for {_time(info.occurrence)}")
     if info.worker:
         found.append(f"  worker    {info.worker}  since {_time(info.claimed_at)}")
     if info.lease_until is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import uniform
 from typing import Final, Protocol
@@ -35,11 +35,11 @@ _TIDY_EVERY: Final = 3_600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What is due at `now`, and when the first of the others is."""
+    """What is due at `now`; when nothing is, the moment at which something will be."""
 
     now: datetime
     schedules: Sequence[DueSchedule]
-    next_look: datetime | None
+    next_look: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,8 @@ class Scheduler:
         """Fire up to a thousand due schedules; `wait` says after how many seconds to look again."""
         due = await self._store.due(limit=AT_ONCE)
         if not due.schedules:
-            return Fired(wait=self._until(due))
+            ahead = self._look if due.next_look is None else (due.next_look - due.now).total_seconds()
+            return Fired(wait=min(self._look, max(_APART, ahead)))
         if len(due.schedules) < _OFF_LOOP_FROM:
             plans, failed = plan_all(due)
         else:
@@ -129,22 +130,15 @@ class Scheduler:
         for schedule, error in failed:
             log.warning("schedule_failed schedule_no=%d error=%s", schedule.schedule_no, error)
             await self._store.postpone(schedule, error)
-        done = Fired(postponed=len(failed), seen=len(due.schedules), wait=self._until(due))
+        done = Fired(postponed=len(failed), seen=len(due.schedules), wait=_APART)
         for part in _parts(plans):
             done += await self._store.fire(part)
             if done.topic_nos:
                 self._fed(done.topic_nos)
-        if len(due.schedules) == AT_ONCE:
-            done += Fired(wait=_APART)
-        if done.schedules + done.postponed < len(due.schedules):
+        if not done.schedules + done.postponed:
             # Another instance was quicker, or is at it. What it leaves is seen in a moment; they should not keep step.
-            done += Fired(wait=_CONTENDED * uniform(0.2, 1.0))  # noqa: S311 - not a secret
+            done = replace(done, wait=_CONTENDED * uniform(0.2, 1.0))  # noqa: S311 - not a secret
         return done
-
-    def _until(self, due: Due) -> float:
-        if due.next_look is None:
-            return self._look
-        return min(self._look, max(_APART, (due.next_look - due.now).total_seconds()))
 
 
 def plan_all(due: Due) -> tuple[list[Firing], list[tuple[DueSchedule, HeadgateError]]]:

@@ -73,12 +73,6 @@ class VersionConflict(Refused):
 
     code = "version_conflict"
 
-    def __init__(self, kind: str, name: str, *, expected: int, found: int) -> None:
-        super().__init__(
-            f'{kind} "{name}" has version {found}, not {expected}: somebody changed it; read it and try again'
-        )
-        self.kind, self.name, self.expected, self.found = kind, name, expected, found
-
 
 class AlreadyExists(Refused):
     """Something of that name is there already, and the caller asked for a new one."""

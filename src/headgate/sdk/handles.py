@@ -52,6 +52,9 @@ class JobInfo:
     payload: bytes = b""
     result: bytes = b""
     progress: tuple[int, int, str] | None = None
+    schedule: str | None = None
+    """The schedule that made it, and for which occurrence; empty text when that schedule was deleted."""
+    occurrence: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -82,6 +85,8 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         payload=found.payload,
         result=found.result,
         progress=(progress.done, progress.total, progress.message) if progress else None,
+        schedule=found.lineage.schedule if found.HasField("lineage") else None,
+        occurrence=_time(found.lineage.occurrence_us),
     )
 
 

@@ -80,6 +80,15 @@ class Task(Generic[P, R]):
         body = check_payload(payload)
         return await submit(self._connection, self.topic, body, self._options, returns=self.arguments.returns)
 
+    @property
+    def options(self) -> Prepared:
+        """The options of what is submitted through it."""
+        return self._options
+
+    def payload_of(self, arguments: Mapping[str, object]) -> bytes:
+        """The body of a job with these arguments by name; empty for a function that takes nothing but its Job."""
+        return b"" if self.arguments.raw and not arguments else self.arguments.payload_of_named(arguments)
+
     async def submit_many(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[JobHandle[R]]:
         """Store many jobs, the fast way; returns once all are committed.
 

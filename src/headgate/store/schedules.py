@@ -16,6 +16,7 @@ from headgate.dispatch.scheduler import Due, Fired
 from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound, Refused, StoreError, VersionConflict
 from headgate.domain.ids import JobId, TenantNo
 from headgate.domain.schedules import (
+    EPOCH,
     After,
     At,
     CatchUp,
@@ -43,14 +44,16 @@ CATCH_UPS: Final = (CatchUp.ONE, CatchUp.ALL, CatchUp.NONE)
 AGAIN_AFTER_ERROR: Final = timedelta(seconds=60)
 KEEP_ENDED: Final = timedelta(days=7)
 
-# index: schedules_due. Unlocked: fire_v1 compares before it swaps, so an instance that stops between the two holds
+# index: schedules_due. The one statement of an idle second.
+FIRST: Final = """
+SELECT headgate.clock_v1(),
+       (SELECT look_at FROM headgate.schedules WHERE look_at IS NOT NULL ORDER BY look_at LIMIT 1)"""
+# Unlocked: fire_v1 compares before it swaps, so an instance that stops between the two holds
 # nothing back from the others.
 DUE: Final = """
 SELECT schedule_no, tenant_no, version, kind, at, span_ms, expression, zone, overlap, catch_up, catch_up_most, next_at,
        ends_at
   FROM headgate.schedules WHERE look_at <= $1 ORDER BY look_at LIMIT $2"""
-NEXT_LOOK: Final = """
-SELECT look_at FROM headgate.schedules WHERE look_at > $1 ORDER BY look_at LIMIT 1"""
 FIRE: Final = """
 SELECT schedule_no, topic_no, made, skipped FROM headgate.fire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
 POSTPONE: Final = """
@@ -131,11 +134,12 @@ _OF_A_ROW: Final = (
 
 
 async def due(db: Connection, *, limit: int) -> Due:
-    """What is due by the database's clock, the longest overdue first; and when something is due next."""
+    """What is due by the database's clock, the longest overdue first; or else when something will be."""
     with translating(writing=False):
-        now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+        now, upcoming = await db.fetchrow(FIRST) or (EPOCH, None)
+        if upcoming is None or upcoming > now:
+            return Due(now=now, schedules=(), next_look=upcoming)
         rows = await db.fetch(DUE, now, limit)
-        upcoming = None if len(rows) == limit else await db.fetchval(NEXT_LOOK, now)
     found = [
         DueSchedule(
             schedule_no=row[0],
@@ -150,7 +154,7 @@ async def due(db: Connection, *, limit: int) -> Due:
         )
         for row in rows
     ]
-    return Due(now=now, schedules=found, next_look=upcoming)
+    return Due(now=now, schedules=found)
 
 
 async def fire(db: Connection, firings: Sequence[Firing]) -> Fired:
@@ -243,7 +247,7 @@ async def put(
                 if expected is not None and expected != before.version:
                     if expected == 0:
                         raise AlreadyExists(f'schedule "{name}" exists; leave the version out to replace it')
-                    raise VersionConflict("schedule", name, expected=expected, found=before.version)
+                    raise _stale(before, expected)
                 spec = _resolved(spec, before.spec)
                 if spec == before.spec:
                     return before, False
@@ -298,7 +302,7 @@ async def delete(
         async with db.transaction():
             before = await _found(db, names, tenant_no, name, locked=True)
             if expected is not None and expected != before.version:
-                raise VersionConflict("schedule", name, expected=expected, found=before.version)
+                raise _stale(before, expected)
             await db.execute(DELETE, tenant_no, before.schedule_no)
             await _note(db, tenant_no, before, verb="delete_schedule", who=who, reason=reason)
 
@@ -397,6 +401,12 @@ async def _note(
         target=f"schedule {view.name}",
         reason=reason,
         detail=detail or {"before": summary(view)},
+    )
+
+
+def _stale(view: ScheduleView, expected: int) -> VersionConflict:
+    return VersionConflict(
+        f'schedule "{view.name}" has version {view.version}, not {expected}: somebody changed it; read it and try again'
     )
 
 

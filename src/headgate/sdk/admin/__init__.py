@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.connection import Connection
 
 
@@ -11,5 +12,10 @@ class Admin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @property
+    def schedules(self) -> Schedules:
+        """Schedules: put, get, list, pause, resume, trigger, next, delete."""
+        return Schedules(self._connection)
 
-__all__ = ["Admin"]
+
+__all__ = ["Admin", "ScheduleInfo", "ScheduledRun", "Schedules"]

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
@@ -94,6 +94,7 @@ class Worker:
         self._link: Link | None = None
         self._stopper: Stopper | None = None
         self._stops = 0
+        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # to be done once while it works
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until `stop()`, a signal (with `signals`), a cancellation, or an error that stands.
@@ -108,6 +109,7 @@ class Worker:
         if self._stops:  # asked to stop before it began
             self._io.soon(self._tell_stopper)
         running = asyncio.wrap_future(self._io.start(link.run()))
+        beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
             with _signals(self.stop) if signals else _nothing():
                 try:
@@ -117,6 +119,8 @@ class Worker:
                     await asyncio.wait((running,), timeout=10.0)
                     raise
         finally:
+            if beside is not None:
+                beside.cancel()
             self._io.soon(link.close)
             stuck = await slots.close()
             if stuck:
