@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import re
+import shlex
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,21 +16,23 @@ from uuid import UUID
 import pytest
 
 from headgate import Headgate, InvalidInput, NotFound
+from headgate.cli import main
 from headgate.domain.errors import AlreadyExists, VersionConflict
 from headgate.sdk.errors import Forbidden
 from tests.support.database import Server
-from tests.support.server import HEADGATE, ServerProcess, clean_environ
+from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
 from tests.support.wire import served
 
 OWNER, OTHER, READER, MAIL, WORKER = (
     f"a-token-of-the-{name}" for name in ("owner", "other", "reader", "mailer", "worker")
 )
+ALL = ["submit", "work", "read", "operate"]
 TOKENS: dict[str, dict[str, object]] = {
-    OWNER: {"tenant": "alpha"},
-    OTHER: {"tenant": "beta"},
+    OWNER: {"tenant": "alpha", "scopes": ALL},
+    OTHER: {"tenant": "beta", "scopes": ALL},
     READER: {"tenant": "alpha", "scopes": ["read"]},
-    MAIL: {"tenant": "alpha", "topics": ["mail"]},
+    MAIL: {"tenant": "alpha", "scopes": ALL, "topics": ["mail"]},
     WORKER: {"tenant": "alpha", "scopes": ["work", "submit"]},
 }
 
@@ -272,26 +276,30 @@ def test_declaring_it_wrongly_fails_when_the_module_is_loaded() -> None:
 
 
 class Shell:
-    def __init__(self, server: ServerProcess, folder: Path) -> None:
-        self._environ = clean_environ() | {"HEADGATE_URL": server.address, "HEADGATE_TOKEN": OWNER}
-        self._folder = folder
+    """The command as scripts meet it: what it prints, and its exit code. In this process, which saves a second each."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        answer = subprocess.run(
-            [HEADGATE, "schedule", *arguments],
-            env=self._environ,
-            cwd=self._folder,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert answer.returncode == code, answer
-        return answer.stdout if code == 0 else answer.stderr
+        found = main(["schedule", *arguments])
+        said = self._capsys.readouterr()
+        assert found == code, said
+        return said.out if code == 0 else said.err
 
 
-def test_the_command_line_does_it_all(server: ServerProcess, tmp_path: Path) -> None:
-    shell = Shell(server, tmp_path)
+@pytest.fixture
+def shell(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    monkeypatch.setenv("HEADGATE_URL", server.address)
+    monkeypatch.setenv("HEADGATE_TOKEN", OWNER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return Shell(capsys)
+
+
+def test_the_command_line_does_it_all(shell: Shell) -> None:
     text = shell.run("put", "nightly", "reports", '{"a":1}', "--cron", "30 2 * * *", "--zone", "Europe/Zurich")
     assert "nightly  active   version 1" in text
     assert "30 2 * * * Europe/Zurich" in text
@@ -312,8 +320,7 @@ def test_the_command_line_does_it_all(server: ServerProcess, tmp_path: Path) -> 
     assert "nightly" in shell.run("get", "nightly", code=3)
 
 
-def test_the_command_line_syncs_an_application(server: ServerProcess, tmp_path: Path) -> None:
-    shell = Shell(server, tmp_path)
+def test_the_command_line_syncs_an_application(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from headgate import Headgate\n"
         "hg = Headgate()\n"
@@ -322,7 +329,41 @@ def test_the_command_line_syncs_an_application(server: ServerProcess, tmp_path: 
         "def count() -> None: ...\n"
     )
     assert shell.run("sync", "shop:hg", "--source", "shop") == "stored  stock\n"
-    assert shell.run("sync", "shop:hg", "--source", "shop") == "unchanged  stock\n"
+    (tmp_path / "again.py").write_text((tmp_path / "shop.py").read_text())
+    assert shell.run("sync", "again:hg", "--source", "shop") == "unchanged  stock\n"
     (tmp_path / "empty.py").write_text("from headgate import Headgate\nhg = Headgate()\n")
     assert "no longer declared  stock" in shell.run("sync", "empty:hg", "--source", "shop")
-    assert shell.run("sync", "empty:hg", "--source", "shop", "--prune") == "deleted  stock\n"
+    (tmp_path / "void.py").write_text((tmp_path / "empty.py").read_text())
+    assert shell.run("sync", "void:hg", "--source", "shop", "--prune") == "deleted  stock\n"
+
+
+# ---------------------------------------------------------------------- the documentation
+
+HOWTO = Path(__file__).parents[2] / "docs/howto/schedules.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", HOWTO.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_examples_of_the_howto_run(shell: Shell) -> None:
+    declared, at_run_time = blocks("python")
+    names: dict[str, Any] = {}
+    exec(declared, names)  # noqa: S102 - our own page
+    body = "".join(f"    {line}\n" for line in at_run_time.splitlines())
+    exec(f"async def example():\n{body}", names)  # noqa: S102
+
+    async def use() -> None:
+        async with names["hg"] as hg:
+            report = await hg.sync_schedules()
+            assert set(report.changed) == {"morning-report", "sweep-inbox"}
+            await names["example"]()
+            for info in await hg.admin.schedules.list():
+                await hg.admin.schedules.delete(info.name)
+
+    asyncio.run(use())
+    (commands,) = blocks("console")
+    for line in commands.splitlines():
+        command, noun, *rest = shlex.split(line)
+        assert (command, noun) == ("headgate", "schedule")
+        assert shell.run(*rest)

@@ -507,6 +507,19 @@ async def test_an_edit_needs_the_version_it_was_based_on_and_the_same_again_writ
     assert [entry.detail["now"]["priority"] for entry in trail] == [1, 0]  # type: ignore[index,call-overload]
 
 
+async def test_workers_that_start_together_put_the_same_schedule_once(bench: Bench, database: str) -> None:
+    await bench.queue.topic()
+    others = [await connect(database, application_name="headgate test") for _ in range(4)]
+    try:
+        answers = await asyncio.gather(*(Bench(db, bench.clock).put() for db in others))
+    finally:
+        for db in others:
+            await db.close()
+    assert [changed for _, changed in answers].count(True) == 1
+    assert {view.version for view, _ in answers} == {1}
+    assert len(await audit.entries(bench.db, await bench.queue.tenant_no())) == 1
+
+
 async def test_an_edit_between_reading_and_firing_wins(bench: Bench) -> None:
     await bench.put()
     await bench.clock.advance(minutes=1)
@@ -575,6 +588,17 @@ async def test_discarding_and_redriving_a_scheduled_job_works_as_with_any(bench:
     await verbs.cancel(bench.db, tenant, [job.job_id])
     await verbs.redrive(bench.db, tenant, [job.job_id])
     assert (await bench.jobs())[0].state is State.PENDING
+    await verbs.cancel(bench.db, tenant, [job.job_id])
+    await verbs.discard(bench.db, tenant, [job.job_id])
+    assert await bench.jobs() == []
+
+
+async def test_the_next_look_is_aimed_at_the_next_moment_and_rare_when_there_is_none(bench: Bench) -> None:
+    assert (await bench.scheduler.run_once()).wait == 5.0
+    await bench.put()
+    assert (await bench.scheduler.run_once()).wait == 1.0
+    await bench.clock.advance(seconds=59.7)
+    assert (await bench.scheduler.run_once()).wait == pytest.approx(0.3)
 
 
 # ---------------------------------------------------------------------- numbers

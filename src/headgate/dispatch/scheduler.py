@@ -26,6 +26,8 @@ AT_ONCE: Final = 1_000
 JOBS_AT_ONCE: Final = 2_500
 """Jobs of one transaction: schedules that catch up on many are spread over several."""
 LOOK_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 5.0
+"""Between looks while there is nothing to fire at all: who stores a schedule wakes its own instance."""
 _APART: Final = 0.01
 _CONTENDED: Final = 0.05
 _OFF_LOOP_FROM: Final = 50  # planning takes some 15 µs a schedule, milliseconds when much is caught up
@@ -121,8 +123,9 @@ class Scheduler:
         """Fire up to a thousand due schedules; `wait` says after how many seconds to look again."""
         due = await self._store.due(limit=AT_ONCE)
         if not due.schedules:
-            ahead = self._look if due.next_look is None else (due.next_look - due.now).total_seconds()
-            return Fired(wait=min(self._look, max(_APART, ahead)))
+            if due.next_look is None:
+                return Fired(wait=max(self._look, IDLE_SECONDS))
+            return Fired(wait=min(self._look, max(_APART, (due.next_look - due.now).total_seconds())))
         if len(due.schedules) < _OFF_LOOP_FROM:
             plans, failed = plan_all(due)
         else:

@@ -233,6 +233,7 @@ async def put(
         async with db.transaction():
             now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
             before = await _find(db, names, tenant_no, name, locked=True)
+            made = None
             if before is None:
                 if expected:
                     raise NotFound("schedule", name)
@@ -241,9 +242,9 @@ async def put(
                     raise never_fires(spec)
                 values = _values(spec, topic.no, policy_no, first)
                 made = await db.fetchval(INSERT, tenant_no, name, *values, now, who)
-                if made is None:  # somebody else made it just now, unseen by our look
-                    raise AlreadyExists(f'schedule "{name}" was created by somebody else just now; try again')
-            else:
+            if made is None:
+                # Here from the start, or made by another just now: workers that start together all put the same.
+                before = before or await _found(db, names, tenant_no, name, locked=True)
                 if expected is not None and expected != before.version:
                     if expected == 0:
                         raise AlreadyExists(f'schedule "{name}" exists; leave the version out to replace it')

@@ -19,7 +19,15 @@ DECLARE
     v_now      timestamptz := headgate.clock_v1();
     v_won      int[];
     v_busy     int[] := '{}';                            -- an earlier job of these is alive, and they skip
+    v_open_nos      int[];                               -- jobs of theirs that may be alive, and whether they are
+    v_open_tenants  int[];
+    v_open_overlaps smallint[];
+    v_open_ats      timestamptz[];
+    v_open_jobs     uuid[];
+    v_open_live     boolean[];
     v_tenant   int;
+    v_no       int;
+    v_at       timestamptz;
     v_ids      uuid[];
     v_jobs     uuid[];
     v_nos      int[];
@@ -47,25 +55,34 @@ BEGIN
     IF cardinality(v_won) = 0 THEN RETURN; END IF;
 
     IF EXISTS (SELECT FROM headgate.schedules s WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0) THEN
-        -- Close what has finished, so that nobody looks at it again. A probe per job: the hot table is never joined.
-        UPDATE headgate.schedule_jobs j SET open = false
+        -- The newest jobs of each that were not known to have finished, and whether they live. Probes only, one a row:
+        -- neither the hot table nor a long history may ever be joined to a set.
+        SELECT array_agg(s.schedule_no), array_agg(s.tenant_no), array_agg(s.overlap), array_agg(o.occurrence),
+               array_agg(o.job_id), array_agg(k.id IS NOT NULL)
+          INTO v_open_nos, v_open_tenants, v_open_overlaps, v_open_ats, v_open_jobs, v_open_live
           FROM headgate.schedules s
-         CROSS JOIN LATERAL (SELECT o.occurrence, o.job_id FROM headgate.schedule_jobs o      -- index: schedule_jobs_open
-                              WHERE o.tenant_no = s.tenant_no AND o.schedule_no = s.schedule_no AND o.open
-                              ORDER BY o.occurrence LIMIT 1000) AS o
-          LEFT JOIN LATERAL (SELECT k.id FROM headgate.jobs k
-                              WHERE k.tenant_no = s.tenant_no AND k.id = o.job_id LIMIT 1) AS k ON true
-         WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0 AND k.id IS NULL
-           AND j.tenant_no = s.tenant_no AND j.schedule_no = s.schedule_no AND j.occurrence = o.occurrence;
-        SELECT coalesce(array_agg(s.schedule_no), '{}') INTO v_busy FROM headgate.schedules s
-         WHERE s.schedule_no = ANY (v_won) AND s.overlap = 1
-           AND EXISTS (SELECT FROM headgate.schedule_jobs o
-                        WHERE o.tenant_no = s.tenant_no AND o.schedule_no = s.schedule_no AND o.open);
+         CROSS JOIN LATERAL (SELECT l.occurrence, l.job_id FROM headgate.schedule_jobs l      -- index: schedule_jobs_open
+                              WHERE l.tenant_no = s.tenant_no AND l.schedule_no = s.schedule_no AND l.open
+                              ORDER BY l.occurrence DESC LIMIT 100) AS o
+          LEFT JOIN LATERAL (SELECT j.id FROM headgate.jobs j
+                              WHERE j.tenant_no = s.tenant_no AND j.id = o.job_id LIMIT 1) AS k ON true
+         WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0;
+        -- Close what has finished, so that nobody looks at it again; one a firing, as a rule.
+        FOR v_tenant, v_no, v_at IN
+            SELECT u.tenant_no, u.no, u.at FROM unnest(v_open_tenants, v_open_nos, v_open_ats, v_open_live)
+                   AS u(tenant_no, no, at, live) WHERE NOT u.live ORDER BY 1, 2, 3
+        LOOP
+            UPDATE headgate.schedule_jobs l SET open = false
+             WHERE l.tenant_no = v_tenant AND l.schedule_no = v_no AND l.occurrence = v_at;
+        END LOOP;
+        SELECT coalesce(array_agg(DISTINCT u.no), '{}') INTO v_busy
+          FROM unnest(v_open_nos, v_open_overlaps, v_open_live) AS u(no, overlap, live) WHERE u.live AND u.overlap = 1;
         FOR v_tenant, v_ids IN
-            SELECT s.tenant_no, array_agg(o.job_id ORDER BY o.job_id) FROM headgate.schedules s
-              JOIN headgate.schedule_jobs o ON o.tenant_no = s.tenant_no AND o.schedule_no = s.schedule_no AND o.open
-             WHERE s.schedule_no = ANY (v_won) AND s.overlap = 2
-               AND s.schedule_no = ANY (ARRAY(SELECT schedule_nos_[r.o] FROM unnest(run_ords_) AS r(o)))
+            SELECT u.tenant_no, array_agg(u.id ORDER BY u.id)
+              FROM unnest(v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live)
+                   AS u(no, tenant_no, overlap, id, live)
+             WHERE u.live AND u.overlap = 2
+               AND u.no = ANY (ARRAY(SELECT schedule_nos_[r.o] FROM unnest(run_ords_) AS r(o)))
              GROUP BY 1 ORDER BY 1
         LOOP
             PERFORM FROM headgate.cancel_v1(v_tenant, v_ids, 'scheduler', 'replaced by the next run of its schedule');
