@@ -26,7 +26,8 @@ CROWD = """
 INSERT INTO headgate.schedules (tenant_no, name, topic_no, priority, payload, kind, at, span_ms, expression, zone,
             overlap, catch_up, catch_up_most, next_at, look_at, created_at, changed_at)
 SELECT s.tenant_no, 's' || n, s.topic_no, 0, s.payload, 2 + n % 2, $1, 3600000,
-       CASE WHEN n % 2 = 1 THEN s.expression END, CASE WHEN n % 2 = 1 THEN s.zone END, 0, 0, 100, $1, $1, s.created_at, s.changed_at
+       CASE WHEN n % 2 = 1 THEN s.expression END, CASE WHEN n % 2 = 1 THEN s.zone END, 0, 0, 100, $1, $1,
+       s.created_at, s.changed_at
   FROM headgate.schedules s, generate_series(1, 9999) AS n"""
 
 

@@ -31,6 +31,7 @@ from headgate.domain.schedules import (
 from headgate.domain.states import State
 from headgate.store import audit, control, listing, reads, schedules, verbs
 from headgate.store.connect import Connection, connect
+from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
@@ -654,3 +655,37 @@ def test_a_firing_without_runs_still_moves_on() -> None:
     )
     firing = plan(schedule, now=NOON + timedelta(hours=1))
     assert firing == Firing(schedule=schedule, runs=(), next_at=None, missed=NOON)
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+async def test_firing_reads_no_more_for_a_long_history_a_deep_backlog_and_no_statistics(
+    bench: Bench, plans: str
+) -> None:
+    for n in range(20):
+        await bench.put(f"s{n:02}", overlap=Overlap.SKIP if n % 2 else Overlap.REPLACE)
+    await bench.put("chatty", overlap=Overlap.ALLOW)
+    await bench.clock.advance(minutes=1)
+    await bench.scheduler.run_once()
+    claimed = await bench.queue.claim(50)
+    await bench.queue.settle(*((job_id, 1, Completed()) for job_id in claimed.ids))
+
+    async def pages() -> int:
+        await bench.clock.advance(minutes=1)
+        due = await bench.due(limit=1000)
+        firings = [plan(one, now=due.now) for one in due.schedules]
+        assert len(firings) == 21
+        await bench.db.execute("SELECT set_config('plan_cache_mode', $1, false)", plans)
+        return (await cost(bench.db, schedules.FIRE, *schedules._arguments(firings))).pages
+
+    await pages()
+    before = await pages()  # from here on each has a live job: ten are skipped, ten replaced
+    await bench.queue.add(5_000)
+    await bench.db.execute(
+        """INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, open_at)
+           SELECT s.tenant_no, s.schedule_no, o.at, gen_random_uuid(), CASE WHEN s.overlap = 0 THEN o.at END
+             FROM headgate.schedules s, generate_series(100, 3000) AS n
+            CROSS JOIN LATERAL (SELECT timestamptz '2026-01-01 00:00+00' + n * interval '1 second' AS at) AS o"""
+    )
+    after = await pages()
+    print(f"{plans}: 21 schedules fired: {before} pages, with 5,000 jobs and 60,000 old runs {after}")  # noqa: T201
+    assert after < 2 * before + 500

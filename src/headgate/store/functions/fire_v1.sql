@@ -22,12 +22,11 @@ DECLARE
     v_open_nos      int[];                               -- jobs of theirs that may be alive, and whether they are
     v_open_tenants  int[];
     v_open_overlaps smallint[];
-    v_open_ats      timestamptz[];
     v_open_jobs     uuid[];
     v_open_live     boolean[];
+    v_over          tid[];                               -- those that are not
+    v_over_jobs     uuid[];
     v_tenant   int;
-    v_no       int;
-    v_at       timestamptz;
     v_ids      uuid[];
     v_jobs     uuid[];
     v_nos      int[];
@@ -55,26 +54,14 @@ BEGIN
     IF cardinality(v_won) = 0 THEN RETURN; END IF;
 
     IF EXISTS (SELECT FROM headgate.schedules s WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0) THEN
-        -- The newest jobs of each that were not known to have finished, and whether they live. Probes only, one a row:
-        -- neither the hot table nor a long history may ever be joined to a set.
-        SELECT array_agg(s.schedule_no), array_agg(s.tenant_no), array_agg(s.overlap), array_agg(o.occurrence),
-               array_agg(o.job_id), array_agg(k.id IS NOT NULL)
-          INTO v_open_nos, v_open_tenants, v_open_overlaps, v_open_ats, v_open_jobs, v_open_live
-          FROM headgate.schedules s
-         CROSS JOIN LATERAL (SELECT l.occurrence, l.job_id FROM headgate.schedule_jobs l      -- index: schedule_jobs_open
-                              WHERE l.tenant_no = s.tenant_no AND l.schedule_no = s.schedule_no AND l.open
-                              ORDER BY l.occurrence DESC LIMIT 100) AS o
-          LEFT JOIN LATERAL (SELECT j.id FROM headgate.jobs j
-                              WHERE j.tenant_no = s.tenant_no AND j.id = o.job_id LIMIT 1) AS k ON true
-         WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0;
-        -- Close what has finished, so that nobody looks at it again; one a firing, as a rule.
-        FOR v_tenant, v_no, v_at IN
-            SELECT u.tenant_no, u.no, u.at FROM unnest(v_open_tenants, v_open_nos, v_open_ats, v_open_live)
-                   AS u(tenant_no, no, at, live) WHERE NOT u.live ORDER BY 1, 2, 3
-        LOOP
-            UPDATE headgate.schedule_jobs l SET open = false
-             WHERE l.tenant_no = v_tenant AND l.schedule_no = v_no AND l.occurrence = v_at;
-        END LOOP;
+        SELECT array_agg(o.schedule_no), array_agg(o.tenant_no), array_agg(o.overlap), array_agg(o.job_id),
+               array_agg(o.live), array_agg(o.place) FILTER (WHERE NOT o.live),
+               array_agg(o.job_id) FILTER (WHERE NOT o.live)
+          INTO v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live, v_over, v_over_jobs
+          FROM headgate.open_runs_v1(v_won) AS o;
+        -- Close what has finished, so that nobody looks at it again. By its place: by its key, a plan made while the table
+        -- was small was seen to read all runs of the schedule. The id guards against another row in that place.
+        UPDATE headgate.schedule_jobs l SET open_at = NULL WHERE l.ctid = ANY (v_over) AND l.job_id = ANY (v_over_jobs);
         SELECT coalesce(array_agg(DISTINCT u.no), '{}') INTO v_busy
           FROM unnest(v_open_nos, v_open_overlaps, v_open_live) AS u(no, overlap, live) WHERE u.live AND u.overlap = 1;
         FOR v_tenant, v_ids IN
@@ -95,8 +82,8 @@ BEGIN
           JOIN headgate.schedules s ON s.schedule_no = schedule_nos_[r.o]
          WHERE s.schedule_no = ANY (v_won) AND s.schedule_no <> ALL (v_busy)),
     traced AS (
-        INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, covers_from)
-        SELECT a.tenant_no, a.schedule_no, a.at, a.id, a.covers_from FROM asked a ORDER BY 1, 2, 3
+        INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, covers_from, open_at)
+        SELECT a.tenant_no, a.schedule_no, a.at, a.id, a.covers_from, a.at FROM asked a ORDER BY 1, 2, 3
         ON CONFLICT (tenant_no, schedule_no, occurrence) DO NOTHING
         RETURNING tenant_no, schedule_no, occurrence, job_id)
     SELECT array_agg(t.schedule_no ORDER BY t.occurrence, t.job_id), array_agg(t.job_id ORDER BY t.occurrence, t.job_id),

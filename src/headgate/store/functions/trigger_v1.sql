@@ -32,8 +32,8 @@ BEGIN
     IF v_receipt IS NULL THEN
         UPDATE headgate.jobs j SET flags = j.flags | 64 WHERE j.tenant_no = tenant_ AND j.id = id_;
         LOOP      -- the moment of the trigger stands for its occurrence; a microsecond later, should it be taken
-            INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, triggered)
-            VALUES (tenant_, schedule_, v_now, id_, true) ON CONFLICT DO NOTHING;
+            INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, open_at, triggered)
+            VALUES (tenant_, schedule_, v_now, id_, v_now, true) ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;
             v_now := v_now + interval '1 microsecond';
         END LOOP;

@@ -54,9 +54,10 @@ CREATE INDEX schedules_due ON headgate.schedules (look_at) WHERE look_at IS NOT 
 ALTER TABLE headgate.schedule_jobs
     ADD COLUMN covers_from timestamptz,                  -- the job stands for all occurrences from here to its own
     ADD COLUMN triggered   boolean NOT NULL DEFAULT false,
-    ADD COLUMN open        boolean NOT NULL DEFAULT true;   -- false: known to have finished
+    ADD COLUMN open_at     timestamptz;                  -- the occurrence again, until the job is known to have finished
 -- What overlap policies have to look at: jobs of a schedule that may still be alive.
-CREATE INDEX schedule_jobs_open ON headgate.schedule_jobs (tenant_no, schedule_no, occurrence) WHERE open;
+CREATE INDEX schedule_jobs_open ON headgate.schedule_jobs (tenant_no, schedule_no, open_at) WHERE open_at IS NOT NULL;
 
+-- include: functions/open_runs_v1.sql
 -- include: functions/fire_v1.sql
 -- include: functions/trigger_v1.sql
