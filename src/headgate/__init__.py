@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.sdk import (
         Abandon,
+        AlreadyExists,
         Cancelled,
         CancelToken,
         Closed,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
         PayloadError,
         ResultTimeout,
         RetryPolicy,
+        ScheduleInfo,
+        ScheduleOptions,
         ServerError,
         Snooze,
         SubmitConflict,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
         Task,
         TooLarge,
         Unauthenticated,
+        VersionConflict,
         VersionMismatch,
         Worker,
         WorkerOptions,
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abandon",
+    "AlreadyExists",
     "CancelToken",
     "Cancelled",
     "Closed",
@@ -78,6 +83,8 @@ __all__ = [
     "PayloadError",
     "ResultTimeout",
     "RetryPolicy",
+    "ScheduleInfo",
+    "ScheduleOptions",
     "ServerError",
     "Snooze",
     "SubmitConflict",
@@ -89,6 +96,7 @@ __all__ = [
     "Task",
     "TooLarge",
     "Unauthenticated",
+    "VersionConflict",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

@@ -216,6 +216,9 @@ async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, 
     assert (found["report"].when, found["report"].overlap) == ("0 7 * * 1-5 Europe/Zurich", "skip")
     assert (found["report"].priority, found["report"].payload) == (5, b'{"word":"morning"}')
     # The same again writes nothing; what changed is written; what is gone is told, and deleted on request only.
+    extra = await app.tasks["said"].schedule("extra", arguments={"word": "x"}, every=60, options={"overlap": "replace"})
+    assert (extra.overlap, extra.payload, extra.priority) == ("replace", b'{"word":"x"}', 5)
+    await schedules.delete("extra")
     report = await app.sync_schedules()
     assert (report.changed, set(report.unchanged), report.removed) == ((), set(found), ())
     assert {info.name: info.version for info in await schedules.list()} == dict.fromkeys(found, 1)
@@ -246,6 +249,8 @@ async def test_a_worker_whose_token_may_not_store_schedules_works_all_the_same(
 
     await until_async(done, "the job has run and the warning was given")
     assert "scope operate" in caplog.text
+    with pytest.raises(Forbidden):
+        await app.tasks["said"].schedule("mine", arguments={"word": "x"}, every=60)
     worker.stop()
     await working
     await app.close()

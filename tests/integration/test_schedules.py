@@ -223,7 +223,7 @@ async def test_of_several_instances_with_the_same_plan_one_fires(bench: Bench, d
     assert await bench.db.fetchval("SELECT count(DISTINCT schedule_no) FROM headgate.schedule_jobs") == 50
 
 
-@pytest.mark.req("H4", "F12", "K16")
+@pytest.mark.req("H4", "K16")
 async def test_a_stale_plan_moves_nothing_back(bench: Bench) -> None:
     await bench.put()
     await bench.clock.advance(minutes=1)
@@ -237,7 +237,7 @@ async def test_a_stale_plan_moves_nothing_back(bench: Bench) -> None:
     assert len(await bench.jobs()) == 2
 
 
-@pytest.mark.req("H5", "F47")
+@pytest.mark.req("H5")
 async def test_an_occurrence_that_has_its_job_counts_as_fired_even_when_that_has_finished(bench: Bench) -> None:
     view, _ = await bench.put()
     await bench.clock.advance(minutes=1)
@@ -256,7 +256,7 @@ async def test_an_occurrence_that_has_its_job_counts_as_fired_even_when_that_has
     assert await bench.db.fetchval("SELECT count(*) FROM headgate.jobs") == 0
 
 
-@pytest.mark.req("H3", "F12")
+@pytest.mark.req("H3")
 async def test_mark_and_job_are_one_a_backend_killed_in_between_leaves_neither(bench: Bench, database: str) -> None:
     await bench.put()
     await bench.clock.advance(minutes=1)
@@ -594,6 +594,7 @@ async def test_discarding_and_redriving_a_scheduled_job_works_as_with_any(bench:
     assert await bench.jobs() == []
 
 
+@pytest.mark.req("H2")
 async def test_the_next_look_is_aimed_at_the_next_moment_and_rare_when_there_is_none(bench: Bench) -> None:
     assert (await bench.scheduler.run_once()).wait == 5.0
     await bench.put()

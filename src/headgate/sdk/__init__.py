@@ -4,8 +4,9 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 """
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, TooLarge
+from headgate.domain.errors import AlreadyExists, HeadgateError, InvalidInput, NotFound, TooLarge, VersionConflict
 from headgate.domain.ids import JobId
+from headgate.sdk.admin.schedules import ScheduleInfo
 from headgate.sdk.app import Headgate
 from headgate.sdk.errors import (
     Closed,
@@ -30,12 +31,14 @@ from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
 from headgate.sdk.job import CancelToken, Job, this_job
 from headgate.sdk.options import JobOptions
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
+from headgate.sdk.schedule_specs import ScheduleOptions
 from headgate.sdk.sync import SyncHeadgate
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import Worker, WorkerOptions
 
 __all__ = [
     "Abandon",
+    "AlreadyExists",
     "CancelToken",
     "Cancelled",
     "Closed",
@@ -60,6 +63,8 @@ __all__ = [
     "PayloadError",
     "ResultTimeout",
     "RetryPolicy",
+    "ScheduleInfo",
+    "ScheduleOptions",
     "ServerError",
     "Snooze",
     "SubmitConflict",
@@ -71,6 +76,7 @@ __all__ = [
     "Task",
     "TooLarge",
     "Unauthenticated",
+    "VersionConflict",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

@@ -33,6 +33,17 @@ class ScheduleOptions(TypedDict, total=False):
     ends_at: datetime
 
 
+class When(TypedDict, total=False):
+    """When a schedule fires: one of cron (with its zone), every (with its anchor), at, after."""
+
+    cron: str | None
+    zone: str
+    every: Seconds | None
+    anchor: datetime | None
+    at: datetime | None
+    after: Seconds | None
+
+
 _OF_JOBS: Final = ("priority", "max_attempts", "retry", "headers", "tags")
 KNOWN: Final = frozenset(ScheduleOptions.__annotations__)
 
