@@ -98,6 +98,9 @@ async def test_versions_triggers_and_previews_over_the_wire(hg: Headgate) -> Non
     start = datetime(2026, 3, 28, 12, tzinfo=UTC)
     gap = await schedules.preview(2, cron="30 2 * * *", zone="Europe/Zurich", start=start)
     assert [at.isoformat() for at in gap] == ["2026-03-29T03:00:00+02:00", "2026-03-30T02:30:00+02:00"]
+    rare = await schedules.preview(1000, cron="0 */24 29 2 */7")  # costly to find, so a hundred years at most
+    assert [at.year for at in rare[:3]] == [2032, 2060, 2088]
+    assert len(rare) <= 4
     assert [info.name for info in await schedules.list()] == ["report"]
     await schedules.delete("report")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
+from typing import Final
 
 from headgate.control.schedule_ports import ScheduledJob, ScheduleStore, ScheduleView
 from headgate.domain import limits
@@ -21,6 +22,8 @@ from headgate.domain.schedules import (
     occurrences,
 )
 from headgate.domain.validation import check_integer, check_page_size, check_text
+
+PREVIEW_SPAN: Final = timedelta(days=36_525)
 
 
 class Schedules:
@@ -99,9 +102,7 @@ class Schedules:
         view = await self._visible(caller, name)
         if view.next_at is None:
             return view, []
-        first, ends_at = view.next_at, view.spec.ends_at
-        later = islice(occurrences(view.spec.timing, first, until=ends_at), count - 1)
-        return view, [first, *later]
+        return view, _list(view.spec.timing, view.next_at, view.spec.ends_at, count)
 
     async def preview(
         self, timing: Timing, *, count: int, after: datetime | None = None, ends_at: datetime | None = None
@@ -113,13 +114,19 @@ class Schedules:
         first = first_occurrence(timing, now=now, last=None, ends_at=ends_at)
         if first is None:
             return []
-        return [first, *islice(occurrences(timing, first, until=ends_at), count - 1)]
+        return _list(timing, first, ends_at, count)
 
     async def _visible(self, caller: Identity, name: str) -> ScheduleView:
         view = await self._store.get(caller.tenant, check_schedule_name(name))
         if caller.topics is not None and view.spec.topic not in caller.topics:
             raise PermissionDenied(f"the token of {caller.subject} does not permit the topic of this schedule")
         return view
+
+
+def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
+    # A leap day on a certain weekday is found by looking at 28 years: a thousand of these would hold up the instance.
+    until = first + PREVIEW_SPAN if ends_at is None else min(ends_at, first + PREVIEW_SPAN)
+    return [first, *islice(occurrences(timing, first, until=until), count - 1)]
 
 
 def _reason(text: str) -> str:

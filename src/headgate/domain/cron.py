@@ -176,9 +176,14 @@ def check_zone(value: object, *, field: str = "zone") -> ZoneInfo:
     if not _ZONE.fullmatch(name):
         raise InvalidInput(field, f"is not the name of a time zone, got {shown(name)}", hint=_ZONE_HINT)
     try:
-        return ZoneInfo(name)
+        return _zone(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder such as "Europe" is an OSError
         raise InvalidInput(field, f"is not a known time zone, got {shown(name)}", hint=_ZONE_HINT) from None
+
+
+@lru_cache(maxsize=1_024)  # the standard library keeps eight, and reads the file of a ninth again each time
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
 
 
 # --- evaluating ----------------------------------------------------------------------------------------------------

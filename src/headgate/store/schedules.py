@@ -122,12 +122,8 @@ SELECT coalesce(s.name, ''), l.occurrence, l.triggered
   FROM headgate.schedule_jobs l
   LEFT JOIN headgate.schedules s ON s.schedule_no = l.schedule_no AND s.tenant_no = l.tenant_no
  WHERE l.tenant_no = $1 AND l.job_id = $2 LIMIT 1"""
-_OF_A_ROW: Final = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-    asyncpg.RaiseError,
-)
+# Classes of errors that concern the whole call: connection, resources, transaction, locks, operator, database itself.
+_OF_ALL: Final = {"08", "25", "28", "3D", "40", "42", "53", "55", "57", "58", "XX"}
 
 
 # --- firing --------------------------------------------------------------------------------------------------------
@@ -168,7 +164,9 @@ async def fire(db: Connection, firings: Sequence[Firing]) -> Fired:
         with translating(writing=True):
             try:
                 rows = await fetch_into_days(db, FIRE, *_arguments(firings))
-            except _OF_A_ROW as error:
+            except asyncpg.PostgresError as error:
+                if (error.sqlstate or "")[:2] in _OF_ALL:
+                    raise
                 if len(firings) > 1:
                     middle = len(firings) // 2
                     first = await fire(db, firings[:middle])
