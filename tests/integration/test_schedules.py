@@ -307,7 +307,10 @@ async def test_a_clock_set_back_fires_nothing_twice_also_after_an_edit(bench: Be
 async def test_one_schedule_that_cannot_be_fired_stalls_no_other_and_keeps_its_cursor(bench: Bench) -> None:
     await bench.db.execute(
         """CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-           BEGIN IF NEW.payload = 'bad' THEN RAISE EXCEPTION 'not today' USING ERRCODE = 'HG001'; END IF; RETURN NEW; END $$;
+           BEGIN
+               IF NEW.payload = 'bad' THEN RAISE EXCEPTION 'not today' USING ERRCODE = 'HG001'; END IF;
+               RETURN NEW;
+           END $$;
            CREATE TRIGGER refuse BEFORE INSERT ON headgate.jobs FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
     )
     for n in range(9):

@@ -10,9 +10,9 @@ SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT s.schedule_no, s.tenant_no, s.overlap, o.ctid, o.job_id, k.id IS NOT NULL
+    SELECT s.schedule_no, s.tenant_no, s.overlap, o.place, o.job_id, k.id IS NOT NULL
       FROM headgate.schedules s
-     CROSS JOIN LATERAL (SELECT l.ctid, l.job_id FROM headgate.schedule_jobs l             -- index: schedule_jobs_open
+     CROSS JOIN LATERAL (SELECT l.ctid AS place, l.job_id FROM headgate.schedule_jobs l             -- index: schedule_jobs_open
                           WHERE l.tenant_no = s.tenant_no AND l.schedule_no = s.schedule_no AND l.open_at IS NOT NULL
                           ORDER BY l.open_at DESC LIMIT 100) AS o
       LEFT JOIN LATERAL (SELECT j.id FROM headgate.jobs j
