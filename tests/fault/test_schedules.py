@@ -63,7 +63,7 @@ async def test_three_servers_with_random_kills_make_exactly_one_job_per_occurren
                 victim.signal(signal.SIGCONT)
             else:
                 await db.execute(CUT)  # in the middle of whatever they are firing
-            await asyncio.sleep(random.random() * 0.3)
+            await asyncio.sleep(random.random() * 0.3)  # the rhythm of the faults, not a wait for something
         last = datetime.now(UTC)
 
         async def caught_up() -> bool:

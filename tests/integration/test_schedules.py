@@ -33,6 +33,7 @@ from headgate.store import audit, control, listing, reads, schedules, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
+from tests.support.waiting import until_async
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -271,8 +272,7 @@ async def test_mark_and_job_are_one_a_backend_killed_in_between_leaves_neither(b
     due = await schedules.due(victim, limit=10)
     firing = asyncio.create_task(schedules.fire(victim, [plan(one, now=due.now) for one in due.schedules]))
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
-    while (pid := await bench.db.fetchval(waiting)) is None:
-        await asyncio.sleep(0.01)
+    pid = await until_async(lambda: bench.db.fetchval(waiting), "the firing waits between job and cursor")
     await bench.db.execute("SELECT pg_terminate_backend($1)", pid)
     with pytest.raises(HeadgateError):
         await firing
