@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.sdk import (
         Abandon,
+        AlreadyExists,
         Batch,
         BatchInfo,
         Bound,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
         Refused,
         ResultTimeout,
         RetryPolicy,
+        ScheduleInfo,
+        ScheduleOptions,
         ServerError,
         Snooze,
         SubmitConflict,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         TooLarge,
         Unauthenticated,
         Unique,
+        VersionConflict,
         VersionMismatch,
         Worker,
         WorkerOptions,
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abandon",
+    "AlreadyExists",
     "Batch",
     "BatchInfo",
     "Bound",
@@ -89,6 +94,8 @@ __all__ = [
     "Refused",
     "ResultTimeout",
     "RetryPolicy",
+    "ScheduleInfo",
+    "ScheduleOptions",
     "ServerError",
     "Snooze",
     "SubmitConflict",
@@ -101,6 +108,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Unique",
+    "VersionConflict",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

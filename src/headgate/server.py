@@ -30,12 +30,14 @@ from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.operations import ManyJobs
 from headgate.control.results import Waiters
+from headgate.control.schedules import Schedules
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
 from headgate.dispatch.links import Links, TokenRevoked
@@ -44,6 +46,7 @@ from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
@@ -58,6 +61,7 @@ from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
+from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
 from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
@@ -69,6 +73,7 @@ SERVICES = (
     operator_service.NAME,
     "headgate.v1.BatchService",
     "headgate.v1.OperationService",
+    "headgate.v1.ScheduleService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -158,6 +163,8 @@ class Server:
             OperatorParts(store=self.operating, dispatch=self.coordinator, presence=self.presence, endings=self.waiters)
         )
         self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
+        self.schedule_lanes = ScheduleLanes(self.store)
+        self.scheduler = Scheduler(self.schedule_lanes, fed=self.coordinator.submitted)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -198,6 +205,7 @@ class Server:
             ("progress", self.progress.run()),
             ("presence", self.presence.run()),
             ("operations", self.operations.run()),
+            ("schedules", self.scheduler.run()),
             ("upkeep", self._upkeep()),
             ("tokens", self._check_tokens()),
             ("loop lag", self._measure_lag()),
@@ -236,6 +244,7 @@ class Server:
         self._health.drain()
         self.coordinator.stop()
         self.operations.stop()
+        self.scheduler.stop()
         await self._finished("claims", STOP_SECONDS)
         self.links.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
@@ -247,6 +256,7 @@ class Server:
         await self._finished("operations", STOP_SECONDS)
         await self._finished("submits", STOP_SECONDS)
         await self._finished("outcomes", STOP_SECONDS)
+        await self._finished("schedules", STOP_SECONDS)
         self.renewer.stop()
         for task in self._tasks.values():
             task.cancel()
@@ -295,6 +305,9 @@ class Server:
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake)
+        schedules = ScheduleService(
+            self.validator, Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
+        )
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -314,6 +327,7 @@ class Server:
                 operator_service.methods(self.validator, self.operator),
                 batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
                 operation_methods(OperationService(self.validator, many_jobs)),
+                schedule_methods(schedules),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

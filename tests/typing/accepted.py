@@ -16,6 +16,7 @@ from headgate import (
     Nack,
     Priority,
     RetryPolicy,
+    ScheduleInfo,
     Snooze,
     SyncHandle,
     Task,
@@ -60,6 +61,21 @@ def plain(count: int) -> int:
 @hg.job("raw")
 async def raw(job: Job) -> None:
     job.logger.info("%d bytes", len(job.payload))
+
+
+@hg.cron("0 7 * * 1-5", zone="Europe/Zurich", overlap="skip", catch_up=3)
+@hg.every(minutes=5, name="often", arguments={"count": 1})
+@hg.job("scheduled")
+def scheduled(count: int = 1) -> int:
+    return count
+
+
+async def schedules() -> None:
+    assert_type(await scheduled.submit(3), JobHandle[int])  # as it was without them
+    assert_type(await scheduled.schedule("late", cron="0 22 * * *", options={"overlap": "replace"}), ScheduleInfo)
+    assert_type(await hg.admin.schedules.put("s", "topic", every=timedelta(minutes=1), priority="high"), ScheduleInfo)
+    assert_type(await hg.admin.schedules.next("s"), list[datetime])
+    assert_type(await hg.admin.schedules.list(), list[ScheduleInfo])
 
 
 async def producer() -> None:

@@ -29,6 +29,9 @@ async def producer() -> str:
     hg.job("x", run_in="moon")  # E: arg-type
     hg.job("x", time_limit="3s")  # E: arg-type
     hg.sync.wait(3)  # E: arg-type
+    hg.cron("0 0 * * *", overlaps="skip")  # E: call-arg
+    hg.every(minutes=1)(len)  # E: arg-type
+    await hg.admin.schedules.put("s", "t", every="1h")  # E: arg-type
     await hg.work(threads=3)  # E: call-arg
     raise_it: Nack = Nack(reason=3)  # E: arg-type
     raise raise_it

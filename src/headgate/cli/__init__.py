@@ -29,6 +29,7 @@ for _name, _where, _help in (
     ("op", "op:op", "Operations over everything a filter matches."),
     ("pause", "dispatch:pause_command", "Hand out no more jobs of a topic, a tenant, or everybody."),
     ("resume", "dispatch:resume_command", "Hand them out again."),
+    ("schedule", "schedule:schedule", "Make jobs at given times."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
     ("status", "dispatch:status_command", "What is paused, what waits, and which servers there are."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),

@@ -67,6 +67,8 @@ def lines(info: JobInfo) -> list[str]:
         found.append(f"  children  {info.child_count}")
     if info.batch_id is not None:
         found.append(f"  batch     {info.batch_id}")
+    if info.schedule is not None:
+        found.append(f"  schedule  {info.schedule or '(deleted)'}, for {_time(info.occurrence)}")
     if info.worker:
         found.append(f"  worker    {info.worker}  since {_time(info.claimed_at)}")
     if info.lease_until is not None:

@@ -57,6 +57,7 @@ class JobDetails:
     progress: Mapping[str, object] | None = None
     events: Sequence[JobEventView] = field(default_factory=tuple)
     links: LinksView = field(default_factory=LinksView)
+    lineage: tuple[str, datetime, bool] | None = None  # the schedule that made it, the occurrence, whether triggered
 
 
 class JobStore(Protocol):

@@ -106,6 +106,18 @@ class UniqueTaken(Refused):
         self.job_id, self.holder = job_id, holder
 
 
+class VersionConflict(Refused):
+    """It was changed since the caller read it; nothing was written."""
+
+    code = "version_conflict"
+
+
+class AlreadyExists(Refused):
+    """Something of that name is there already, and the caller asked for a new one."""
+
+    code = "already_exists"
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

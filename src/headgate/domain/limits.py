@@ -96,6 +96,16 @@ BATCH_EXPIRY_DEFAULT: Final = timedelta(hours=24)
 """How long a batch may stay open: one whose submitter died is closed then, and its callback cancelled."""
 BATCH_COUNTED_MAX: Final = 10_000
 """How many members a status looks at, one by one."""
+# --- schedules ------------------------------------------------------------------------------------------------------
+SCHEDULE_NAME_PATTERN: Final = TOPIC_PATTERN
+SCHEDULE_NAME_MAX_CHARS: Final = 200
+CRON_MAX_CHARS: Final = 500
+ZONE_MAX_CHARS: Final = 64
+EVERY_MIN: Final = timedelta(seconds=1)
+EVERY_MAX: Final = timedelta(days=366)
+CATCH_UP_MAX: Final = 100
+"""Jobs one schedule may make at once for occurrences that were missed: an outage must not end in a flood."""
+OCCURRENCES_MAX: Final = 1_000
 
 # --- what workers and operators say ---------------------------------------------------------------------------------
 ERROR_TYPE_MAX_CHARS: Final = 200

@@ -4,9 +4,18 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 """
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge
+from headgate.domain.errors import (
+    AlreadyExists,
+    HeadgateError,
+    InvalidInput,
+    NotFound,
+    Refused,
+    TooLarge,
+    VersionConflict,
+)
 from headgate.domain.ids import JobId
 from headgate.domain.links import Unique
+from headgate.sdk.admin.schedules import ScheduleInfo
 from headgate.sdk.app import Headgate
 from headgate.sdk.batches import Batch, BatchInfo
 from headgate.sdk.errors import (
@@ -33,6 +42,7 @@ from headgate.sdk.job import CancelToken, Job, this_job
 from headgate.sdk.options import JobOptions
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
 from headgate.sdk.priority import Priority
+from headgate.sdk.schedule_specs import ScheduleOptions
 from headgate.sdk.submitting import Bound
 from headgate.sdk.sync import SyncHeadgate
 from headgate.sdk.tasks import Task
@@ -40,6 +50,7 @@ from headgate.sdk.worker import Worker, WorkerOptions
 
 __all__ = [
     "Abandon",
+    "AlreadyExists",
     "Batch",
     "BatchInfo",
     "Bound",
@@ -69,6 +80,8 @@ __all__ = [
     "Refused",
     "ResultTimeout",
     "RetryPolicy",
+    "ScheduleInfo",
+    "ScheduleOptions",
     "ServerError",
     "Snooze",
     "SubmitConflict",
@@ -81,6 +94,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Unique",
+    "VersionConflict",
     "VersionMismatch",
     "Worker",
     "WorkerOptions",

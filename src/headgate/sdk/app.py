@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
@@ -13,15 +14,17 @@ from uuid import UUID
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
 from headgate.domain.limits import BATCH_EXPIRY_DEFAULT
-from headgate.domain.validation import check_payload, check_topic
+from headgate.domain.validation import check_topic
 from headgate.sdk.addresses import addresses_of, trust_of
 from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
-from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds
+from headgate.sdk.payloads import body_of
+from headgate.sdk.schedule_specs import ScheduleOptions, timing
+from headgate.sdk.schedules import SOURCE, Declared, ScheduleDecorator, SyncReport, sync, sync_beside
 from headgate.sdk.submitting import Bound, submit, submit_many
 from headgate.sdk.tasks import RunIn, Task
 
@@ -70,6 +73,7 @@ class Headgate:
             raise InvalidInput("ca", "is given, but no address is by TLS", hint="write https://host:port")
         self._connection = Connection(addresses, token=secret)
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._schedules: dict[str, Declared] = {}
 
     # --- registering -------------------------------------------------------------------------------------------------
 
@@ -104,6 +108,43 @@ class Headgate:
     ) -> Task[..., Any]:
         """As the decorator, for a function defined elsewhere."""
         return self._add(topic, function, _Kind(run_in=run_in, time_limit=time_limit), Prepared(options))
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        zone: str = "UTC",
+        name: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleDecorator:
+        """Above `@hg.job(...)`: submit the task at the times of a cron expression, by the clocks of `zone`.
+
+        `name` is the topic if left out; `arguments` are the function's. See `ScheduleOptions` for what overlaps or was
+        missed. Stored by the worker when it starts, or by `sync_schedules`.
+        """
+        return ScheduleDecorator(self._schedules, timing(cron=expression, zone=zone), name, arguments, options)
+
+    def every(
+        self,
+        interval: Seconds | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        anchor: datetime | None = None,
+        name: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleDecorator:
+        """Above `@hg.job(...)`: submit the task on a grid, `anchor` (1970) + k × interval; otherwise as `cron`."""
+        span = interval if interval is not None else timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return ScheduleDecorator(self._schedules, timing(every=span, anchor=anchor), name, arguments, options)
+
+    async def sync_schedules(self, *, source: str = SOURCE, prune: bool = False) -> SyncReport:
+        """Store the schedules declared in code; with `prune`, delete those of `source` that no longer are."""
+        return await sync(self._connection, self._schedules, source=source, prune=prune)
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
@@ -216,7 +257,10 @@ class Headgate:
         """A worker for the registered tasks, to be run and stopped by you; see `WorkerOptions`."""
         from headgate.sdk.worker import Worker
 
-        return Worker(self._connection, self._tasks, **options)
+        worker = Worker(self._connection, self._tasks, **options)
+        if self._schedules:
+            worker.beside = lambda: sync_beside(self)
+        return worker
 
     async def work(self, **options: Unpack[WorkerOptions]) -> None:
         """Run the registered tasks until this call is cancelled, or the worker ends by an error that stands."""
@@ -263,8 +307,3 @@ class JobDecorator:
     def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
         """Register the function."""
         return self._app._add(self._topic, function, self._kind, self._options)
-
-
-def body_of(payload: object) -> bytes:
-    """Bytes as they are, all else as JSON."""
-    return check_payload(payload if isinstance(payload, bytes) else encode(payload, path="payload"))

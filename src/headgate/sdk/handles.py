@@ -68,6 +68,9 @@ class JobInfo:
     children: tuple[Relation, ...] = ()
     child_count: int = 0
     batch_id: JobId | None = None
+    schedule: str | None = None
+    """The schedule that made it, and for which occurrence; empty text when that schedule was deleted."""
+    occurrence: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -104,6 +107,8 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         children=_relations(found.children),
         child_count=found.child_count,
         batch_id=id_from_bytes(found.batch_id) if found.batch_id else None,
+        schedule=found.lineage.schedule if found.HasField("lineage") else None,
+        occurrence=_time(found.lineage.occurrence_us),
     )
 
 

@@ -10,11 +10,12 @@ from uuid import UUID
 
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
-from headgate.sdk.app import FLUSH_SECONDS, Headgate, body_of
+from headgate.sdk.app import FLUSH_SECONDS, Headgate
 from headgate.sdk.batches import BatchInfo
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.payloads import body_of
 from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
 

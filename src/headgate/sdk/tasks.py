@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, check_topic, shown
@@ -15,6 +15,10 @@ from headgate.sdk.handles import JobHandle, SyncHandle
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.submitting import Bound, submit, submit_blocking, submit_many, submit_many_blocking
+
+if TYPE_CHECKING:
+    from headgate.sdk.admin.schedules import ScheduleInfo
+    from headgate.sdk.schedule_specs import ScheduleOptions, When
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,6 +91,35 @@ class Task(Generic[P, R]):
         """Store a job with this very body, for functions that take nothing but a Job."""
         body = check_payload(payload)
         return await submit(self._connection, self.topic, body, self._options, returns=self.arguments.returns)
+
+    @property
+    def options(self) -> Prepared:
+        """The options of what is submitted through it."""
+        return self._options
+
+    def payload_of(self, arguments: Mapping[str, object]) -> bytes:
+        """The body of a job with these arguments by name; empty for a function that takes nothing but its Job."""
+        return b"" if self.arguments.raw and not arguments else self.arguments.payload_of_named(arguments)
+
+    async def schedule(
+        self,
+        name: str,
+        *,
+        arguments: Mapping[str, object] | None = None,
+        version: int | None = None,
+        options: ScheduleOptions | None = None,
+        **when: Unpack[When],
+    ) -> ScheduleInfo:
+        """Create or replace a schedule that submits this task with these arguments; see `hg.admin.schedules.put`.
+
+        >>> await send_report.schedule("monday", arguments={"week": "last"}, cron="0 7 * * 1", zone="Europe/Zurich")
+        """
+        from headgate.sdk.admin.schedules import Schedules
+        from headgate.sdk.schedule_specs import spec, timing
+
+        made = spec(self.topic, timing(**when), self.payload_of(arguments or {}), options or {}, defaults=self._options)
+        info, _ = await Schedules(self._connection).put_spec(name, made, version=version)
+        return info
 
     async def submit_many(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[JobHandle[R]]:
         """Store many jobs, the fast way; returns once all are committed.

@@ -27,7 +27,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
-from headgate.store import batches, leases, linking, reads, settle, submit
+from headgate.store import batches, leases, linking, reads, schedules, settle, submit
 from headgate.store import claim as claiming
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
@@ -120,7 +120,7 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free", "list")
+            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free", "list", "schedule")
         }
         self.names = Names()
         self.instance_no = 0
@@ -451,6 +451,7 @@ class Store:
             links = await linking.relations(db, tenant_no, job_id) if view.flags & LINKED else LinksView()
             with translating(writing=False):
                 progress = await db.fetchval(PROGRESS, tenant_no, job_id)
+            made_by = await schedules.lineage(db, tenant_no, job_id)
         return JobDetails(
             id=view.id,
             tenant=tenant,
@@ -473,6 +474,7 @@ class Store:
             result=outcome,
             links=links,
             progress=json.loads(progress) if progress else None,
+            lineage=made_by,
             events=[
                 JobEventView(
                     at=event.at,

@@ -462,6 +462,7 @@ class JobInfo(_message.Message):
     CHILDREN_FIELD_NUMBER: _builtins.int
     CHILD_COUNT_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     tenant: _builtins.str
     topic: _builtins.str
@@ -504,6 +505,10 @@ class JobInfo(_message.Message):
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relation]:
         """what waits for it, or did: at most 100"""
 
+    @_builtins.property
+    def lineage(self) -> Global___Lineage:
+        """of a job that a schedule made"""
+
     def __init__(
         self,
         *,
@@ -534,10 +539,11 @@ class JobInfo(_message.Message):
         children: _abc.Iterable[Global___Relation] | None = ...,
         child_count: _builtins.int = ...,
         batch_id: _builtins.bytes = ...,
+        lineage: Global___Lineage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -595,6 +601,33 @@ class StateCount(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateCount: _TypeAlias = StateCount  # noqa: Y015
+
+@_typing.final
+class Lineage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    OCCURRENCE_US_FIELD_NUMBER: _builtins.int
+    TRIGGERED_FIELD_NUMBER: _builtins.int
+    schedule: _builtins.str
+    """empty: it was deleted"""
+    occurrence_us: _builtins.int
+    triggered: _builtins.bool
+    """by hand, outside of the occurrences"""
+    def __init__(
+        self,
+        *,
+        schedule: _builtins.str = ...,
+        occurrence_us: _builtins.int = ...,
+        triggered: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["occurrence_us", b"occurrence_us", "schedule", b"schedule", "triggered", b"triggered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lineage: _TypeAlias = Lineage  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

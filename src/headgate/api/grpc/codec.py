@@ -236,7 +236,7 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         delay=_span(job.delay_ms, "delay_ms") if job.delay_ms else None,
         run_at=_moment(job.run_at_us) if job.run_at_us else None,
         max_attempts=job.max_attempts or None,
-        policy=_policy(job.retry) if job.HasField("retry") else None,
+        policy=retry_policy(job.retry) if job.HasField("retry") else None,
         headers=dict(job.headers),
         tags=tuple(job.tags),
         key=job.key or None,
@@ -310,7 +310,8 @@ def _moment(microseconds: int) -> datetime:
     return check_run_at(moment, now=datetime.now(UTC), field="run_at_us")
 
 
-def _policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+    """A retry policy; raises InvalidInput for a kind that nobody knows."""
     if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
         raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
     default = RetryPolicy()
@@ -377,6 +378,7 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         children=_relations(job.links.children),
         child_count=job.links.child_count,
         batch_id=job.links.batch_id.bytes if job.links.batch_id else b"",
+        lineage=_lineage(job),
         progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
         events=[
             jobs_pb2.Event(
@@ -397,3 +399,10 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
             for event in job.events
         ],
     )
+
+
+def _lineage(job: JobDetails) -> jobs_pb2.Lineage | None:
+    if job.lineage is None:
+        return None
+    name, occurrence, triggered = job.lineage
+    return jobs_pb2.Lineage(schedule=name, occurrence_us=at_us(occurrence), triggered=triggered)

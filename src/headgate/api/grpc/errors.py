@@ -22,6 +22,8 @@ STATUS: Final = {
     "dependency_cycle": grpc.StatusCode.FAILED_PRECONDITION,
     "batch_sealed": grpc.StatusCode.FAILED_PRECONDITION,
     "unique_taken": grpc.StatusCode.FAILED_PRECONDITION,
+    "version_conflict": grpc.StatusCode.ABORTED,
+    "already_exists": grpc.StatusCode.ALREADY_EXISTS,
     "protocol_error": grpc.StatusCode.FAILED_PRECONDITION,
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "token_revoked": grpc.StatusCode.UNAUTHENTICATED,

@@ -12,6 +12,7 @@ from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
 from headgate.sdk.admin.operations import Operations
+from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.admin.workers import WorkerInfo, Workers
 from headgate.sdk.connection import Connection
 
@@ -40,6 +41,11 @@ class Admin:
     def dead(self) -> Dead:
         """Dead letters by their kind."""
         return Dead(self._connection, self.operations)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Schedules: put, get, list, pause, resume, trigger, next, delete."""
+        return Schedules(self._connection)
 
     @property
     def workers(self) -> Workers:
@@ -87,6 +93,9 @@ __all__ = [
     "JobEvent",
     "Jobs",
     "PauseInfo",
+    "ScheduleInfo",
+    "ScheduledRun",
+    "Schedules",
     "Status",
     "TopicStatus",
     "WorkerInfo",

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
@@ -101,6 +101,7 @@ class Worker:
         """Set when nothing is held or owed any more, from the I/O thread: handlers may still run."""
         self.left_behind = 0
         """How many async handlers did not end with the worker, though cancelled."""
+        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # to be done once while it works
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until `stop()`, a signal (with `signals`), a cancellation, or an error that stands.
@@ -119,6 +120,7 @@ class Worker:
         running = asyncio.wrap_future(linked)
         stuck_slots = StuckSlots(self._io.loop, link, slots=self._concurrency)
         self._io.soon(stuck_slots.start)
+        beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
             with _signals(self.stop) if signals else _nothing():
                 try:
@@ -129,6 +131,8 @@ class Worker:
                     raise
         finally:
             self._io.soon(stuck_slots.stop)
+            if beside is not None:
+                beside.cancel()
             self._io.soon(link.close)
             stuck = await slots.close()
             if stuck:

@@ -32,5 +32,6 @@ BEGIN
     END IF;
     DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ANY (v_ids);
     DELETE FROM headgate.job_tags t WHERE t.tenant_no = tenant_ AND t.job_id = ANY (v_ids);
+    DELETE FROM headgate.schedule_jobs l WHERE l.tenant_no = tenant_ AND l.job_id = ANY (v_ids);
     RETURN QUERY SELECT u.n::int FROM unnest(ids_) WITH ORDINALITY AS u(id, n) WHERE u.id = ANY (v_ids);
 END $$;

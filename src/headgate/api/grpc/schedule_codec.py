@@ -1,0 +1,163 @@
+"""Schedules between the wire and the domain."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headgate.api.grpc.codec import at_us, retry_policy, state_of
+from headgate.control.schedule_ports import ScheduledJob, ScheduleView
+from headgate.domain import limits
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.errors import InvalidInput
+from headgate.domain.schedules import EPOCH, After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing
+from headgate.domain.validation import to_ms
+from headgate.wire import producer_pb2
+from headgate.wire import schedules_pb2 as pb
+
+_OVERLAPS: Final = {
+    pb.OVERLAP_ALLOW: Overlap.ALLOW,
+    pb.OVERLAP_SKIP: Overlap.SKIP,
+    pb.OVERLAP_REPLACE: Overlap.REPLACE,
+}
+_CATCH_UPS: Final = {
+    pb.CATCH_UP_ONE: CatchUp.ONE,
+    pb.CATCH_UP_ALL: CatchUp.ALL,
+    pb.CATCH_UP_NONE: CatchUp.NONE,
+}
+_OVERLAPS_OUT: Final = {policy: number for number, policy in _OVERLAPS.items()}
+_CATCH_UPS_OUT: Final = {policy: number for number, policy in _CATCH_UPS.items()}
+
+
+def timing_of(timing: pb.Timing) -> Timing:
+    """When; raises InvalidInput when none is set."""
+    match timing.WhichOneof("kind"):
+        case "at_us":
+            return At(at=moment(timing.at_us, field="at"))
+        case "after":
+            return After(delay=_span(timing.after.delay_ms, field="after"))
+        case "every":
+            every = timing.every
+            anchor = moment(every.anchor_us, field="anchor") if every.anchor_us else EPOCH
+            return Every(interval=_span(every.interval_ms, field="every"), anchor=anchor)
+        case "cron":
+            return Cron(expression=timing.cron.expression, zone=timing.cron.zone or "UTC")
+        case _:
+            raise InvalidInput("timing", "says not when", hint="set one of at, after, every, cron")
+
+
+def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
+    """A schedule as asked for; raises InvalidInput naming the field."""
+    if spec.overlap not in _OVERLAPS:
+        raise InvalidInput("overlap", f"{spec.overlap} is not one of allow, skip, replace")
+    if spec.catch_up not in _CATCH_UPS:
+        raise InvalidInput("catch_up", f"{spec.catch_up} is not one of one, all, none")
+    return ScheduleSpec(
+        topic=spec.topic,
+        timing=timing_of(spec.timing),
+        payload=spec.payload,
+        priority=spec.priority,
+        max_attempts=spec.max_attempts or None,
+        policy=retry_policy(spec.retry) if spec.HasField("retry") else None,
+        headers=dict(spec.headers),
+        tags=tuple(spec.tags),
+        overlap=_OVERLAPS[spec.overlap],
+        catch_up=_CATCH_UPS[spec.catch_up],
+        catch_up_most=spec.catch_up_most or limits.CATCH_UP_MAX,
+        ends_at=moment(spec.ends_us, field="ends_at") if spec.ends_us else None,
+        source=spec.source,
+    )
+
+
+def schedule(view: ScheduleView) -> pb.Schedule:
+    """A schedule as it stands."""
+    return pb.Schedule(
+        name=view.name,
+        version=view.version,
+        spec=_spec(view.spec),
+        next_us=at_us(view.next_at),
+        last_us=at_us(view.last_at),
+        last_job_id=view.last_job_id.bytes if view.last_job_id else b"",
+        fired=view.fired,
+        skipped=view.skipped,
+        last_skip=view.last_skip,
+        last_skip_us=at_us(view.last_skip_at),
+        last_error=view.last_error,
+        paused=view.paused,
+        paused_by=view.paused_by,
+        paused_us=at_us(view.paused_at) if view.paused else 0,
+        reason=view.reason,
+        created_us=at_us(view.created_at),
+        changed_us=at_us(view.changed_at),
+        changed_by=view.changed_by,
+    )
+
+
+def scheduled_job(job: ScheduledJob) -> pb.ScheduledJob:
+    """A job and its occurrence."""
+    return pb.ScheduledJob(
+        job_id=job.job_id.bytes,
+        occurrence_us=at_us(job.occurrence),
+        covers_from_us=at_us(job.covers_from),
+        triggered=job.triggered,
+        state=state_of(job.state),
+    )
+
+
+def moment(microseconds: int, *, field: str) -> datetime:
+    """A point in time."""
+    try:
+        return EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        raise InvalidInput(field, f"{microseconds} µs is no point in time that can be kept") from None
+
+
+def zone_of(timing: Timing) -> str:
+    """Whose clocks it goes by."""
+    return timing.zone if isinstance(timing, Cron) else str(UTC)
+
+
+def _span(milliseconds: int, *, field: str) -> timedelta:
+    try:
+        return timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        raise InvalidInput(field, f"{milliseconds} ms is too long") from None
+
+
+def _spec(spec: ScheduleSpec) -> pb.ScheduleSpec:
+    return pb.ScheduleSpec(
+        topic=spec.topic,
+        timing=_timing(spec.timing),
+        payload=spec.payload,
+        priority=spec.priority,
+        max_attempts=spec.max_attempts or 0,
+        retry=None if spec.policy is None else _policy(spec.policy),
+        headers=spec.headers,
+        tags=spec.tags,
+        overlap=_OVERLAPS_OUT[spec.overlap],
+        catch_up=_CATCH_UPS_OUT[spec.catch_up],
+        catch_up_most=spec.catch_up_most if spec.catch_up is CatchUp.ALL else 0,
+        ends_us=at_us(spec.ends_at),
+        source=spec.source,
+    )
+
+
+def _timing(timing: Timing) -> pb.Timing:
+    match timing:
+        case At(at=at):
+            return pb.Timing(at_us=at_us(at))
+        case After(delay=delay, at=at):
+            return pb.Timing(after=pb.After(delay_ms=to_ms(delay), at_us=at_us(at)))
+        case Every(interval=interval, anchor=anchor):
+            return pb.Timing(every=pb.Every(interval_ms=to_ms(interval), anchor_us=at_us(anchor)))
+        case Cron(expression=expression, zone=zone):
+            return pb.Timing(cron=pb.Cron(expression=expression, zone=zone))
+
+
+def _policy(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
+    return producer_pb2.RetryPolicy(
+        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
+        base_ms=policy.base_ms,
+        cap_ms=policy.cap_ms,
+        delays_ms=policy.delays_ms,
+    )

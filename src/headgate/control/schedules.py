@@ -1,0 +1,133 @@
+"""The verbs on schedules, and who may do what. What a schedule means is in domain/schedules.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final
+
+from headgate.control.schedule_ports import ScheduledJob, ScheduleStore, ScheduleView
+from headgate.domain import limits
+from headgate.domain.errors import NotFound
+from headgate.domain.identity import Identity, PermissionDenied
+from headgate.domain.ids import JobId
+from headgate.domain.schedules import (
+    ScheduleSpec,
+    Timing,
+    check_schedule_name,
+    check_timing,
+    first_occurrence,
+    occurrences,
+)
+from headgate.domain.validation import check_integer, check_page_size, check_text
+
+PREVIEW_SPAN: Final = timedelta(days=36_525)
+
+
+class Schedules:
+    """What clients may do to schedules. A token limited to topics sees and touches only those topics' schedules."""
+
+    def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], stir: Callable[[], None]) -> None:
+        """`fed` is told the topics that got a job here, so that it is claimed at once; `stir` wakes the scheduler."""
+        self._store, self._fed, self._stir = store, fed, stir
+
+    async def put(
+        self, caller: Identity, name: str, spec: ScheduleSpec, *, expected: int | None
+    ) -> tuple[ScheduleView, bool]:
+        """Create or replace. `expected` None: whatever is there; 0: nothing may be; else that very version.
+
+        Says whether anything changed: putting the same again writes nothing.
+        """
+        check_schedule_name(name)
+        if expected is not None:
+            check_integer(expected, field="expected_version", low=0, high=2**31 - 1)
+        caller.allowed([spec.topic])
+        spec = spec.checked(now=await self._store.now())
+        if caller.topics is not None:  # nobody takes over what they may not even see
+            with suppress(NotFound):
+                await self._visible(caller, name)
+        answer = await self._store.put(caller.tenant, name, spec, expected=expected, who=caller.subject)
+        self._stir()
+        return answer
+
+    async def get(self, caller: Identity, name: str) -> ScheduleView:
+        """One schedule. Raises NotFound."""
+        return await self._visible(caller, name)
+
+    async def listed(
+        self, caller: Identity, *, after: str = "", limit: int = limits.PAGE_DEFAULT, source: str | None = None
+    ) -> list[ScheduleView]:
+        """A page in the order of names."""
+        check_page_size(limit)
+        topics = None if caller.topics is None else sorted(caller.topics)
+        return await self._store.listed(caller.tenant, after=after, limit=limit, topics=topics, source=source)
+
+    async def delete(self, caller: Identity, name: str, *, expected: int | None, reason: str) -> None:
+        """Remove it; the jobs it made stay."""
+        await self._visible(caller, name)
+        await self._store.delete(caller.tenant, name, expected=expected, who=caller.subject, reason=_reason(reason))
+
+    async def pause(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
+        """Fire no more until resumed; the jobs it made stay."""
+        await self._visible(caller, name)
+        return await self._store.pause(caller.tenant, name, who=caller.subject, reason=_reason(reason))
+
+    async def resume(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
+        """Go on with the next occurrence from now; what passed meanwhile is not made up for."""
+        await self._visible(caller, name)
+        view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=_reason(reason))
+        self._stir()
+        return view
+
+    async def trigger(self, caller: Identity, name: str, *, request: JobId, reason: str) -> tuple[JobId, bool]:
+        """Make one job now. The same request again gives the same job; says whether it is new."""
+        await self._visible(caller, name)
+        job_id, created, topic_no = await self._store.trigger(
+            caller.tenant, name, request=request, who=caller.subject, reason=_reason(reason)
+        )
+        self._fed([topic_no])
+        return job_id, created
+
+    async def jobs(self, caller: Identity, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]:
+        """The jobs it made, newest occurrence first."""
+        check_page_size(limit)
+        await self._visible(caller, name)
+        return await self._store.jobs(caller.tenant, name, before=before, limit=limit)
+
+    async def upcoming(self, caller: Identity, name: str, *, count: int) -> tuple[ScheduleView, list[datetime]]:
+        """The next occurrences of a stored schedule; none while it is paused or when it has ended."""
+        check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
+        view = await self._visible(caller, name)
+        if view.next_at is None:
+            return view, []
+        return view, _list(view.spec.timing, view.next_at, view.spec.ends_at, count)
+
+    async def preview(
+        self, timing: Timing, *, count: int, after: datetime | None = None, ends_at: datetime | None = None
+    ) -> list[datetime]:
+        """The occurrences a schedule with this timing would have; nothing is stored."""
+        check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
+        now = await self._store.now() if after is None else after
+        timing = check_timing(timing, now=now)
+        first = first_occurrence(timing, now=now, last=None, ends_at=ends_at)
+        if first is None:
+            return []
+        return _list(timing, first, ends_at, count)
+
+    async def _visible(self, caller: Identity, name: str) -> ScheduleView:
+        view = await self._store.get(caller.tenant, check_schedule_name(name))
+        if caller.topics is not None and view.spec.topic not in caller.topics:
+            raise PermissionDenied(f"the token of {caller.subject} does not permit the topic of this schedule")
+        return view
+
+
+def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
+    # A leap day on a certain weekday is found by looking at 28 years: a thousand of these would hold up the instance.
+    until = first + PREVIEW_SPAN if ends_at is None else min(ends_at, first + PREVIEW_SPAN)
+    return [first, *islice(occurrences(timing, first, until=until), count - 1)]
+
+
+def _reason(text: str) -> str:
+    return check_text(text, field="reason", low=0, high=limits.REASON_MAX_CHARS)

@@ -1,0 +1,289 @@
+"""`hg.admin.schedules`: schedules made and looked after at run time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias, Unpack
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict
+from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.rank import unix_us
+from headgate.domain.validation import check_topic
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import ServerError
+from headgate.sdk.handles import state_word
+from headgate.sdk.ids import id_from_bytes, new_id_maker
+from headgate.sdk.outcomes import Seconds
+from headgate.sdk.payloads import body_of
+from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.sdk.schedule_specs import ScheduleOptions, spec, timing
+from headgate.wire import schedules_pb2 as pb
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PAGE: Final = 500
+
+PUT: Final = Method("ScheduleService/Put", pb.PutScheduleRequest, pb.PutScheduleResponse)
+GET: Final = Method("ScheduleService/Get", pb.GetScheduleRequest, pb.Schedule)
+LIST: Final = Method("ScheduleService/List", pb.ListSchedulesRequest, pb.ListSchedulesResponse)
+DELETE: Final = Method("ScheduleService/Delete", pb.DeleteScheduleRequest, pb.DeleteScheduleResponse)
+PAUSE: Final = Method("ScheduleService/Pause", pb.PauseScheduleRequest, pb.Schedule)
+RESUME: Final = Method("ScheduleService/Resume", pb.ResumeScheduleRequest, pb.Schedule)
+TRIGGER: Final = Method("ScheduleService/Trigger", pb.TriggerScheduleRequest, pb.TriggerScheduleResponse)
+NEXT: Final = Method("ScheduleService/Next", pb.NextRequest, pb.NextResponse)
+JOBS: Final = Method("ScheduleService/Jobs", pb.ScheduleJobsRequest, pb.ScheduleJobsResponse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """A schedule as it stands. `when` is for people: `0 7 * * 1-5 Europe/Zurich`, `every 0:05:00`, `at 2026-…`."""
+
+    name: str
+    version: int
+    topic: str
+    when: str
+    zone: str
+    overlap: str
+    catch_up: str
+    priority: int
+    max_attempts: int
+    payload: bytes
+    tags: tuple[str, ...]
+    headers: dict[str, str] = field(hash=False)
+    next_at: datetime | None
+    last_at: datetime | None
+    ends_at: datetime | None
+    last_job_id: JobId | None
+    fired: int
+    skipped: int
+    last_skip: str
+    last_skip_at: datetime | None
+    last_error: str
+    paused: bool
+    paused_by: str
+    paused_at: datetime | None
+    reason: str
+    source: str
+    created_at: datetime | None
+    changed_at: datetime | None
+    changed_by: str
+
+    @property
+    def state(self) -> str:
+        """active, paused or ended."""
+        return "paused" if self.paused else "ended" if self.next_at is None else "active"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """One job of a schedule. It stands for the occurrences from `covers_from` to its own."""
+
+    job_id: JobId
+    occurrence: datetime
+    covers_from: datetime | None
+    triggered: bool
+    state: str
+
+
+# Inside the class, `list` is its method.
+Infos: TypeAlias = list[ScheduleInfo]
+Runs: TypeAlias = list[ScheduledRun]
+Moments: TypeAlias = list[datetime]
+
+
+class Schedules:
+    """Put, get, list, pause, resume, trigger, next, delete. Changing needs the scope `operate`, looking `read`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids = new_id_maker()
+
+    async def put(
+        self,
+        name: str,
+        topic: str,
+        payload: object = b"",
+        *,
+        cron: str | None = None,
+        zone: str = "UTC",
+        every: Seconds | None = None,
+        anchor: datetime | None = None,
+        at: datetime | None = None,
+        after: Seconds | None = None,
+        version: int | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleInfo:
+        """Create or replace a schedule; the same again changes nothing.
+
+        When: one of `cron` (with a `zone`), `every` (on a grid from `anchor`), `at` and `after` (once). `version`: only
+        if the schedule still has it, 0 only if there is none. Raises VersionConflict, AlreadyExists.
+        """
+        when = timing(cron=cron, zone=zone, every=every, anchor=anchor, at=at, after=after)
+        made = spec(check_topic(topic), when, body_of(payload), options)
+        info, _ = await self.put_spec(name, made, version=version)
+        return info
+
+    async def put_spec(
+        self, name: str, made: pb.ScheduleSpec, *, version: int | None = None
+    ) -> tuple[ScheduleInfo, bool]:
+        """As `put`, for one that is in its wire form already; says whether anything changed."""
+        request = pb.PutScheduleRequest(name=name, spec=made)
+        if version is not None:
+            request.expected_version = version
+        answer = await self._call(PUT, request, name)
+        return schedule_info(answer.schedule), answer.changed
+
+    async def get(self, name: str) -> ScheduleInfo:
+        """One schedule. Raises NotFound."""
+        return schedule_info(await self._call(GET, pb.GetScheduleRequest(name=name), name))
+
+    async def list(self, *, source: str | None = None) -> Infos:
+        """All schedules in the order of their names; `source`: only what that program declares."""
+        return [info async for info in self._pages(source)]
+
+    async def delete(self, name: str, *, version: int | None = None, reason: str = "") -> None:
+        """Remove it. The jobs it made stay."""
+        request = pb.DeleteScheduleRequest(name=name, reason=reason)
+        if version is not None:
+            request.expected_version = version
+        await self._call(DELETE, request, name)
+
+    async def pause(self, name: str, *, reason: str = "") -> ScheduleInfo:
+        """Make no more jobs until resumed."""
+        return schedule_info(await self._call(PAUSE, pb.PauseScheduleRequest(name=name, reason=reason), name))
+
+    async def resume(self, name: str, *, reason: str = "") -> ScheduleInfo:
+        """Go on with the next occurrence from now."""
+        return schedule_info(await self._call(RESUME, pb.ResumeScheduleRequest(name=name, reason=reason), name))
+
+    async def trigger(self, name: str, *, request_id: UUID | str | None = None, reason: str = "") -> JobId:
+        """Make one job now, whatever the overlap policy; the same `request_id` again gives the same job."""
+        request = self._ids.next_id() if request_id is None else parse_job_id(request_id, field="request_id")
+        message = pb.TriggerScheduleRequest(name=name, request_id=request.bytes, reason=reason)
+        return id_from_bytes((await self._call(TRIGGER, message, name)).job_id)
+
+    async def next(self, name: str, count: int = 5) -> Moments:
+        """The next occurrences, by the clocks of its zone."""
+        return _moments(await self._call(NEXT, pb.NextRequest(name=name, count=count), name))
+
+    async def preview(
+        self,
+        count: int = 5,
+        *,
+        cron: str | None = None,
+        zone: str = "UTC",
+        every: Seconds | None = None,
+        anchor: datetime | None = None,
+        start: datetime | None = None,
+    ) -> Moments:
+        """The occurrences such a schedule would have from `start` (now); nothing is stored."""
+        when = timing(cron=cron, zone=zone, every=every, anchor=anchor)
+        request = pb.NextRequest(timing=when, count=count, after_us=0 if start is None else unix_us(start))
+        return _moments(await self._call(NEXT, request, "preview"))
+
+    async def jobs(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Runs:
+        """The jobs it made, newest occurrence first."""
+        request = pb.ScheduleJobsRequest(name=name, limit=limit, before_us=0 if before is None else unix_us(before))
+        return [
+            ScheduledRun(
+                job_id=id_from_bytes(job.job_id),
+                occurrence=_EPOCH + timedelta(microseconds=job.occurrence_us),
+                covers_from=_moment(job.covers_from_us),
+                triggered=job.triggered,
+                state=state_word(job.state) if job.state else "",
+            )
+            for job in (await self._call(JOBS, request, name)).jobs
+        ]
+
+    async def _pages(self, source: str | None) -> AsyncIterator[ScheduleInfo]:
+        after = ""
+        while True:
+            request = pb.ListSchedulesRequest(after=after, limit=_PAGE)
+            if source is not None:
+                request.source = source
+            page = (await self._call(LIST, request, "")).schedules
+            for found in page:
+                yield schedule_info(found)
+            if len(page) < _PAGE:
+                return
+            after = page[-1].name
+
+    async def _call(self, method: Method[Asked, Answered], request: Asked, name: str) -> Answered:
+        try:
+            return await self._connection.call(method, request)
+        except ServerError as error:
+            text = str(error).partition(": ")[2] or str(error)  # without "host:port answered code"
+            match error.reported:
+                case "not_found":
+                    raise NotFound("schedule", name) from error
+                case "version_conflict":
+                    raise VersionConflict(text) from error
+                case "already_exists":
+                    raise AlreadyExists(text) from error
+                case "refused":
+                    raise Refused(text) from error
+            raise
+
+
+def schedule_info(found: pb.Schedule) -> ScheduleInfo:
+    """Read a schedule off the wire."""
+    made = found.spec
+    when, zone = words(made.timing)
+    catch_up = pb.CatchUp.Name(made.catch_up).removeprefix("CATCH_UP_").lower()
+    return ScheduleInfo(
+        name=found.name,
+        version=found.version,
+        topic=made.topic,
+        when=when,
+        zone=zone,
+        overlap=pb.Overlap.Name(made.overlap).removeprefix("OVERLAP_").lower(),
+        catch_up=f"all up to {made.catch_up_most}" if catch_up == "all" else catch_up,
+        priority=made.priority,
+        max_attempts=made.max_attempts,
+        payload=made.payload,
+        tags=tuple(made.tags),
+        headers=dict(made.headers),
+        next_at=_moment(found.next_us),
+        last_at=_moment(found.last_us),
+        ends_at=_moment(made.ends_us),
+        last_job_id=id_from_bytes(found.last_job_id) if found.last_job_id else None,
+        fired=found.fired,
+        skipped=found.skipped,
+        last_skip=found.last_skip,
+        last_skip_at=_moment(found.last_skip_us),
+        last_error=found.last_error,
+        paused=found.paused,
+        paused_by=found.paused_by,
+        paused_at=_moment(found.paused_us),
+        reason=found.reason,
+        source=made.source,
+        created_at=_moment(found.created_us),
+        changed_at=_moment(found.changed_us),
+        changed_by=found.changed_by,
+    )
+
+
+def words(when: pb.Timing) -> tuple[str, str]:
+    """A timing in words, and the zone whose clocks it goes by."""
+    match when.WhichOneof("kind"):
+        case "cron":
+            return f"{when.cron.expression} {when.cron.zone}", when.cron.zone
+        case "every":
+            start = "" if not when.every.anchor_us else f" from {_moment(when.every.anchor_us):%Y-%m-%dT%H:%M:%SZ}"
+            return f"every {timedelta(milliseconds=when.every.interval_ms)}{start}", "UTC"
+        case "after":
+            return f"once, after {timedelta(milliseconds=when.after.delay_ms)}", "UTC"
+        case _:
+            return f"once, at {_moment(when.at_us):%Y-%m-%dT%H:%M:%SZ}", "UTC"
+
+
+def _moments(answer: pb.NextResponse) -> list[datetime]:
+    zone = ZoneInfo(answer.zone or "UTC")
+    return [(_EPOCH + timedelta(microseconds=at)).astimezone(zone) for at in answer.at_us]
+
+
+def _moment(microseconds: int) -> datetime | None:
+    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None

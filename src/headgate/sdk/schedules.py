@@ -1,0 +1,145 @@
+"""Schedules declared in code: `@hg.cron(...)` and `@hg.every(...)` above `@hg.job(...)`.
+
+A worker stores them when it starts, in the background: a server that is not there yet does not keep it from working,
+and a token that may not (scope `operate`) costs a warning. `headgate schedule sync app:hg` does the same by hand. What
+is stored as declared is not written again; what is no longer declared is reported, and deleted only on request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import uniform
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.schedules import check_schedule_name
+from headgate.domain.validation import shown
+from headgate.sdk.admin.schedules import Schedules
+from headgate.sdk.connection import Connection
+from headgate.sdk.errors import Forbidden, NotAcknowledged, NotConnected, ServerError
+from headgate.sdk.rpc import RETRIED
+from headgate.sdk.schedule_specs import ScheduleOptions, spec
+from headgate.sdk.tasks import Task
+from headgate.wire import schedules_pb2 as pb
+
+if TYPE_CHECKING:
+    from headgate.sdk.app import Headgate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("headgate.schedules")
+SOURCE: Final = "code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One schedule as the code has it."""
+
+    name: str
+    spec: pb.ScheduleSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    """What a sync did, by name. `removed`: stored from code once, declared no longer; `deleted` of these on request."""
+
+    changed: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+class ScheduleDecorator:
+    """What `hg.cron(...)` and `hg.every(...)` give: registers the schedule and hands the task on as it is."""
+
+    def __init__(
+        self,
+        declared: dict[str, Declared],
+        when: pb.Timing,
+        name: str | None,
+        arguments: Mapping[str, object] | None,
+        options: ScheduleOptions,
+    ) -> None:
+        self._declared, self._when, self._name = declared, when, name
+        self._arguments, self._options = arguments, options
+
+    def __call__(self, task: Task[P, R]) -> Task[P, R]:
+        """Register it."""
+        if not isinstance(task, Task):
+            raise InvalidInput(
+                "schedule",
+                f"is declared above @hg.job(...), and was given {shown(task)}",
+                hint="swap the two decorators",
+            )
+        name = check_schedule_name(self._name or task.topic)
+        if name in self._declared:
+            raise InvalidInput("name", f'"{name}" is declared already', hint="give each schedule a name of its own")
+        payload = task.payload_of(self._arguments or {})
+        self._declared[name] = Declared(
+            name=name,
+            spec=spec(task.topic, self._when, payload, self._options, defaults=task.options, source=SOURCE),
+        )
+        return task
+
+
+async def sync(
+    connection: Connection, declared: Mapping[str, Declared], *, source: str = SOURCE, prune: bool = False
+) -> SyncReport:
+    """Store what is declared, and find what is not any more; safe to run by many workers at once."""
+    schedules = Schedules(connection)
+    changed: list[str] = []
+    unchanged: list[str] = []
+    for name, one in declared.items():
+        made = pb.ScheduleSpec()
+        made.CopyFrom(one.spec)
+        made.source = source
+        _, written = await schedules.put_spec(name, made)
+        (changed if written else unchanged).append(name)
+    removed = [info.name for info in await schedules.list(source=source) if info.name not in declared]
+    if prune:
+        for name in removed:
+            await schedules.delete(name, reason=f"no longer declared by {source}")
+    return SyncReport(
+        changed=tuple(changed),
+        unchanged=tuple(unchanged),
+        removed=tuple(removed),
+        deleted=tuple(removed) if prune else (),
+    )
+
+
+async def sync_beside(app: Headgate) -> None:
+    """For a worker: sync once a server can be reached; never fails, and says what it did."""
+    wait = 0.5
+    while True:
+        try:
+            report = await app.sync_schedules()
+        except HeadgateError as error:
+            if not _passes(error):
+                log.warning("schedules_not_stored: %s", _in_words(error))
+                return
+            log.debug("schedules_wait: %s", error)
+        else:
+            if report.changed:
+                log.info("schedules_stored: %s", ", ".join(report.changed))
+            if report.removed:
+                log.warning(
+                    "schedules_no_longer_declared: %s; delete them with `headgate schedule sync APP --prune`",
+                    ", ".join(report.removed),
+                )
+            return
+        await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
+        wait = min(10.0, wait * 2)
+
+
+def _passes(error: HeadgateError) -> bool:
+    return isinstance(error, NotConnected | NotAcknowledged) or (
+        isinstance(error, ServerError) and error.reported in RETRIED
+    )
+
+
+def _in_words(error: HeadgateError) -> Any:
+    return f"{error} (storing schedules needs the scope operate)" if isinstance(error, Forbidden) else error

@@ -1,0 +1,154 @@
+-- Fires due schedules: in one transaction their cursors move, their jobs are made, and who made what is noted. So there is
+-- no moment at which a crash could leave a mark without its job, or a job without its mark.
+--
+-- A schedule is fired only if it stands as the caller read it (version and next_at); what another instance has just fired,
+-- or somebody has changed, is passed over. An occurrence that has its job already (the clock was set back, a backup was
+-- restored) counts as fired and makes no second one: the key of schedule_jobs holds it.
+--
+-- Per schedule: number, version, due (the next_at that was read), the next one (NULL: it has ended), an occurrence left out
+-- for being late (or NULL). Per job: ord of its schedule, id, occurrence, and from where on it stands for others, too.
+-- Returns the schedules that were fired: how many jobs, how many skipped.
+CREATE FUNCTION headgate.fire_v1(
+    schedule_nos_ int[], versions_ int[], dues_ timestamptz[], nexts_ timestamptz[], missed_ timestamptz[],
+    run_ords_ int[], run_ids_ uuid[], run_ats_ timestamptz[], run_froms_ timestamptz[])
+RETURNS TABLE (schedule_no int, topic_no int, made int, skipped int)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now      timestamptz := headgate.clock_v1();
+    v_won      int[];
+    v_busy     int[] := '{}';                            -- an earlier job of these is alive, and they skip
+    v_open_nos      int[];                               -- jobs of theirs that may be alive, and whether they are
+    v_open_tenants  int[];
+    v_open_overlaps smallint[];
+    v_open_jobs     uuid[];
+    v_open_live     boolean[];
+    v_over          tid[];                               -- those that are not
+    v_over_jobs     uuid[];
+    v_tenant   int;
+    v_ids      uuid[];
+    v_jobs     uuid[];
+    v_nos      int[];
+    v_ats      timestamptz[];
+    v_tenants  int[];
+    v_topics   int[];
+    v_payloads bytea[];
+    v_priorities int[];
+    v_classes  int[];
+    v_offsets  bigint[];
+    v_attempts int[];
+    v_policies int[];
+    v_headers  jsonb[];
+    v_tag_ords int[];
+    v_tags     text[];
+    v_refused  int[];                                    -- ords a limit of the topic did not let in
+BEGIN
+    -- Compare and swap, on the newest version of each row; what another instance holds at this moment is its own.
+    SELECT coalesce(array_agg(h.schedule_no), '{}') INTO v_won
+      FROM (SELECT s.schedule_no, s.version, s.next_at, s.look_at FROM headgate.schedules s
+             WHERE s.schedule_no = ANY (schedule_nos_) ORDER BY s.schedule_no FOR UPDATE SKIP LOCKED) AS h
+      JOIN unnest(schedule_nos_, versions_, dues_) AS u(no, version, due)
+        ON u.no = h.schedule_no AND u.version = h.version AND u.due = h.next_at
+     WHERE h.look_at IS NOT NULL;
+    IF cardinality(v_won) = 0 THEN RETURN; END IF;
+
+    IF EXISTS (SELECT FROM headgate.schedules s WHERE s.schedule_no = ANY (v_won) AND s.overlap <> 0) THEN
+        SELECT array_agg(o.schedule_no), array_agg(o.tenant_no), array_agg(o.overlap), array_agg(o.job_id),
+               array_agg(o.live), array_agg(o.place) FILTER (WHERE NOT o.live),
+               array_agg(o.job_id) FILTER (WHERE NOT o.live)
+          INTO v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live, v_over, v_over_jobs
+          FROM headgate.open_runs_v1(v_won) AS o;
+        -- Close what has finished, so that nobody looks at it again. By its place: by its key, a plan made while the table
+        -- was small was seen to read all runs of the schedule. The id guards against another row in that place.
+        UPDATE headgate.schedule_jobs l SET open_at = NULL WHERE l.ctid = ANY (v_over) AND l.job_id = ANY (v_over_jobs);
+        SELECT coalesce(array_agg(DISTINCT u.no), '{}') INTO v_busy
+          FROM unnest(v_open_nos, v_open_overlaps, v_open_live) AS u(no, overlap, live) WHERE u.live AND u.overlap = 1;
+        FOR v_tenant, v_ids IN
+            SELECT u.tenant_no, array_agg(u.id ORDER BY u.id)
+              FROM unnest(v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live)
+                   AS u(no, tenant_no, overlap, id, live)
+             WHERE u.live AND u.overlap = 2
+               AND u.no = ANY (ARRAY(SELECT schedule_nos_[r.o] FROM unnest(run_ords_) AS r(o)))
+             GROUP BY 1 ORDER BY 1
+        LOOP
+            PERFORM FROM headgate.cancel_v1(v_tenant, v_ids, 'scheduler', 'replaced by the next run of its schedule');
+        END LOOP;
+    END IF;
+
+    WITH asked AS MATERIALIZED (
+        SELECT s.tenant_no, s.schedule_no, r.id, r.at, r.covers_from
+          FROM unnest(run_ords_, run_ids_, run_ats_, run_froms_) AS r(o, id, at, covers_from)
+          JOIN headgate.schedules s ON s.schedule_no = schedule_nos_[r.o]
+         WHERE s.schedule_no = ANY (v_won) AND s.schedule_no <> ALL (v_busy)),
+    traced AS (
+        INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, covers_from, open_at)
+        SELECT a.tenant_no, a.schedule_no, a.at, a.id, a.covers_from, a.at FROM asked a ORDER BY 1, 2, 3
+        ON CONFLICT (tenant_no, schedule_no, occurrence) DO NOTHING
+        RETURNING tenant_no, schedule_no, occurrence, job_id)
+    SELECT array_agg(t.schedule_no ORDER BY t.occurrence, t.job_id), array_agg(t.job_id ORDER BY t.occurrence, t.job_id),
+           array_agg(t.occurrence ORDER BY t.occurrence, t.job_id)
+      INTO v_nos, v_jobs, v_ats FROM traced t;
+
+    IF cardinality(v_jobs) > 0 THEN
+        SELECT array_agg(s.tenant_no ORDER BY u.n), array_agg(s.topic_no ORDER BY u.n),
+               array_agg(s.payload ORDER BY u.n), array_agg(s.priority ORDER BY u.n),
+               array_agg(CASE WHEN t.ageing_step_us IS NULL THEN -1 - s.priority ELSE -1 END ORDER BY u.n),
+               array_agg(-coalesce(s.priority * t.ageing_step_us, 0) ORDER BY u.n),
+               array_agg(coalesce(s.max_attempts, t.max_attempts) ORDER BY u.n),
+               array_agg(coalesce(s.policy_no, t.policy_no) ORDER BY u.n), array_agg(s.headers ORDER BY u.n)
+          INTO v_tenants, v_topics, v_payloads, v_priorities, v_classes, v_offsets, v_attempts, v_policies, v_headers
+          FROM unnest(v_nos) WITH ORDINALITY AS u(no, n)
+          JOIN headgate.schedules s ON s.schedule_no = u.no
+          JOIN headgate.topics t ON t.topic_no = s.topic_no;
+        SELECT coalesce(array_agg(u.n::int), '{}'), coalesce(array_agg(g.tag), '{}') INTO v_tag_ords, v_tags
+          FROM unnest(v_nos) WITH ORDINALITY AS u(no, n)
+          JOIN headgate.schedules s ON s.schedule_no = u.no
+         CROSS JOIN LATERAL unnest(s.tags) AS g(tag);
+        -- Fresh: the row in schedule_jobs, new in this transaction, is the proof that no such job was ever made.
+        SELECT coalesce(array_agg(x.ord) FILTER (WHERE x.receipt > 2), '{}') INTO v_refused
+          FROM headgate.submit_v1(
+               tenant_nos_ => v_tenants, ids_ => v_jobs, topic_nos_ => v_topics, payloads_ => v_payloads,
+               priorities_ => v_priorities, rank_classes_ => v_classes, rank_offsets_ => v_offsets, delays_ms_ => '{}',
+               run_ats_ => v_ats, max_attempts_ => v_attempts, policy_nos_ => v_policies, headers_ => v_headers,
+               stale_ords_ => '{}', key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}', key_windows_ms_ => '{}',
+               tag_ords_ => v_tag_ords, tags_ => v_tags) AS x;
+        FOR v_tenant, v_ids IN
+            SELECT u.tenant_no, array_agg(u.id) FROM unnest(v_tenants, v_jobs) AS u(tenant_no, id) GROUP BY 1 ORDER BY 1
+        LOOP
+            UPDATE headgate.jobs j SET flags = j.flags | 64 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids);
+        END LOOP;
+        IF cardinality(v_refused) > 0 THEN
+            DELETE FROM headgate.schedule_jobs j
+             WHERE (j.tenant_no, j.schedule_no, j.occurrence)
+                   IN (SELECT v_tenants[r.o], v_nos[r.o], v_ats[r.o] FROM unnest(v_refused) AS r(o));
+        END IF;
+    END IF;
+
+    -- Counted before they are joined: looking through the jobs once per schedule would be quadratic.
+    RETURN QUERY
+    WITH jobs AS (
+        SELECT m.no, count(*)::int AS made, (array_agg(m.id ORDER BY m.n DESC))[1] AS newest
+          FROM unnest(v_nos, v_jobs) WITH ORDINALITY AS m(no, id, n)
+         WHERE m.n <> ALL (coalesce(v_refused, '{}')) GROUP BY 1),
+    refused AS (SELECT v_nos[r.o] AS no, count(*)::int AS n FROM unnest(v_refused) AS r(o) GROUP BY 1),
+    asked AS (SELECT r.o, max(r.at) AS newest FROM unnest(run_ords_, run_ats_) AS r(o, at) GROUP BY 1),
+    told AS MATERIALIZED (
+        SELECT u.no, u.next, u.missed, greatest(u.due, u.missed, a.newest) AS handled, coalesce(j.made, 0) AS made, j.newest,
+               CASE WHEN u.no = ANY (v_busy) THEN 'overlap' WHEN u.missed IS NOT NULL THEN 'late'
+                    WHEN r.n > 0 THEN 'refused' END AS skip,
+               (CASE WHEN u.no = ANY (v_busy) OR u.missed IS NOT NULL THEN 1 ELSE coalesce(r.n, 0) END) AS skipped
+          FROM unnest(schedule_nos_, dues_, nexts_, missed_) WITH ORDINALITY AS u(no, due, next, missed, n)
+          LEFT JOIN jobs j ON j.no = u.no
+          LEFT JOIN refused r ON r.no = u.no
+          LEFT JOIN asked a ON a.o = u.n
+         WHERE u.no = ANY (v_won))
+    UPDATE headgate.schedules s
+       SET next_at = k.next, look_at = k.next, last_error = NULL, last_at = greatest(s.last_at, k.handled),
+           last_job_id = coalesce(k.newest, s.last_job_id), fired = s.fired + k.made, skipped = s.skipped + k.skipped,
+           last_skip = coalesce(k.skip, s.last_skip),
+           last_skip_at = CASE WHEN k.skip IS NULL THEN s.last_skip_at ELSE k.handled END
+      FROM told k
+     WHERE s.schedule_no = k.no
+    RETURNING s.schedule_no, s.topic_no, k.made, k.skipped;
+END $$;
