@@ -407,12 +407,13 @@ class StoreModel:
         self.pauses[target] = Pause(paused_at=self.now, until=until, reason=reason)
 
     def resume(self, target: Target) -> bool:
-        """Says whether anything changed."""
+        """Says whether it was paused until now: one that ended by itself was not."""
         pause = self.pauses.get(target)
         if pause is None or not pause.paused:
             return False
+        held = self._paused(target)
         self.pauses[target] = Pause(paused=False, paused_at=pause.paused_at)
-        return True
+        return held
 
     def forget_expired(self) -> int:
         """Drop keys and remembered ids whose time is over; says how many."""

@@ -60,7 +60,7 @@ async def pause(
 
 
 async def resume(db: Connection, target: tuple[int, int] = EVERYTHING) -> bool:
-    """Let a target run again; harmless when it does already. Says whether anything changed."""
+    """Let a target run again; harmless when it does already. Says whether it was paused until now."""
     tenant_no, topic_no = _check_target(target)
     with translating(writing=True):
         changed: bool = await db.fetchval("SELECT headgate.resume_v1($1, $2)", tenant_no, topic_no)
