@@ -53,6 +53,7 @@ class Submission:
     tags: Sequence[str] = ()
     key: str | None = None
     key_window: timedelta | None = None  # with a key: 24 hours unless said otherwise
+    limit_key: str | None = None  # by what its topic limits, orders or shares: a customer, an account
     fresh: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
@@ -80,7 +81,9 @@ class Submission:
             check.check_key(self.key)
             window = limits.KEY_WINDOW_DEFAULT if self.key_window is None else self.key_window
             self._keep("key_window", check.check_key_window(window))
-        elif self.key_window is not None:
+        if self.limit_key is not None:
+            check.check_limit_key(self.limit_key)
+        if self.key is None and self.key_window is not None:
             raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
 
     def due_at(self, now: datetime) -> datetime:

@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, StoreBusy, TooLarge
+from headgate.domain.errors import BacklogFull, HeadgateError, InvalidInput, StoreBusy, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted, body_digest
 from headgate.domain.rank import rank_of
@@ -28,8 +28,10 @@ from headgate.store.errors import translate, translating
 from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
 
 SUBMIT: Final = """
-SELECT ord, receipt, job_id
-  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"""
+SELECT ord, receipt, job_id, detail
+  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
+                          $20, $21)"""
+TOPIC_NAME: Final = "SELECT name FROM headgate.topics WHERE topic_no = $1"
 # The columns of a flush by how they are filled; those of a key or a tag are sparse.
 _FULL: Final = ("tenant_nos", "ids", "topic_nos", "payloads")
 _ENDS_EARLY: Final = (
@@ -73,6 +75,8 @@ class SubmitFlush:
     key_windows_ms: list[int] = field(default_factory=list)
     tag_ords: list[int] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
+    limit_ords: list[int] = field(default_factory=list)
+    limit_keys: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,6 +117,9 @@ class SubmitFlush:
         for tag in job.tags:
             self.tag_ords.append(place + 1)
             self.tags.append(tag)
+        if job.limit_key is not None:
+            self.limit_ords.append(place + 1)
+            self.limit_keys.append(job.limit_key)
 
     def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, fresh: bool = True) -> None:
         """Append many jobs of one topic with nothing special about them: no work per job."""
@@ -157,6 +164,8 @@ class SubmitFlush:
         self.key_windows_ms += other.key_windows_ms
         self.tag_ords += [place + start for place in other.tag_ords]
         self.tags += other.tags
+        self.limit_ords += [place + start for place in other.limit_ords]
+        self.limit_keys += other.limit_keys
 
     def never_fresh(self) -> None:
         """These rows are sent again: each may have been committed already."""
@@ -182,6 +191,10 @@ class SubmitFlush:
             if ord_ in ords:
                 piece.tag_ords.append(ords[ord_])
                 piece.tags.append(tag)
+        for ord_, limit_key in zip(self.limit_ords, self.limit_keys, strict=True):
+            if ord_ in ords:
+                piece.limit_ords.append(ords[ord_])
+                piece.limit_keys.append(limit_key)
         return piece
 
     def check_shape(self) -> None:
@@ -191,9 +204,10 @@ class SubmitFlush:
             (_ENDS_EARLY, len(self.ids), True),
             (_KEYED, len(self.key_ords), False),
             (("tags",), len(self.tag_ords), False),
+            (("limit_keys",), len(self.limit_ords), False),
         ):
             check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
-        for ords in (self.stale_ords, self.key_ords, self.tag_ords):
+        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.limit_ords):
             if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
                 raise InvalidInput(
                     "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"
@@ -259,9 +273,17 @@ async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
             rows = await db.fetch(SUBMIT, *_arguments(flush))
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
-    return {
-        ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for ord_, receipt, job_id in rows
+    answers = {
+        ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id))
+        for ord_, receipt, job_id, _ in rows
     }
+    for ord_, receipt, job_id, detail in rows:
+        if receipt == SubmitReceipt.REFUSED:
+            with translating(writing=False):
+                topic = await db.fetchval(TOPIC_NAME, flush.topic_nos[ord_ - 1])
+            full = BacklogFull(topic, limit=detail[0], waiting=detail[1])
+            answers[ord_ - 1] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=full)
+    return answers
 
 
 async def submit_all(
@@ -353,6 +375,8 @@ def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
         flush.key_windows_ms,
         flush.tag_ords,
         flush.tags,
+        flush.limit_ords,
+        flush.limit_keys,
     )
 
 
