@@ -45,7 +45,7 @@ from headgate.store.migrate import check_schema
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.service import Store
-from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
+from headgate.store.upkeep import fold_flows, forget_expired, mend_limits, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
@@ -102,7 +102,11 @@ class Server:
         self.lease_ms = int(options.lease.total_seconds() * 1000)
         self.waiters = Waiters(self.store)
         self.outcomes = OutcomeWriter(
-            self.store, on_back=self._came_back, on_final=self.waiters.ended, awaited=self.waiters.any
+            self.store,
+            on_back=self._came_back,
+            on_final=self.waiters.ended,
+            awaited=self.waiters.any,
+            on_room=self._has_room,
         )
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
@@ -127,6 +131,7 @@ class Server:
         self._draining = asyncio.Event()
         self._stopping = asyncio.Lock()
         self.lag_ms = 0.0
+        self._mended = (0, "")
 
     # ------------------------------------------------------------------ life
 
@@ -147,6 +152,7 @@ class Server:
             ("claims", self.coordinator.run()),
             ("ticks", self.coordinator.run_ticks()),
             ("announcements", self.coordinator.run_announcements()),
+            ("limits", self.coordinator.run_limits()),
             ("outcomes", self.outcomes.writer.run()),
             ("submits", self.submitter.writer.run()),
             ("renewals", self.renewer.run()),
@@ -279,6 +285,10 @@ class Server:
 
     # ------------------------------------------------------------------ small services
 
+    def _has_room(self, topic_nos: set[int]) -> None:
+        """What was settled here lets others of these topics start, here or on another instance."""
+        self.coordinator.submitted(topic_nos)
+
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
         self.coordinator.stir_hint(tenant_no, job_id)
@@ -312,6 +322,7 @@ class Server:
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)
+                        self._mended = await mend_limits(db, self._mended)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

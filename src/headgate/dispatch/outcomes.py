@@ -59,10 +59,12 @@ class OutcomeWriter:
         on_back: Callable[[int, UUID], None],
         on_final: Callable[[int, UUID], None],
         awaited: Callable[[], bool],
+        on_room: Callable[[set[int]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
+        self._on_room = on_room  # topics in which a limit lets others start now
         self._awaited = awaited  # whether anybody here waits for a result at all
         self.writer: GroupWriter[OutcomeParcel] = GroupWriter("outcomes", self._write)
 
@@ -106,6 +108,8 @@ class OutcomeWriter:
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
                 continue
+            if rows.freed:
+                self._on_room(rows.freed)
             if not odd:
                 return [{}] * len(parcels)
             return [

@@ -47,8 +47,8 @@ class Claimed:
     workers: tuple[str, ...] = ()
     headers: tuple[str | None, ...] = ()
     payloads: tuple[bytes, ...] = ()
-    waits: tuple[tuple[int, datetime | None], ...] = ()
-    """Topics that limits held back, and when to ask again; None: when something of that topic has ended."""
+    waits: tuple[tuple[int, float | None], ...] = ()
+    """Topics that limits held back, and in how many seconds to ask again; None: when something of that topic has ended."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,9 +106,11 @@ async def claim(
             runs,
             lease_ms,
         )
-    waits: tuple[tuple[int, datetime | None], ...] = ()
+    waits: tuple[tuple[int, float | None], ...] = ()
     if rows and rows[-1][0] is None:  # they come last, having no rank
-        waits = tuple((row[1], row[9]) for row in rows if row[0] is None)
+        waits = tuple(
+            (row[1], None if row[9] is None else (row[9] - row[8]).total_seconds()) for row in rows if row[0] is None
+        )
         rows = rows[: -len(waits)]
     if not rows:
         return Claimed(waits=waits)

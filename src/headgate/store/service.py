@@ -47,6 +47,8 @@ SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
  UNION ALL
 SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
+FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_due_v1($1)"
+FREE_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
@@ -120,6 +122,7 @@ class Store:
         self._promote_floor = leases.BEGINNING
         self._running_floor = leases.BEGINNING
         self._ticks = 0
+        self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
 
     def lane(self, name: str) -> Lane:
@@ -171,6 +174,9 @@ class Store:
 
     def is_ageing(self, topic_no: int) -> bool:
         return self.names.known_topic(topic_no).rules.ageing_step is not None
+
+    def is_keyed(self, topic_no: int) -> bool:
+        return self.names.known_topic(topic_no).keyed
 
     def uuids(self, raw: Sequence[bytes]) -> list[UUID]:
         make = pgproto.UUID  # a uuid.UUID made from 16 bytes in C, ten times faster
@@ -318,7 +324,23 @@ class Store:
                     REAP_AT_ONCE if reap else 0,
                     self._running_floor,
                 )
-        return self._tick(rows)
+        tick = self._tick(rows)
+        kinds = {row[0]: row[5] for row in rows}
+        if "reap" in kinds:  # limits are in use: see tick_v1
+            async with self._lanes["tick"].use() as db:
+                tick.reaped = len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
+        if kinds.get("rules") != self._rules_of:
+            async with self._lanes["tick"].use() as db:
+                await self.names.refresh(db)
+            self._rules_of = kinds.get("rules")
+        return tick
+
+    async def free_due(self) -> list[tuple[int, float]]:
+        """Let in jobs whose key has its next token; says which topics have jobs now (0 or less) or in how many seconds."""
+        async with self._lanes["tick"].use() as db:
+            with translating(writing=True):
+                rows = await db.fetch(FREE_DUE, FREE_AT_ONCE)
+        return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
 
     def _tick(self, rows: Sequence[asyncpg.Record]) -> Tick:
         tick = Tick()
@@ -340,6 +362,8 @@ class Store:
                 self._running_floor = at  # every attempt that began before it has ended
             elif kind == "due":
                 tick.next_due = at
+            elif kind == "room":
+                tick.room.append((topic_no, at))
             elif kind == "others":
                 tick.others = topic_no
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:

@@ -10,8 +10,8 @@
 -- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
 -- lock was taken, and a candidate another instance has claimed meanwhile is seen as such.
 --
--- Limits (limits_v1.sql): a row without an id says when a topic that was held back may have more (in lease_until): now, at
--- a time, or (NULL) when something of it ends.
+-- Limits (limits_v1.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
+-- present time in created_at): now, at a time, or (NULL) when something of it ends.
 CREATE FUNCTION headgate.claim_v1(
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
@@ -138,8 +138,9 @@ BEGIN
           FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids)) AS w;
     END IF;
     IF cardinality(v_waits) > 0 THEN
+        v_now := headgate.clock_v1();
         RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
-                            NULL::timestamptz, w.at, NULL::text, NULL::jsonb, NULL::bytea
+                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at);
     END IF;
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;

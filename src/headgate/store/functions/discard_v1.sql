@@ -24,6 +24,7 @@ BEGIN
         SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)
     SELECT array_agg(g.id) INTO v_ids FROM gone g;
     DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ANY (v_ids);
+    DELETE FROM headgate.job_limit_keys k WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_ids);
     DELETE FROM headgate.job_tags t WHERE t.tenant_no = tenant_ AND t.job_id = ANY (v_ids);
     RETURN QUERY SELECT u.n::int FROM unnest(ids_) WITH ORDINALITY AS u(id, n) WHERE u.id = ANY (v_ids);
 END $$;
