@@ -40,6 +40,7 @@ DECLARE
     v_keyed    boolean;              -- some of them have a limit key
     v_limited  int[] := '{}';
     v_taken    record;
+    v_at       timestamptz;          -- when limits were looked at: then that is when the jobs start
     v_waits    int[] := '{}';
     v_wait_ats timestamptz[] := '{}';
     v_now      timestamptz := headgate.clock_v1();
@@ -122,7 +123,8 @@ BEGIN
                    FOR UPDATE SKIP LOCKED) AS l;      -- never waits, so it can never be part of a deadlock
         -- explain: end
         IF (v_keyed OR v_rooms IS NOT NULL) AND v_got IS NOT NULL THEN
-            v_taken := headgate.take_limited_v1(tenant_, v_got, v_got_topics, v_topics, v_left, v_keyed);
+            v_taken := headgate.take_limited_v1(tenant_, v_got, v_got_topics, v_topics, v_left, v_keyed, v_at);
+            v_at := v_taken.at_;
             v_got := v_taken.ids;
             v_left := v_taken.rooms;
             v_waits := v_waits || v_taken.wait_topics;
@@ -134,8 +136,9 @@ BEGIN
         v_look := n_ << v_round;
     END LOOP;
     IF v_rooms IS NOT NULL THEN
+        v_at := coalesce(v_at, headgate.clock_v1());
         SELECT v_waits || array_agg(w.topic_no), v_wait_ats || array_agg(w.at) INTO v_waits, v_wait_ats
-          FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids)) AS w;
+          FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids), v_at) AS w;
     END IF;
     IF cardinality(v_waits) > 0 THEN
         v_now := headgate.clock_v1();
@@ -155,7 +158,7 @@ BEGIN
                                SELECT (sum(r.len) OVER (ORDER BY r.i) - r.len)::int AS start
                                  FROM unnest(runs_) WITH ORDINALITY AS r(len, i)) AS b) AS s) AS p;
     END IF;
-    v_now := headgate.clock_v1();      -- anew: the lease begins now, not when the pause lock was asked for
+    v_now := coalesce(v_at, headgate.clock_v1());      -- anew: the lease begins now, not when the pause lock was asked for
     RETURN QUERY
     -- explain: take
     WITH taken AS (

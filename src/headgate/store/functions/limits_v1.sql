@@ -52,14 +52,14 @@ BEGIN
     RETURN v_rooms;
 END $$;
 
--- After a claim: count what was taken, and say when to look again. rooms_ is what there was, left_ what is left. A row
+-- After a claim: count what was taken at at_, and say when to look again. rooms_ is what there was, left_ what is left. A row
 -- (topic, NULL) means: when something of that topic ends.
-CREATE FUNCTION headgate.close_claim_v1(topics_ int[], rooms_ int[], left_ int[], n_ int, taken_ int)
+CREATE FUNCTION headgate.close_claim_v1(topics_ int[], rooms_ int[], left_ int[], n_ int, taken_ int, at_ timestamptz)
 RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_column
-DECLARE v_now timestamptz := headgate.clock_v1();
+DECLARE v_now timestamptz := at_;
 BEGIN
     UPDATE headgate.limit_usage u
        SET running = u.running + c.taken,
@@ -244,18 +244,19 @@ END $$;
 
 -- Of jobs a claim has locked, best first, those that may run: no more of a topic than its room, no more of a key than its
 -- limits (they may have been lowered since it was let in: then it goes back to its line). Counts the keys' ones as running.
+-- at_ is the time of the claim, set by the first call, behind its locks: buckets are charged at the very time at which the
+-- jobs are said to have started, or a window of time could hold a few more.
 CREATE FUNCTION headgate.take_limited_v1(
-    tenant_ int, ids_ uuid[], id_topics_ int[], topics_ int[], rooms_ int[], keyed_ boolean,
+    tenant_ int, ids_ uuid[], id_topics_ int[], topics_ int[], rooms_ int[], keyed_ boolean, INOUT at_ timestamptz,
     OUT ids uuid[], OUT rooms int[], OUT wait_topics int[], OUT wait_ats timestamptz[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
-    v_now     timestamptz := headgate.clock_v1();
+    v_now     timestamptz;
     v_refused uuid[];
     v_topics  int[];
     v_keys    text[];
-    v_again   boolean[];
 BEGIN
     ids := ids_;
     rooms := rooms_;
@@ -267,6 +268,8 @@ BEGIN
     END IF;
     IF keyed_ AND cardinality(ids) > 0 THEN
         PERFORM headgate.lock_usage_v1(tenant_, '{}', ids);
+        at_ := coalesce(at_, headgate.clock_v1());
+        v_now := at_;
         WITH asked AS MATERIALIZED (
             SELECT o.id, o.n, k.topic_no, k.limit_key,
                    row_number() OVER (PARTITION BY k.topic_no, k.limit_key ORDER BY o.n) AS nth
@@ -278,7 +281,7 @@ BEGIN
                    l.key_rate_burst,
                    coalesce(u.running + a.nth <= l.max_running_per_key, true)
                    AND (l.key_rate_count IS NULL
-                        OR a.nth <= floor(headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count,
+                        OR coalesce(u.refilled_at <= v_now, true) AND a.nth <= floor(headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count,
                                                              l.key_rate_period_ms, l.key_rate_burst, v_now)))
                    AND (NOT coalesce(l.ordered_by_key, false)
                         OR (a.nth = 1 AND u.running = 0 AND coalesce(u.holder = a.id, true))) AS good
