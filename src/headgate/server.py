@@ -27,9 +27,12 @@ from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.topic_service import TopicService
+from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.results import Waiters
+from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Links, TokenRevoked, Told
 from headgate.dispatch.outcomes import OutcomeWriter
@@ -52,6 +55,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
+    "headgate.v1.TopicService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -268,6 +272,9 @@ class Server:
             (
                 _worker_methods(worker),
                 _producer_methods(producer),
+                topic_methods(
+                    TopicService(self.validator, Topics(self.store, on_change=self.coordinator.limits_changed))
+                ),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
@@ -140,7 +141,9 @@ async def test_no_limit_is_exceeded_at_any_instant_and_nobody_is_left_behind(dat
                 now += step
                 most[topic_no] = max(most.get(topic_no, 0), now)
         both, ordered = (await first.topic("both")).no, (await first.topic("ordered")).no
-    print(f"{len(made)} jobs, {looks} snapshots: most of a key {by_key}, of a topic {by_topic}; by times {most}")
+    sys.stdout.write(
+        f"{len(made)} jobs, {looks} snapshots: most of a key {by_key}, of a topic {by_topic}; by times {most}\n"
+    )
     assert by_key["both"] <= PER_KEY
     assert by_topic["both"] <= PER_TOPIC
     assert by_topic["fair"] <= PER_TOPIC

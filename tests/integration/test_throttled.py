@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
@@ -144,9 +145,9 @@ async def test_limits_are_never_exceeded_and_used_to_the_full(database: str, db:
             most, share = used(spans, limit)
             assert most == limit, (name, key, most)
         shares[name] = min(share, shares.get(name, 1.0))
-    print("3 instances, no limit exceeded at any instant, used to at least:")
+    sys.stdout.write("3 instances, no limit exceeded at any instant, used to at least:\n")
     for name, share in shares.items():
-        print(f"  {name:9} {share:6.1%}  {LIMITS[name]}")
+        sys.stdout.write(f"  {name:9} {share:6.1%}  {LIMITS[name]}\n")
     assert set(shares) == set(LIMITS)
     assert min(shares.values()) >= USED
 
@@ -164,5 +165,7 @@ async def test_thousands_of_jobs_of_one_customer_do_not_hold_up_anothers_ten(dat
         await until_async(small_done, "the ten have ended", within=timedelta(seconds=20))
         others = await db.fetchval("SELECT count(*) FROM headgate.jobs WHERE payload = 'x' AND attempt > 0")
         others += await db.fetchval("SELECT count(*) FROM headgate.archive WHERE payload = 'x'")
-    print(f"ten jobs behind five thousand of another key: {others} of those had started when the ten had ended")
+    sys.stdout.write(
+        f"ten jobs behind five thousand of another key: {others} of those had started when the ten had ended\n"
+    )
     assert others <= 40

@@ -25,6 +25,7 @@ for _name, _where, _help in (
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
+    ("topic", "topic:topic", "Rules and limits of topics."),
     ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),
 ):
     app.command(f"headgate.cli.{_where}", name=_name, help=_help)

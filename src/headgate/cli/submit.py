@@ -19,6 +19,7 @@ def submit_command(
     max_attempts: int = 0,
     key: str = "",
     tags: str = "",
+    limit_key: str = "",
     wait: str = "",
     url: str = "",
 ) -> None:
@@ -42,6 +43,8 @@ def submit_command(
         Idempotency key: the same key is the same job.
     tags
         Words to find it by, separated by commas.
+    limit_key
+        By what the topic limits, orders or shares: a customer, an account.
     wait
         Wait this long for its result, and print that.
     url
@@ -59,6 +62,8 @@ def submit_command(
         options["key"] = key
     if tags:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
+    if limit_key:
+        options["limit_key"] = limit_key
     patience = values.span(wait, field="--wait").total_seconds() if wait else 0.0
     asyncio.run(_submit(url or None, topic, values.payload(payload), options, patience))
 

@@ -348,8 +348,13 @@ class Coordinator:
         if timed and self._store.is_keyed(topic_no):
             self._keys_due.set()
 
+    def limits_changed(self, topic_no: int) -> None:
+        """A topic's limits are others now: what waited may start."""
+        self.submitted([topic_no])
+        self._keys_due.set()
+
     async def run_limits(self) -> None:
-        """Let in jobs whose key has its next token, when it has it; until `stop`. The tick does it too, once a second."""
+        """Let in jobs whose key has its next token, when it has it; until `stop`. The tick is the net under it."""
         while not self._stopped.is_set():
             await self._keys_due.wait()
             self._keys_due.clear()

@@ -1,4 +1,4 @@
-"""What a topic may carry besides its rules: how much of it runs at once, how fast, in what order by key, how much waits."""
+"""The limits a topic may carry: how much of it runs at once, how fast, in what order by key, how much waits."""
 
 from __future__ import annotations
 

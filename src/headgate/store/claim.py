@@ -48,7 +48,7 @@ class Claimed:
     headers: tuple[str | None, ...] = ()
     payloads: tuple[bytes, ...] = ()
     waits: tuple[tuple[int, float | None], ...] = ()
-    """Topics that limits held back, and in how many seconds to ask again; None: when something of that topic has ended."""
+    """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -19,6 +19,7 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from headgate.control.ports import JobDetails, JobEventView
+from headgate.control.topics import TopicView
 from headgate.dispatch.ports import OutcomeRows, SubmitRows, Tick
 from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.ids import TenantNo
@@ -27,7 +28,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store import claim as claiming
-from headgate.store import leases, reads, settle, submit
+from headgate.store import leases, reads, settle, submit, topics
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 from headgate.store.names import Names, Topic
@@ -336,7 +337,7 @@ class Store:
         return tick
 
     async def free_due(self) -> list[tuple[int, float]]:
-        """Let in jobs whose key has its next token; says which topics have jobs now (0 or less) or in how many seconds."""
+        """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
                 rows = await db.fetch(FREE_DUE, FREE_AT_ONCE)
@@ -396,6 +397,35 @@ class Store:
         finally:
             connection.terminate()  # a standby, say, refuses to listen: each attempt would leave a session behind
         lost()
+
+    # ------------------------------------------------------------------ topics
+
+    async def list_topics(self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int) -> list[TopicView]:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["read"].use() as db:
+            return await topics.topics(db, tenant_no, names=names, after=after, limit=limit)
+
+    async def get_topic(self, tenant: str, name: str) -> TopicView:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["read"].use() as db:
+            return await topics.topic(db, tenant_no, name)
+
+    async def set_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        rules: Mapping[str, object],
+        limits: Mapping[str, object],
+        actor: str,
+        reason: str,
+    ) -> TopicView:
+        await self.topics(tenant, [name])  # made if need be
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["operate"].use() as db:
+            return await topics.set_topic(
+                db, self.names, tenant_no, name, rules=rules, changes=limits, actor=actor, reason=reason
+            )
 
     # ------------------------------------------------------------------ reads
 

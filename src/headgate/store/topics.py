@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
+from headgate.control.topics import TopicView, changed_rules
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import NotFound
@@ -49,21 +50,6 @@ SET_RULES: Final = """
 UPDATE headgate.topics SET ageing_step_us = $2, max_attempts = $3, policy_no = $4 WHERE topic_no = $1"""
 SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicView:
-    """One topic. `running` and `tokens` are what its own limits count now; None: there is no such limit."""
-
-    no: int
-    name: str
-    created_at: datetime
-    rules: TopicRules
-    limits: TopicLimits
-    changed_at: datetime | None = None
-    running: int | None = None
-    tokens: float | None = None
-    counts: Mapping[State, int] = field(default_factory=dict, hash=False)
 
 
 async def topics(
@@ -119,12 +105,12 @@ async def set_topic(
     tenant_no: int,
     name: str,
     *,
-    rules: TopicRules | None = None,
+    rules: Mapping[str, object] | None = None,
     changes: Mapping[str, object] | None = None,
     actor: str = "",
     reason: str = "",
 ) -> TopicView:
-    """Change a topic's rules, and those of its limits that `changes` names; audited with what was before.
+    """Change what `rules` and, of its limits, `changes` name; audited with what was before.
 
     Needs a connection in no transaction of its own. When this has returned, no claim goes by the old limits. Jobs that
     wait already keep the rank, attempts and policy they were given.
@@ -136,7 +122,7 @@ async def set_topic(
             raise NotFound("topic", name)
         before = await topic(db, tenant_no, name)
         wanted = replace(before.limits, **(dict(changes or {})))  # type: ignore[arg-type]  # checked by the class
-        new_rules = rules or before.rules
+        new_rules = changed_rules(before.rules, rules or {})
         policy_no = await names.policy_no(db, new_rules.policy)
         step = new_rules.ageing_step
         with translating(writing=True):

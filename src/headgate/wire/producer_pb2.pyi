@@ -87,6 +87,7 @@ class NewJob(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    LIMIT_KEY_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """empty: the server makes one, and then a lost reply cannot be repeated safely"""
     topic: _builtins.str
@@ -102,6 +103,8 @@ class NewJob(_message.Message):
     key_window_ms: _builtins.int
     fresh: _builtins.bool
     """the id was made for this very call and was never sent before"""
+    limit_key: _builtins.str
+    """by what its topic limits, orders or shares: a customer, an account"""
     @_builtins.property
     def retry(self) -> Global___RetryPolicy: ...
     @_builtins.property
@@ -124,10 +127,11 @@ class NewJob(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
         fresh: _builtins.bool = ...,
+        limit_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "max_attempts", b"max_attempts", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

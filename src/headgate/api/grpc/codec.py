@@ -226,11 +226,12 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         delay=_span(job.delay_ms, "delay_ms") if job.delay_ms else None,
         run_at=_moment(job.run_at_us) if job.run_at_us else None,
         max_attempts=job.max_attempts or None,
-        policy=_policy(job.retry) if job.HasField("retry") else None,
+        policy=policy_of(job.retry) if job.HasField("retry") else None,
         headers=dict(job.headers),
         tags=tuple(job.tags),
         key=job.key or None,
         key_window=_span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
+        limit_key=job.limit_key or None,
         fresh=job.fresh or not job.id,
     )
 
@@ -249,7 +250,8 @@ def _moment(microseconds: int) -> datetime:
     return check_run_at(moment, now=datetime.now(UTC), field="run_at_us")
 
 
-def _policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+def policy_of(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+    """A retry policy; raises InvalidInput."""
     if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
         raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
     default = RetryPolicy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.sdk.admin.topics import TopicsAdmin
 from headgate.sdk.connection import Connection
 
 
@@ -10,6 +11,11 @@ class Admin:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    @property
+    def topics(self) -> TopicsAdmin:
+        """Rules and limits of topics."""
+        return TopicsAdmin(self._connection)
 
 
 __all__ = ["Admin"]
