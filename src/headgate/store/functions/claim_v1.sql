@@ -140,11 +140,12 @@ BEGIN
         SELECT v_waits || array_agg(w.topic_no), v_wait_ats || array_agg(w.at) INTO v_waits, v_wait_ats
           FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids), v_at) AS w;
     END IF;
-    IF cardinality(v_waits) > 0 THEN
+    IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
         v_now := headgate.clock_v1();
         RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
                             v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea
-                       FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at);
+                       FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
+                      WHERE cardinality(v_ids) < n_ OR w.at > v_now;
     END IF;
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 

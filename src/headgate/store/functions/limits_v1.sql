@@ -91,8 +91,8 @@ END $$;
 -- ---------------------------------------------------------------- keys
 
 -- Lets in who may run, of these keys of one tenant; their usage rows are locked by this transaction. Says which topics got
--- new pending jobs (now) or will have room later (when). A key lets in at most 1,000 at once; the rest follows.
-CREATE FUNCTION headgate.admit_v1(tenant_ int, topics_ int[], keys_ text[])
+-- new pending jobs (now) or will have room later (when). A key lets in at most 1,000 at once, or most_; the rest follows.
+CREATE FUNCTION headgate.admit_v1(tenant_ int, topics_ int[], keys_ text[], most_ int[] DEFAULT '{}')
 RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
@@ -110,23 +110,26 @@ DECLARE
     v_nths   int[];
     v_of     int[];                -- whose: an index into v_topics and v_keys
     v_got    uuid[];
-    v_fair   boolean;
+    v_fairs  boolean[];
 BEGIN
-    SELECT array_agg(r.topic_no), array_agg(r.limit_key), array_agg(r.room), array_agg(r.holder), bool_or(r.fair)
-      INTO v_topics, v_keys, v_rooms, v_hold, v_fair
+    WITH rules AS MATERIALIZED (
+        SELECT l.topic_no, l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
+               l.ordered_by_key, l.fair_by_key
+          FROM headgate.topic_limits l
+         WHERE l.topic_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(topics_) AS t)) AND l.keyed)
+    SELECT array_agg(r.topic_no), array_agg(r.limit_key), array_agg(r.room), array_agg(r.holder), array_agg(r.fair)
+      INTO v_topics, v_keys, v_rooms, v_hold, v_fairs
       FROM (SELECT t.topic_no, t.limit_key, CASE WHEN l.ordered_by_key THEN u.holder END AS holder, l.fair_by_key AS fair,
-                   greatest(0, least(v_most, l.max_running_per_key - u.running - u.admitted,
+                   greatest(0, least(v_most, t.most, l.max_running_per_key - u.running - u.admitted,
                        CASE WHEN l.key_rate_count IS NOT NULL THEN
                            floor(headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count, l.key_rate_period_ms,
                                                     l.key_rate_burst, v_now)) - u.admitted END,
                        CASE WHEN l.ordered_by_key THEN 1 - u.running - u.admitted END,
                        CASE WHEN l.fair_by_key THEN v_window - u.admitted END))::int AS room
-              FROM unnest(topics_, keys_) AS t(topic_no, limit_key)
+              FROM unnest(topics_, keys_, most_) AS t(topic_no, limit_key, most)
              CROSS JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder FROM headgate.limit_usage u
                                   WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key LIMIT 1) AS u
-              LEFT JOIN LATERAL (SELECT l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
-                                        l.ordered_by_key, l.fair_by_key
-                                   FROM headgate.topic_limits l WHERE l.topic_no = t.topic_no LIMIT 1) AS l ON true) AS r;
+              LEFT JOIN rules l ON l.topic_no = t.topic_no) AS r;
     IF v_topics IS NULL THEN RETURN; END IF;
 
     SELECT array_agg(p.job_id ORDER BY p.job_id), array_agg(p.nth ORDER BY p.job_id), array_agg(p.o ORDER BY p.job_id)
@@ -154,8 +157,7 @@ BEGIN
         -- Fair: the rank is that of the admission, so keys take turns, whoever came first with how many.
         UPDATE headgate.jobs j
            SET state = 0,
-               rank_at = CASE WHEN v_fair AND (SELECT l.fair_by_key FROM headgate.topic_limits l WHERE l.topic_no = j.topic_no)
-                              THEN v_now_us + v_nths[width_bucket(j.id, v_ids)]
+               rank_at = CASE WHEN v_fairs[v_of[width_bucket(j.id, v_ids)]] THEN v_now_us + v_nths[width_bucket(j.id, v_ids)]
                                    - coalesce(j.priority * (SELECT p.ageing_step_us FROM headgate.topics p
                                                              WHERE p.topic_no = j.topic_no), 0)
                               ELSE j.rank_at END
@@ -172,7 +174,11 @@ BEGIN
                             WHERE j.tenant_no = tenant_ AND j.id = w.job_id AND j.state + 0 = 4 OFFSET 0);
     END IF;
     RETURN QUERY
-    WITH counted AS MATERIALIZED (
+    WITH rules AS MATERIALIZED (
+        SELECT l.topic_no, l.ordered_by_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst
+          FROM headgate.topic_limits l
+         WHERE l.topic_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(v_topics) AS t)) AND l.keyed),
+    counted AS MATERIALIZED (
         SELECT r.topic_no, r.limit_key, r.room, coalesce(g.n, 0) AS n, g.one, coalesce(g.missed, 0) AS missed
           FROM unnest(v_topics, v_keys, v_rooms) WITH ORDINALITY AS r(topic_no, limit_key, room, o)
           LEFT JOIN (SELECT p.o, count(*) FILTER (WHERE p.id = ANY (v_got)) AS n,
@@ -193,9 +199,7 @@ BEGIN
                         headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count, l.key_rate_period_ms,
                                            l.key_rate_burst, v_now),
                         l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst, v_now) END
-          FROM counted c
-          LEFT JOIN LATERAL (SELECT l.ordered_by_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst
-                               FROM headgate.topic_limits l WHERE l.topic_no = c.topic_no LIMIT 1) AS l ON true
+          FROM counted c LEFT JOIN rules l ON l.topic_no = c.topic_no
          WHERE u.topic_no = c.topic_no AND u.limit_key = c.limit_key
         RETURNING u.topic_no, c.n, u.next_at)
     SELECT k.topic_no, min(CASE WHEN k.n > 0 THEN v_now ELSE k.next_at END) FROM kept k
@@ -255,8 +259,20 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 DECLARE
     v_now     timestamptz;
     v_refused uuid[];
-    v_topics  int[];
+    v_ids     uuid[];              -- those with a key, best first; beside them the place of their key, and how manieth of it
+    v_of      int[];
+    v_nths    int[];
+    v_topics  int[];               -- the keys in their order; beside them what they use
     v_keys    text[];
+    v_running int[];
+    v_admitted int[];
+    v_tokens  double precision[];
+    v_refilled timestamptz[];
+    v_holders uuid[];
+    v_ctids   tid[];
+    v_again   int[];               -- keys that may let in others now, and how many at most
+    v_again_keys text[];
+    v_most    int[];
 BEGIN
     ids := ids_;
     rooms := rooms_;
@@ -267,48 +283,69 @@ BEGIN
                           WHERE coalesce(g.nth <= rooms_[array_position(topics_, g.topic_no)], true)), '{}');
     END IF;
     IF keyed_ AND cardinality(ids) > 0 THEN
-        PERFORM headgate.lock_usage_v1(tenant_, '{}', ids);
-        at_ := coalesce(at_, headgate.clock_v1());
-        v_now := at_;
+        -- A key's place in v_keys stands for it below: arrays instead of joins, and one visit to each row.
         WITH asked AS MATERIALIZED (
-            SELECT o.id, o.n, k.topic_no, k.limit_key,
-                   row_number() OVER (PARTITION BY k.topic_no, k.limit_key ORDER BY o.n) AS nth
+            SELECT o.id, o.n, k.topic_no, k.limit_key, dense_rank() OVER (ORDER BY k.topic_no, k.limit_key) AS k
               FROM unnest(ids) WITH ORDINALITY AS o(id, n)
              CROSS JOIN LATERAL (SELECT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
-                                  WHERE k.tenant_no = tenant_ AND k.job_id = o.id LIMIT 1) AS k),
+                                  WHERE k.tenant_no = tenant_ AND k.job_id = o.id LIMIT 1) AS k)
+        SELECT array_agg(a.id ORDER BY a.n), array_agg(a.k::int ORDER BY a.n),
+               array_agg(a.nth::int ORDER BY a.n),
+               array_agg(a.topic_no ORDER BY a.k) FILTER (WHERE a.nth = 1),
+               array_agg(a.limit_key ORDER BY a.k) FILTER (WHERE a.nth = 1)
+          INTO v_ids, v_of, v_nths, v_topics, v_keys
+          FROM (SELECT a.id, a.n, a.k, a.topic_no, a.limit_key, row_number() OVER (PARTITION BY a.k ORDER BY a.n) AS nth
+                  FROM asked a) AS a;
+        -- In their order; the values are those behind the lock.
+        SELECT array_agg(u.running ORDER BY t.k), array_agg(u.admitted ORDER BY t.k), array_agg(u.tokens ORDER BY t.k),
+               array_agg(u.refilled_at ORDER BY t.k), array_agg(u.holder ORDER BY t.k), array_agg(u.ctid ORDER BY t.k)
+          INTO v_running, v_admitted, v_tokens, v_refilled, v_holders, v_ctids
+          FROM unnest(v_topics, v_keys) WITH ORDINALITY AS t(topic_no, limit_key, k)
+          LEFT JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder, u.ctid
+                               FROM headgate.limit_usage u
+                              WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key FOR UPDATE) AS u ON true;
+        at_ := coalesce(at_, headgate.clock_v1());
+        v_now := at_;
+        WITH rules AS MATERIALIZED (
+            SELECT l.topic_no, l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
+                   l.ordered_by_key, l.fair_by_key
+              FROM headgate.topic_limits l
+             WHERE l.topic_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(v_topics) AS t)) AND l.keyed),
+        held AS MATERIALIZED (
+            SELECT t.k::int, t.topic_no, l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
+                   l.ordered_by_key, l.fair_by_key,
+                   CASE WHEN l.key_rate_count IS NOT NULL THEN headgate.tokens_v1(
+                       v_tokens[t.k], v_refilled[t.k], l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst, v_now) END
+                       AS tokens
+              FROM unnest(v_topics) WITH ORDINALITY AS t(topic_no, k) LEFT JOIN rules l ON l.topic_no = t.topic_no),
+        per_key AS (
+            SELECT array_agg(h.max_running_per_key ORDER BY h.k) AS most,
+                   -- Charged meanwhile by one that is later than this claim: its tokens are of a time to come.
+                   array_agg(CASE WHEN v_refilled[h.k] > v_now THEN 0 ELSE floor(h.tokens) END ORDER BY h.k) AS tokens,
+                   array_agg(h.ordered_by_key ORDER BY h.k) AS ordered
+              FROM held h),
         judged AS MATERIALIZED (
-            SELECT a.id, a.topic_no, a.limit_key, u.admitted, l.fair_by_key, l.key_rate_count, l.key_rate_period_ms,
-                   l.key_rate_burst,
-                   coalesce(u.running + a.nth <= l.max_running_per_key, true)
-                   AND (l.key_rate_count IS NULL
-                        OR coalesce(u.refilled_at <= v_now, true) AND a.nth <= floor(headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count,
-                                                             l.key_rate_period_ms, l.key_rate_burst, v_now)))
-                   AND (NOT coalesce(l.ordered_by_key, false)
-                        OR (a.nth = 1 AND u.running = 0 AND coalesce(u.holder = a.id, true))) AS good
-              FROM asked a
-             CROSS JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder FROM headgate.limit_usage u
-                                  WHERE u.topic_no = a.topic_no AND u.limit_key = a.limit_key LIMIT 1) AS u
-              LEFT JOIN LATERAL (SELECT l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
-                                        l.ordered_by_key, l.fair_by_key
-                                   FROM headgate.topic_limits l WHERE l.topic_no = a.topic_no LIMIT 1) AS l ON true),
+            SELECT a.id, a.k, coalesce(v_running[a.k] + a.nth <= p.most[a.k], true)
+                   AND coalesce(a.nth <= p.tokens[a.k], true)
+                   AND (NOT coalesce(p.ordered[a.k], false)
+                        OR (a.nth = 1 AND v_running[a.k] = 0 AND coalesce(v_holders[a.k] = a.id, true))) AS good
+              FROM unnest(v_ids, v_of, v_nths) AS a(id, k, nth), per_key p),
         summed AS MATERIALIZED (
-            SELECT j.topic_no, j.limit_key, count(*) FILTER (WHERE j.good) AS taken, count(*) AS n, j.key_rate_count,
-                   j.key_rate_period_ms, j.key_rate_burst,
+            SELECT h.k, j.taken, j.n, h.key_rate_count IS NOT NULL AS rated, h.tokens,
                    -- A claim changes what a key may have pending by fair shares (topped up when half is gone) and by rate.
-                   bool_or(NOT j.good) OR j.key_rate_count IS NOT NULL OR (j.fair_by_key AND j.admitted - count(*) <= 5) AS again
-              FROM judged j
-             GROUP BY 1, 2, j.key_rate_count, j.key_rate_period_ms, j.key_rate_burst, j.fair_by_key, j.admitted),
+                   j.taken < j.n OR h.key_rate_count IS NOT NULL
+                     OR coalesce(h.fair_by_key AND v_admitted[h.k] - j.n <= 5, false) AS again
+              FROM (SELECT j.k, count(*) FILTER (WHERE j.good) AS taken, count(*) AS n FROM judged j GROUP BY 1) AS j
+              JOIN held h ON h.k = j.k),
         counted AS (
             UPDATE headgate.limit_usage u
                SET running = u.running + s.taken, admitted = u.admitted - s.n,
-                   tokens = CASE WHEN s.key_rate_count IS NOT NULL THEN headgate.tokens_v1(
-                                u.tokens, u.refilled_at, s.key_rate_count, s.key_rate_period_ms, s.key_rate_burst, v_now)
-                                - s.taken END,
-                   refilled_at = CASE WHEN s.key_rate_count IS NOT NULL THEN v_now END
-              FROM summed s WHERE u.topic_no = s.topic_no AND u.limit_key = s.limit_key)
+                   tokens = CASE WHEN s.rated THEN s.tokens - s.taken END, refilled_at = CASE WHEN s.rated THEN v_now END
+              FROM summed s WHERE u.ctid = v_ctids[s.k])      -- locked by us: it is where it was
         SELECT (SELECT array_agg(j.id ORDER BY j.id) FROM judged j WHERE NOT j.good),
-               array_agg(s.topic_no) FILTER (WHERE s.again), array_agg(s.limit_key) FILTER (WHERE s.again)
-          INTO v_refused, v_topics, v_keys FROM summed s;
+               array_agg(v_topics[s.k]) FILTER (WHERE s.again), array_agg(v_keys[s.k]) FILTER (WHERE s.again),
+               array_agg(s.taken::int) FILTER (WHERE s.again)
+          INTO v_refused, v_again, v_again_keys, v_most FROM summed s;
         IF v_refused IS NOT NULL THEN
             UPDATE headgate.jobs j SET state = 4 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_refused);
             INSERT INTO headgate.limit_line (tenant_no, job_id, topic_no, limit_key, rank_class, rank_at)
@@ -324,9 +361,9 @@ BEGIN
             ids := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS o(id, n)
                           WHERE o.id <> ALL (v_refused) ORDER BY o.n);
         END IF;
-        IF v_topics IS NOT NULL THEN
+        IF v_again IS NOT NULL THEN
             SELECT array_agg(a.topic_no), array_agg(a.at) INTO wait_topics, wait_ats
-              FROM headgate.admit_v1(tenant_, v_topics, v_keys) AS a;
+              FROM headgate.admit_v1(tenant_, v_again, v_again_keys, v_most) AS a;
         END IF;
     END IF;
     IF rooms_ IS NOT NULL THEN
