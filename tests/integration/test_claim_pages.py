@@ -413,13 +413,12 @@ async def test_jobs_that_are_not_due_cost_a_claim_nothing(yard: Yard, usual: Usu
 # ------------------------------------------------------------------------------------------------ limits
 
 KEYED_GROWTH: Final = 3.5
-"""A claim of jobs with limit keys looks up each job's key (a descent of an index), and locks and writes the row in which
-that key is counted (another): 16 pages a job more, here with a key of its own for each job."""
+"""A claim of jobs with limit keys looks up each job's key (a descent of an index), and locks and writes the row in
+which that key is counted (another): 16 pages a job more, here with a key of its own for each job."""
 KEYED_BEFORE_17: Final = 4.5
-FAIR_GROWTH: Final = 7.0
-"""And with fair shares or rates by key, a claim may let in as many from the lines as it took: each is found in its line,
-locked, made pending and taken out of the line, which is about what a promotion costs, and its key's row is written
-once more."""
+FAIR_GROWTH: Final = 8.0
+"""And with fair shares or rates by key, a claim may let in as many from the lines as it took: each is found in its
+line, locked, made pending and taken out of the line, and its key's row is written once more: 34 pages a job."""
 GIVE_KEYS: Final = """
 WITH keyed AS (
     UPDATE headgate.jobs SET flags = flags | 4 WHERE topic_no = $2

@@ -251,6 +251,8 @@ class ProducerService:
         if atomic:
             answers = await self._parts.store.submit_atomic(rows)
             for row, answer in answers.items():
+                if answer.error is not None:
+                    raise answer.error  # and nothing was submitted
                 if answer.receipt is SubmitReceipt.CONFLICT:
                     raise InvalidInput(
                         f"jobs[{row}]",
