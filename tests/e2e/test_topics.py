@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from headgate import Headgate
+from headgate.cli import main
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound
 from headgate.domain.topic_limits import Rate
@@ -23,7 +25,7 @@ from tests.e2e.conftest import Serve
 from tests.integration.test_limits import no_drift
 from tests.integration.test_throttled import used
 from tests.support.database import Server
-from tests.support.server import HEADGATE, ServerProcess, clean_environ
+from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
 from tests.support.wire import served
 from tests.support.workers import WorkerProcess
@@ -47,9 +49,23 @@ def address(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFa
         yield server.address
 
 
-def headgate(address: str, *arguments: str, token: str = ALL) -> subprocess.CompletedProcess[str]:
-    environ = {**clean_environ(), "HEADGATE_URL": address, "HEADGATE_TOKEN": token, "NO_COLOR": "1"}
-    return subprocess.run([HEADGATE, *arguments], env=environ, capture_output=True, text=True, timeout=30, check=False)
+class Shell:
+    """`headgate …` in this process: a process for each would take a second."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self._capsys.readouterr()
+        code = main(arguments)
+        return code, *self._capsys.readouterr()
+
+
+@pytest.fixture
+def headgate(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("HEADGATE_URL", address)
+    monkeypatch.setenv("HEADGATE_TOKEN", ALL)
+    return Shell(capsys)
 
 
 async def test_a_topic_is_set_and_read_from_python(address: str) -> None:
@@ -102,6 +118,7 @@ async def test_a_token_sees_and_changes_only_its_own_topics(address: str) -> Non
             await hg.admin.topics.set("secret", max_running=9)
 
 
+@pytest.mark.req("O8")
 async def test_a_full_backlog_is_resource_exhausted(address: str) -> None:
     async with Headgate(address, token=ALL) as hg:
         await hg.admin.topics.set("narrow", max_backlog=2)
@@ -123,29 +140,28 @@ async def test_a_full_backlog_is_resource_exhausted(address: str) -> None:
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_topics_from_the_command_line(address: str) -> None:
-    done = headgate(address, "topic", "set", "cli", "--max-running", "4", "--rate", "10/1s:5", "--fair-by-key", "yes")
-    assert done.returncode == 0, done.stderr
-    assert "max running 4, rate 10 in 1s, burst 5, fair by key" in done.stdout
-    done = headgate(
-        address, "topic", "set", "cli", "--rate", "none", "--retry", "exponential:1s:5m", "--output", "json"
+def test_topics_from_the_command_line(headgate: Shell) -> None:
+    code, out, err = headgate(
+        *("topic", "set", "cli", "--max-running", "4", "--rate", "10/1s:5", "--fair-by-key", "yes")
     )
-    told = json.loads(done.stdout)
+    assert code == 0, err
+    assert "max running 4, rate 10 in 1s, burst 5, fair by key" in out
+    _, out, _ = headgate("topic", "set", "cli", "--rate", "none", "--retry", "exponential:1s:5m", "--output", "json")
+    told = json.loads(out)
     assert (told["rate"], told["max_running"], told["retry"]["cap_ms"]) == (None, 4, 300_000)
-    assert headgate(address, "submit", "cli", "--limit-key", "a").returncode == 0
-    done = headgate(address, "topic", "get", "cli")
-    assert "max running 4, fair by key" in done.stdout
-    assert "pending" in done.stdout
-    done = headgate(address, "topic", "list")
-    assert "cli  pending 1   [max running 4, fair by key]" in done.stdout
-    for arguments, code, words in (
+    assert headgate("submit", "cli", "--limit-key", "a")[0] == 0
+    _, out, _ = headgate("topic", "get", "cli")
+    assert "max running 4, fair by key" in out
+    assert "pending" in out
+    assert "cli  pending 1   [max running 4, fair by key]" in headgate("topic", "list")[1]
+    for arguments, expected, words in (
         (("topic", "get", "nowhere"), 3, 'no topic "nowhere"'),
         (("topic", "set", "cli"), 2, "nothing to change"),
         (("topic", "set", "cli", "--rate", "fast"), 2, "--rate"),
         (("topic", "set", "cli", "--max-running", "many"), 2, "--max-running"),
     ):
-        done = headgate(address, *arguments)
-        assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+        code, _, err = headgate(*arguments)
+        assert (code, words in err) == (expected, True), err
 
 
 async def test_three_servers_keep_one_limit_and_use_it(
@@ -186,3 +202,18 @@ async def test_three_servers_keep_one_limit_and_use_it(
     assert owners == 3
     assert share >= 0.95, f"used to {share:.1%}"
     await no_drift(db)
+
+
+def test_the_examples_of_the_howto_work(headgate: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "limits.md").read_text(encoding="utf-8")
+    commands, code = (re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)[0] for language in ("sh", "python"))
+    out = ""
+    for line in commands.splitlines():
+        status, out, err = headgate(*line.partition("#")[0].split()[1:])
+        assert status == 0, (line, err)
+    assert "max running 10, max running per key 1, max backlog 100000, rate per key 5 in 60s, ordered" in out
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    asyncio.run(names["main"]())
+    assert capsys.readouterr().out == "{'pending': 1}\n"
+    asyncio.run(names["hg"].close())

@@ -169,3 +169,31 @@ async def test_thousands_of_jobs_of_one_customer_do_not_hold_up_anothers_ten(dat
         f"ten jobs behind five thousand of another key: {others} of those had started when the ten had ended\n"
     )
     assert others <= 40
+
+
+async def test_rules_and_limits_set_on_one_instance_hold_on_all(database: str, db: Connection) -> None:
+    """Rules (attempts, retries, ageing) reach the others with their next tick; limits hold at once, everywhere."""
+    work = Work()
+    async with instances(database, 2, {"mail": {}}, work) as (first, second):
+        await second.store.topics(second.tenant, ["mail"])
+        await first.store.set_topic(
+            first.tenant,
+            "mail",
+            rules={"max_attempts": 3, "ageing_step": timedelta(minutes=1)},
+            limits={"max_running": 0},
+            actor="eve",
+            reason="",
+        )
+
+        async def heard() -> bool:
+            (topic,) = await second.store.topics(second.tenant, ["mail"])
+            return topic.rules.max_attempts == 3 and topic.rules.ageing_step == timedelta(minutes=1)
+
+        await until_async(heard, "the other instance goes by the new rules", within=timedelta(seconds=3))
+        (job_id,) = await second.submit(1, priority=5)
+        row = await db.fetchrow("SELECT max_attempts, rank_class, state FROM headgate.jobs WHERE id = $1", job_id)
+        assert tuple(row) == (3, -1, State.PENDING)  # ageing: the class of priority 0
+        await first.store.set_topic(
+            first.tenant, "mail", rules={}, limits={"max_running": None}, actor="eve", reason="go"
+        )
+        await ended(first, 1)

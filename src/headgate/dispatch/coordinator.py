@@ -365,7 +365,10 @@ class Coordinator:
             except HeadgateError as error:
                 log.debug("free_due_failed error=%s", error)
             else:
-                self.submitted({topic_no for topic_no, seconds in waits if seconds <= 0})
+                now = {topic_no for topic_no, seconds in waits if seconds <= 0}
+                if now:
+                    self.submitted(now)
+                    self._keys_due.set()  # there may be more than one call lets in
                 self._room.hear(wait for wait in waits if wait[1] > 0)
             await self._pause(_TICKS_APART)
 

@@ -459,7 +459,7 @@ BEGIN
 END $$;
 
 -- Keys whose next token is due, and keys of topics whose limits were changed: lets in who may run, at most n_ keys, never
--- waiting for anybody. Says which topics have pending jobs (now) or will have (when).
+-- waiting for anybody. Says which topics have pending jobs (now) or will have (when), and when the next key is due.
 CREATE FUNCTION headgate.free_due_v1(n_ int) RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
@@ -499,6 +499,8 @@ BEGIN
             END IF;
         END;
     END LOOP;
+    RETURN QUERY SELECT u.topic_no, u.next_at FROM headgate.limit_usage u
+                  WHERE u.next_at IS NOT NULL ORDER BY u.next_at LIMIT 1;
 END $$;
 
 -- ---------------------------------------------------------------- submits

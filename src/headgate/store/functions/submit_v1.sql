@@ -3,7 +3,7 @@
 -- wait). No row for an ord means: created, as asked.
 --
 -- Parallel arrays, one element per job; an empty array means "the default for all" (unnest pads with NULL).
--- Keys and tags are sparse: (ord, value) pairs. The caller has validated everything and folded repeated ids.
+-- Keys, tags and limit keys are sparse: (ord, value) pairs, ascending. The caller has validated everything and folded repeated ids.
 --
 -- fresh: this id was made for this very call and never sent before. Anything else may be a copy of a submit whose job
 -- has run and finished meanwhile, so the archive is checked AFTER the insert, in a later statement with a newer
@@ -75,10 +75,11 @@ BEGIN
                coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
                coalesce(u.policy_no, 1), CASE WHEN d.run_at > v_now THEN 2
                                             -- With a limit key: into its key's line, below.
-                                            WHEN cardinality(limit_ords_) > 0 AND u.n = ANY (limit_ords_) THEN 4 ELSE 0 END,
+                                            WHEN cardinality(limit_ords_) > 0 AND limit_ords_[width_bucket(u.n::int, limit_ords_)] = u.n THEN 4
+                                            ELSE 0 END,
                CASE WHEN octet_length(u.payload) > 1024 THEN 1 ELSE 0 END
                  + CASE WHEN cardinality(tag_ords_) > 0 AND u.n = ANY (tag_ords_) THEN 2 ELSE 0 END
-                 + CASE WHEN cardinality(limit_ords_) > 0 AND u.n = ANY (limit_ords_) THEN 4 ELSE 0 END,
+                 + CASE WHEN cardinality(limit_ords_) > 0 AND limit_ords_[width_bucket(u.n::int, limit_ords_)] = u.n THEN 4 ELSE 0 END,
                u.headers, CASE WHEN octet_length(u.payload) <= 1024 THEN u.payload END
           FROM unnest(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_, delays_ms_,
                       run_ats_, max_attempts_, policy_nos_, headers_) WITH ORDINALITY

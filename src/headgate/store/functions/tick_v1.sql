@@ -31,8 +31,6 @@ BEGIN
     IF v_rules IS NOT NULL THEN
         RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::int, v_rules;
         RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::int, f.at FROM headgate.free_due_v1(500) AS f;
-        RETURN QUERY SELECT 'room', NULL::int, u.topic_no, NULL::uuid, NULL::int, u.next_at FROM headgate.limit_usage u
-                      WHERE u.next_at IS NOT NULL ORDER BY u.next_at LIMIT 1;
         -- By itself: what it frees is locked in an order of its own, and promotion may hold locks of this sort already.
         RETURN QUERY SELECT 'reap', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz WHERE reap_n_ > 0;
     ELSIF reap_n_ > 0 THEN
