@@ -259,6 +259,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 DECLARE
     v_now     timestamptz;
     v_refused uuid[];
+    v_passed  uuid[];
     v_ids     uuid[];              -- those with a key, best first; beside them the place of their key, and how manieth of it
     v_of      int[];
     v_nths    int[];
@@ -273,6 +274,7 @@ DECLARE
     v_again   int[];               -- keys that may let in others now, and how many at most
     v_again_keys text[];
     v_most    int[];
+    v_skipped boolean := false;
 BEGIN
     ids := ids_;
     rooms := rooms_;
@@ -296,15 +298,27 @@ BEGIN
           INTO v_ids, v_of, v_nths, v_topics, v_keys
           FROM (SELECT a.id, a.n, a.k, a.topic_no, a.limit_key, row_number() OVER (PARTITION BY a.k ORDER BY a.n) AS nth
                   FROM asked a) AS a;
-        -- In their order; the values are those behind the lock.
-        SELECT array_agg(u.running ORDER BY t.k), array_agg(u.admitted ORDER BY t.k), array_agg(u.tokens ORDER BY t.k),
-               array_agg(u.refilled_at ORDER BY t.k), array_agg(u.holder ORDER BY t.k), array_agg(u.ctid ORDER BY t.k)
-          INTO v_running, v_admitted, v_tokens, v_refilled, v_holders, v_ctids
-          FROM unnest(v_topics, v_keys) WITH ORDINALITY AS t(topic_no, limit_key, k)
-          LEFT JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder, u.ctid
-                               FROM headgate.limit_usage u
-                              WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key FOR UPDATE) AS u ON true;
-        at_ := coalesce(at_, headgate.clock_v1());
+        -- In their order; the values are those behind the lock. Only a claim's first call may wait: a later one holds the
+        -- locks of those before, and would break the order. What is locked then is left for another time.
+        IF at_ IS NULL THEN
+            SELECT array_agg(u.running ORDER BY t.k), array_agg(u.admitted ORDER BY t.k), array_agg(u.tokens ORDER BY t.k),
+                   array_agg(u.refilled_at ORDER BY t.k), array_agg(u.holder ORDER BY t.k), array_agg(u.ctid ORDER BY t.k)
+              INTO v_running, v_admitted, v_tokens, v_refilled, v_holders, v_ctids
+              FROM unnest(v_topics, v_keys) WITH ORDINALITY AS t(topic_no, limit_key, k)
+              LEFT JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder, u.ctid
+                                   FROM headgate.limit_usage u
+                                  WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key FOR UPDATE) AS u ON true;
+            at_ := headgate.clock_v1();
+        ELSE
+            SELECT array_agg(u.running ORDER BY t.k), array_agg(u.admitted ORDER BY t.k), array_agg(u.tokens ORDER BY t.k),
+                   array_agg(u.refilled_at ORDER BY t.k), array_agg(u.holder ORDER BY t.k), array_agg(u.ctid ORDER BY t.k)
+              INTO v_running, v_admitted, v_tokens, v_refilled, v_holders, v_ctids
+              FROM unnest(v_topics, v_keys) WITH ORDINALITY AS t(topic_no, limit_key, k)
+              LEFT JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder, u.ctid
+                                   FROM headgate.limit_usage u
+                                  WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key FOR UPDATE SKIP LOCKED) AS u ON true;
+            v_skipped := true;
+        END IF;
         v_now := at_;
         WITH rules AS MATERIALIZED (
             SELECT l.topic_no, l.max_running_per_key, l.key_rate_count, l.key_rate_period_ms, l.key_rate_burst,
@@ -325,7 +339,8 @@ BEGIN
                    array_agg(h.ordered_by_key ORDER BY h.k) AS ordered
               FROM held h),
         judged AS MATERIALIZED (
-            SELECT a.id, a.k, coalesce(v_running[a.k] + a.nth <= p.most[a.k], true)
+            SELECT a.id, a.k, v_skipped AND v_ctids[a.k] IS NULL AS passed,
+                   coalesce(v_running[a.k] + a.nth <= p.most[a.k], true)
                    AND coalesce(a.nth <= p.tokens[a.k], true)
                    AND (NOT coalesce(p.ordered[a.k], false)
                         OR (a.nth = 1 AND v_running[a.k] = 0 AND coalesce(v_holders[a.k] = a.id, true))) AS good
@@ -335,17 +350,18 @@ BEGIN
                    -- A claim changes what a key may have pending by fair shares (topped up when half is gone) and by rate.
                    j.taken < j.n OR h.key_rate_count IS NOT NULL
                      OR coalesce(h.fair_by_key AND v_admitted[h.k] - j.n <= 5, false) AS again
-              FROM (SELECT j.k, count(*) FILTER (WHERE j.good) AS taken, count(*) AS n FROM judged j GROUP BY 1) AS j
+              FROM (SELECT j.k, count(*) FILTER (WHERE j.good) AS taken, count(*) AS n FROM judged j WHERE NOT j.passed GROUP BY 1) AS j
               JOIN held h ON h.k = j.k),
         counted AS (
             UPDATE headgate.limit_usage u
                SET running = u.running + s.taken, admitted = u.admitted - s.n,
                    tokens = CASE WHEN s.rated THEN s.tokens - s.taken END, refilled_at = CASE WHEN s.rated THEN v_now END
               FROM summed s WHERE u.ctid = v_ctids[s.k])      -- locked by us: it is where it was
-        SELECT (SELECT array_agg(j.id ORDER BY j.id) FROM judged j WHERE NOT j.good),
+        SELECT (SELECT array_agg(j.id ORDER BY j.id) FROM judged j WHERE NOT j.good AND NOT j.passed),
+               (SELECT array_agg(j.id) FROM judged j WHERE j.passed),
                array_agg(v_topics[s.k]) FILTER (WHERE s.again), array_agg(v_keys[s.k]) FILTER (WHERE s.again),
                array_agg(s.taken::int) FILTER (WHERE s.again)
-          INTO v_refused, v_again, v_again_keys, v_most FROM summed s;
+          INTO v_refused, v_passed, v_again, v_again_keys, v_most FROM summed s;
         IF v_refused IS NOT NULL THEN
             UPDATE headgate.jobs j SET state = 4 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_refused);
             INSERT INTO headgate.limit_line (tenant_no, job_id, topic_no, limit_key, rank_class, rank_at)
@@ -358,8 +374,10 @@ BEGIN
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
             SELECT tenant_, k.topic_no, 0, 4, count(*), v_now FROM headgate.job_limit_keys k
              WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_refused) GROUP BY 2;
+        END IF;
+        IF v_refused IS NOT NULL OR v_passed IS NOT NULL THEN
             ids := ARRAY(SELECT o.id FROM unnest(ids) WITH ORDINALITY AS o(id, n)
-                          WHERE o.id <> ALL (v_refused) ORDER BY o.n);
+                          WHERE o.id <> ALL (coalesce(v_refused, '{}') || coalesce(v_passed, '{}')) ORDER BY o.n);
         END IF;
         IF v_again IS NOT NULL THEN
             SELECT array_agg(a.topic_no), array_agg(a.at) INTO wait_topics, wait_ats
