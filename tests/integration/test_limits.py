@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from datetime import timedelta
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
@@ -16,7 +18,7 @@ from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.topic_limits import Rate
 from headgate.store import audit, leases, reads, topics, verbs
 from headgate.store import submit as submitting
-from headgate.store.connect import Connection
+from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
 
 pytestmark = pytest.mark.timeout(60)
@@ -361,6 +363,30 @@ async def test_a_full_backlog_refuses_row_by_row(db: Connection) -> None:
     # The refused key is free.
     await limit(queue, max_backlog=None)
     assert (await queue.submit(queue.job(key="k")))[0].receipt is SubmitReceipt.CREATED
+
+
+async def test_a_submit_in_a_long_transaction_holds_up_nobody_of_its_key(db: Connection, database: str) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1, max_backlog=3)
+    ids = await queue.add(2, limit_key="a")
+    await queue.claim(1)
+    other = await connect(database, application_name="headgate test")
+    try:
+        async with other.transaction():
+            mine = await other.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme', limit_key => 'a')")
+            async with asyncio.timeout(5):
+                await queue.settle((ids[0], 1, Completed()))  # would wait for ever, were the key's row locked
+                assert (await queue.claim(1)).ids == (ids[1],)
+        await leases.promote(db)
+        assert (await reads.get(db, await queue.tenant_no(), mine)).state is State.BLOCKED
+        await queue.add(2)
+        with pytest.raises(asyncpg.ConfigurationLimitExceededError, match='"mail" has 3 jobs waiting'):
+            await db.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme')")
+    finally:
+        await other.close()
+    await queue.settle((ids[1], 1, Completed()))
+    assert mine in (await queue.claim(3)).ids
+    await no_drift(db)
 
 
 # ---------------------------------------------------------------- rules at run time

@@ -216,9 +216,13 @@ DECLARE
     v_keys   text[];
 BEGIN
     SELECT array_agg(s.topic_no), array_agg(s.limit_key) INTO v_topics, v_keys
-      FROM (SELECT DISTINCT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
-             WHERE k.tenant_no = tenant_ AND k.job_id = ANY (ids_) ORDER BY 1, 2) AS s;
-    IF v_topics IS NULL THEN RETURN; END IF;
+      FROM (SELECT DISTINCT k.topic_no, k.limit_key
+              FROM (SELECT j.id FROM headgate.jobs j
+                     WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 4 OFFSET 0) AS j
+             CROSS JOIN LATERAL (SELECT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
+                                  WHERE k.tenant_no = tenant_ AND k.job_id = j.id LIMIT 1) AS k
+             ORDER BY 1, 2) AS s;
+    IF v_topics IS NULL THEN RETURN; END IF;      -- none is blocked: no key's row is touched
     -- Made or locked, in one pass and one order: WHERE false locks the row and writes nothing.
     INSERT INTO headgate.limit_usage AS u (tenant_no, topic_no, limit_key)
     SELECT tenant_, t.topic_no, t.limit_key FROM unnest(v_topics, v_keys) AS t(topic_no, limit_key)

@@ -63,6 +63,12 @@ BEGIN
     END IF;
     v_tenant := headgate.intern_tenant_v1(tenant);
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
+    -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
+    -- as the caller's transaction takes.
+    IF limit_key IS NOT NULL AND v_delay IS NULL AND coalesce(run_at <= v_now, true) THEN
+        v_delay := 1;
+        run_at := NULL;
+    END IF;
     IF v_id IS NULL THEN      -- a UUIDv7: 48 bits of milliseconds, version, 74 random bits (version 18 has uuidv7())
         v_id := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
                     substring(int8send((extract(epoch FROM v_now) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
