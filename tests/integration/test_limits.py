@@ -19,6 +19,7 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import audit, leases, reads, topics, verbs
 from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
+from headgate.store.service import Store
 from tests.support.queue import Clock, Queue
 
 pytestmark = pytest.mark.timeout(60)
@@ -454,4 +455,32 @@ async def test_keys_that_nobody_uses_are_forgotten(db: Connection) -> None:
     await db.fetchval("SELECT key FROM headgate.mend_limits_v1(0, '', 100)")
     assert await db.fetchval("SELECT count(*) FROM headgate.limit_usage") == 10
     assert len(await queue.claim(20)) == 10
+    await no_drift(db)
+
+
+async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Connection, database: str) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running=1, key_rate=Rate(count=1, period=SECOND))
+    await queue.add(3, limit_key="a")
+    (later,) = await queue.add(1, limit_key="b", delay=timedelta(seconds=5))
+    await queue.claim(1, lease=SECOND)
+    store = Store(database)
+    try:
+        await store.register("one", "test")
+        no = (await queue.topic()).no
+        await store.topics("acme", ["mail"])
+        assert not store.is_ageing(no)
+        tick = await store.tick([no], reap=True)
+        assert (tick.reaped, tick.promoted, tick.pending) == (0, [], [])
+        assert {topic_no for topic_no, _ in tick.room} == {no}
+        assert store.is_keyed(no)
+        await clock.advance(seconds=10)
+        tick = await store.tick([no], reap=True)
+        assert tick.reaped == 1
+        assert [job for _, _, job in tick.promoted] == [later]
+        assert tick.pending == [no]
+        assert len(await queue.claim(5)) == 1  # of two that may, one at a time
+    finally:
+        await store.close()
     await no_drift(db)
