@@ -29,10 +29,13 @@ DECLARE
     v_limited uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
     -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
-    -- With several tenants only if limits are in use: each tenant's usage rows are locked behind its jobs.
-    IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0
-       OR (cardinality(tenants_) > 1 OR cardinality(other_tenants_) > 1) AND EXISTS (SELECT FROM headgate.limit_usage) THEN
+    IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0 THEN
         PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);
+    ELSIF cardinality(tenants_) > 1 OR cardinality(other_tenants_) > 1 THEN
+        -- Several tenants: if limits are in use, what each of them frees must be locked behind all the jobs.
+        IF EXISTS (SELECT FROM headgate.limit_usage) THEN
+            PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);
+        END IF;
     END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
         v_to := v_from + counts_[v_run] - 1;
