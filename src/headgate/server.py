@@ -32,12 +32,15 @@ from headgate.api.grpc.operation_service import OperationService, operation_meth
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
+from headgate.api.grpc.topic_service import TopicService
+from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.operations import ManyJobs
 from headgate.control.results import Waiters
 from headgate.control.schedules import Schedules
+from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
 from headgate.dispatch.links import Links, TokenRevoked
@@ -63,7 +66,7 @@ from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
-from headgate.store.upkeep import fold_flows, forget_expired, vacuum_hot_tables
+from headgate.store.upkeep import fold_flows, forget_expired, mend_limits, vacuum_hot_tables
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
@@ -74,6 +77,7 @@ SERVICES = (
     "headgate.v1.BatchService",
     "headgate.v1.OperationService",
     "headgate.v1.ScheduleService",
+    "headgate.v1.TopicService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
@@ -132,6 +136,7 @@ class Server:
             on_final=self.waiters.ended,
             awaited=self.waiters.any,
             on_due=lambda moment: self.coordinator.due_at(moment),
+            on_room=self._has_room,
         )
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
@@ -174,6 +179,7 @@ class Server:
         self._draining = asyncio.Event()
         self._stopping = asyncio.Lock()
         self.lag_ms = 0.0
+        self._mended = (0, "")
 
     # ------------------------------------------------------------------ life
 
@@ -197,6 +203,7 @@ class Server:
             ("claims", self.coordinator.run()),
             ("ticks", self.coordinator.run_ticks()),
             ("announcements", self.coordinator.run_announcements()),
+            ("limits", self.coordinator.run_limits()),
             ("outcomes", self.outcomes.writer.run()),
             ("submits", self.submitter.writer.run()),
             ("renewals", self.renewer.run()),
@@ -328,6 +335,9 @@ class Server:
                 batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
                 operation_methods(OperationService(self.validator, many_jobs)),
                 schedule_methods(schedules),
+                topic_methods(
+                    TopicService(self.validator, Topics(self.store, on_change=self.coordinator.limits_changed))
+                ),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -345,6 +355,10 @@ class Server:
         return port
 
     # ------------------------------------------------------------------ small services
+
+    def _has_room(self, topic_nos: set[int]) -> None:
+        """What was settled here lets others of these topics start, here or on another instance."""
+        self.coordinator.submitted(topic_nos)
 
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
@@ -386,6 +400,7 @@ class Server:
                         await forget_quiet(db)
                         await expire_batches(db)
                         await operations.forget_old(db)
+                        self._mended = await mend_limits(db, self._mended)
                         await ensure_partitions(db)
                 if beat % 12 == 6 and not self.options.pooler:
                     async with self.store.lane("read").use() as db:

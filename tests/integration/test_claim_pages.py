@@ -29,7 +29,8 @@ from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import PRIORITY_MAX
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
-from headgate.store import leases, settle, submit
+from headgate.domain.topic_limits import Rate
+from headgate.store import leases, settle, submit, topics
 from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection, connect
 from headgate.store.leases import BEGINNING, PROMOTE, REAP, RENEW
@@ -233,7 +234,7 @@ class Claimer:
         cost = await explain.cost(db, CLAIM, *self.arguments(ranges, worker=worker))
         # EXPLAIN keeps the rows to itself.
         rows = await db.fetch(CLAIMED_BY, worker, began)
-        assert len(rows) == cost.rows <= N
+        assert len(rows) <= min(cost.rows, N)  # a limited claim may add when to ask again
         self._ids, self._epochs = [row[0] for row in rows], [row[1] for row in rows]
         if self.watermark is not None:
             self.watermark.claimed([row[2] for row in rows], [row[3] for row in rows], [row[4] for row in rows])
@@ -407,6 +408,88 @@ async def test_jobs_that_are_not_due_cost_a_claim_nothing(yard: Yard, usual: Usu
     await yard.fill(300_000, priorities=[PRIORITY_MAX], state=State.SCHEDULED, run_at=later)
     await yard.fill(1_000)
     table.judge("claim: 300 k not due ahead", await (await yard.claimer()).costs(), usual=usual.claim)
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+KEYED_GROWTH: Final = 3.5
+"""A claim of jobs with limit keys looks up each job's key (a descent of an index), and locks and writes the row in
+which that key is counted (another): 16 pages a job more, here with a key of its own for each job."""
+KEYED_BEFORE_17: Final = 4.5
+FAIR_GROWTH: Final = 8.0
+"""And with fair shares or rates by key, a claim may let in as many from the lines as it took: each is found in its
+line, locked, made pending and taken out of the line, and its key's row is written once more: 34 pages a job."""
+GIVE_KEYS: Final = """
+WITH keyed AS (
+    UPDATE headgate.jobs SET flags = flags | 4 WHERE topic_no = $2
+    RETURNING tenant_no, id, topic_no, state, rank_class, rank_at, 'k' || (rank_at % $3) AS key),
+noted AS (INSERT INTO headgate.job_limit_keys SELECT tenant_no, id, topic_no, key FROM keyed),
+lined AS (INSERT INTO headgate.limit_line
+          SELECT tenant_no, id, topic_no, key, rank_class, rank_at FROM keyed WHERE state = 4)
+INSERT INTO headgate.limit_usage (tenant_no, topic_no, limit_key, admitted)
+SELECT $1, $2, key, count(*) FILTER (WHERE state = 0) FROM keyed GROUP BY key"""
+
+
+async def limited(yard: Yard, name: str = "mail", **changes: object) -> None:
+    await yard.topic_nos([name])
+    await topics.set_topic(yard.db, yard.queue.names, await yard.queue.tenant_no(), name, changes=changes)
+
+
+async def with_keys(yard: Yard, *, keys: int, pending: int, blocked: int) -> None:
+    """So many pending and blocked jobs, dealt out to so many keys."""
+    await yard.fill(pending)
+    await yard.fill(blocked, state=State.BLOCKED)
+    (topic_no,) = await yard.topic_nos()
+    await yard.db.execute(GIVE_KEYS, await yard.queue.tenant_no(), topic_no, keys, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["max_running", "rate"])
+async def test_a_limited_topic_is_claimed_at_the_same_cost(
+    yard: Yard, usual: Usual, table: PageTable, name: str
+) -> None:
+    await limited(yard, **{name: Rate(count=10**6, period=timedelta(seconds=1)) if name == "rate" else 10**6})
+    await yard.fill(100_000)
+    table.judge(f"claim: 100 k, {name} of the topic", await (await yard.claimer()).costs(), usual=usual.claim)
+
+
+async def test_limits_of_other_topics_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+    for number in range(50):
+        await limited(yard, f"other-{number}", max_running=5, max_backlog=10)
+    await yard.fill(100_000)
+    table.judge("claim: 100 k, fifty other topics limited", await (await yard.claimer()).costs(), usual=usual.claim)
+
+
+async def test_blocked_jobs_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+    """The lines may be as long as they like: a claim of keyed jobs costs a bounded number of look-ups for each."""
+    await limited(yard, max_running_per_key=2)
+    growth = KEYED_GROWTH if usual.modern else KEYED_BEFORE_17
+    await with_keys(yard, keys=2_000, pending=2_000, blocked=1_000)
+    few = await (await yard.claimer()).costs()
+    table.judge("claim: 1 k blocked, max_running_per_key", few, usual=usual.claim, growth=growth)
+
+
+async def test_a_hundred_thousand_blocked_jobs_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+    await limited(yard, max_running_per_key=2)
+    growth = KEYED_GROWTH if usual.modern else KEYED_BEFORE_17
+    await with_keys(yard, keys=2_000, pending=2_000, blocked=100_000)
+    many = await (await yard.claimer()).costs()
+    table.judge("claim: 100 k blocked, max_running_per_key", many, usual=usual.claim, growth=growth)
+
+
+async def test_fair_shares_of_ten_thousand_keys_cost_a_claim_a_bound(
+    yard: Yard, usual: Usual, table: PageTable
+) -> None:
+    await limited(yard, fair_by_key=True)
+    await with_keys(yard, keys=10_000, pending=50_000, blocked=50_000)
+    costs = await (await yard.claimer()).costs()
+    table.judge("claim: 10 k keys, fair_by_key", costs, usual=usual.claim, growth=FAIR_GROWTH)
+
+
+async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual: Usual, table: PageTable) -> None:
+    await limited(yard, key_rate=Rate(count=10, period=timedelta(hours=1)))
+    await with_keys(yard, keys=10_000, pending=50_000, blocked=50_000)
+    costs = await (await yard.claimer()).costs()
+    table.judge("claim: 10 k keys, key_rate", costs, usual=usual.claim, growth=FAIR_GROWTH)
 
 
 # ------------------------------------------------------------------------------------------------ dead rows
@@ -659,6 +742,7 @@ def choosing(
     return {
         "tenant_": tenant_no,
         "v_topics": topic_nos,
+        "v_left": [],
         "range_topics_": ranges.topic_nos,
         "class_from_": ranges.class_from,
         "rank_from_": ranges.rank_from,
@@ -682,6 +766,7 @@ def taking(tenant_no: int, ids: Sequence[UUID]) -> dict[str, object]:
         "lease_ms_": LEASE_MS,
         "workers_": ["w"],
         "v_slots": None,
+        "v_limited": [],
         "v_sorted": None,
     }
 
@@ -808,7 +893,7 @@ async def test_no_plan_makes_an_inner_statement_give_more_than_asked(yard: Yard,
     assert chosen == [job.id for job in inside[:N]]
     assert tuple(last) == inside[N - 1].key
     wanted = [*chosen, *chosen]  # an id given twice is still one job
-    ((locked,),) = await rows("lock", {"tenant_": tenant_no, "v_chosen": wanted, "n_": N, "v_ids": chosen[:70]})
+    ((locked, *_),) = await rows("lock", {"tenant_": tenant_no, "v_chosen": wanted, "n_": N, "v_ids": chosen[:70]})
     assert locked == chosen[:30]
     taken = await rows("take", taking(tenant_no, [*locked, *locked]))
     assert sorted(row["id"] for row in taken) == sorted(locked)

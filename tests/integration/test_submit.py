@@ -492,7 +492,7 @@ CASTS = {
     "headers": "jsonb",
     "tags": "text[]",
 }
-FUNCTION = "headgate.submit(text, {}, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[])"
+FUNCTION = "headgate.submit(text, {}, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)"
 
 
 async def sql_submit(db: Connection, *, payload_type: str = "bytea", **options: Any) -> UUID:

@@ -247,7 +247,7 @@ async def hang_on(queue: Queue, jobs: list[JobId], *flags: int) -> None:
     for job_id in jobs:
         if 4 in flags:
             await queue.db.execute(
-                "INSERT INTO headgate.job_limit_keys VALUES ($1, $2, 'k', -1, 1, $3)", tenant, topic, job_id
+                "INSERT INTO headgate.job_limit_keys VALUES ($1, $2, $3, 'k')", tenant, job_id, topic
             )
         if 32 in flags:
             await queue.db.execute(
@@ -649,7 +649,7 @@ IMPOSSIBLE = [
     ("retry_policies", {"kind": 7, "base_ms": 1, "cap_ms": 1}, CHECK, None),
     ("retry_policies", {"kind": 0, "base_ms": 2, "cap_ms": 1}, CHECK, None),
     ("retry_policies", {"kind": 6, "base_ms": 1, "cap_ms": 1}, CHECK, None),
-    ("topic_limits", {"topic_no": 1, "rate_count": 5}, CHECK, None),
+    ("topic_limits", {"topic_no": 1, "tenant_no": 1, "rate_count": 5}, CHECK, None),
 ]
 
 

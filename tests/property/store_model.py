@@ -135,6 +135,7 @@ class StoreModel:
         self.keys: dict[tuple[int, str], Key] = {}
         self.remembered: dict[Ref, datetime] = {}  # ids sent again, and until when that is known at least
         self.pauses: dict[Target, Pause] = {Target(): Pause(paused=False, paused_at=None)}
+        self.limits: dict[int, int] = {}  # by topic: how many may run at once
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
@@ -229,6 +230,22 @@ class StoreModel:
             ),
             key=lambda ref: (*self.jobs[ref].record.order_key, ref.id),
         )
+
+    def within_limits(self, refs: Iterable[Ref]) -> list[Ref]:
+        """Of jobs in the order of a claim, those for which their topics have room."""
+        room = dict(self.limits)
+        for job in self.jobs.values():
+            if job.state is State.RUNNING and job.topic_no in room:
+                room[job.topic_no] -= 1
+        kept: list[Ref] = []
+        for ref in refs:
+            topic_no = self.jobs[ref].topic_no
+            if topic_no in room:
+                room[topic_no] -= 1
+                if room[topic_no] < 0:
+                    continue
+            kept.append(ref)
+        return kept
 
     def visible(self, refs: Iterable[Ref], ranges: KeyRanges, hints: Collection[UUID]) -> list[Ref]:
         """Those that a claim within these ranges, or by these ids, can see."""

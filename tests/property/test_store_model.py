@@ -40,7 +40,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.store import claim as claiming
-from headgate.store import control, leases, listing, reads, upkeep, verbs
+from headgate.store import control, leases, listing, reads, topics, upkeep, verbs
 from headgate.store import settle as settling
 from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
@@ -347,7 +347,9 @@ class Verb:
 VERBS: Final[dict[str, Verb]] = {}
 # Left out of some runs, so that others see, say, a long life without a pause. The life cycle itself is never left out:
 # that is why these are not Hypothesis rules, of which it disables more than half in every second run.
-OPTIONAL: Final = ("cancel", "redrive", "reprioritise", "discard", "pause", "move_clock", "upkeep", "sweep", "work")
+OPTIONAL: Final = (
+    *("cancel", "redrive", "reprioritise", "discard", "pause", "limit", "move_clock", "upkeep", "sweep", "work"),
+)
 
 
 def _always(_: StoreMachine) -> bool:
@@ -524,10 +526,10 @@ class StoreMachine(RuleBasedStateMachine):
         self._claim_marked(tenant_no, topic_nos, limit=MANY)
         sweep_us = self.marks[tenant_no].span_us // stretches + 1
         for _ in range(2 * (stretches + 1)):
-            if not self.model.claimable(tenant_no, topic_nos):
+            if not self.model.within_limits(self.model.claimable(tenant_no, topic_nos)):
                 break
             self._claim_marked(tenant_no, topic_nos, limit=MANY, sweep_us=sweep_us)
-        assert not self.model.claimable(tenant_no, topic_nos)
+        assert not self.model.within_limits(self.model.claimable(tenant_no, topic_nos))
 
     def _claim_marked(
         self, tenant_no: int, topic_nos: list[int], *, limit: int, sweep_us: int = 0, hints: Sequence[UUID] = ()
@@ -555,6 +557,7 @@ class StoreMachine(RuleBasedStateMachine):
         candidates = self.model.claimable(tenant_no, topic_nos)
         if ranges is not None:
             candidates = self.model.visible(candidates, ranges, hints)
+        allowed = self.model.within_limits(candidates)
         claimed = self.run(
             claiming.claim(
                 self.db,
@@ -573,7 +576,7 @@ class StoreMachine(RuleBasedStateMachine):
         keys = [self.model.jobs[ref].record.order_key for ref in refs]
         assert len(set(refs)) == len(refs)
         assert set(refs) <= set(candidates)
-        assert keys == [self.model.jobs[ref].record.order_key for ref in candidates[:limit]]
+        assert keys == [self.model.jobs[ref].record.order_key for ref in allowed[:limit]]
         assert list(zip(keys, claimed.ids, strict=True)) == sorted(zip(keys, claimed.ids, strict=True))
         dealt = [worker for worker, run in zip(workers, runs, strict=True) for _ in range(run)]
         for place, ref in enumerate(refs):
@@ -788,6 +791,18 @@ class StoreMachine(RuleBasedStateMachine):
         for what in list(self.model.pauses) if whats is None else whats:
             assert self.run(control.resume(self.db, what)) == self.model.resume(what)
 
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    @verb(1, topic=st.integers(0, 5), most=st.sampled_from([None, None, 0, 1, 2, 5]))
+    def limit(self, topic: int, most: int | None) -> None:
+        """How many jobs of a topic may run at once; some may run already, and more than that."""
+        known = [*self.topics_by_no.values()]
+        chosen = known[topic % len(known)]
+        self.run(topics.set_topic(self.db, self.names, chosen.tenant_no, chosen.name, changes={"max_running": most}))
+        self.model.limits.pop(chosen.no, None)
+        if most is not None:
+            self.model.limits[chosen.no] = most
+
     # --- time and upkeep ----------------------------------------------------------------------------------------------
 
     @verb(
@@ -915,6 +930,8 @@ class StoreMachine(RuleBasedStateMachine):
             event = Event(at=at, kind=EventKind(kind), state=State(state), epoch=epoch, attempt=attempt, run_at=run_at)
             events.setdefault(Ref(tenant_no, job_id), []).append(event)
         assert events == {ref: self.model.history(ref) for ref in self.model.events}
+
+        assert await self.db.fetch("SELECT topic_no FROM headgate.limit_drift_v1()") == []
 
         counted = {
             (tenant_no, topic_no, state): n

@@ -437,6 +437,7 @@ class Instance:
             on_final=lambda _, job_id: self.ended.append(job_id),
             awaited=lambda: True,
             on_due=lambda moment: self.coordinator.due_at(moment),
+            on_room=lambda topic_nos: self.coordinator.submitted(topic_nos),
         )
         beat = self.lease_ms / 3000
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
@@ -470,6 +471,7 @@ class Instance:
             self.start("claims", self.coordinator.run())
             self.start("ticks", self.coordinator.run_ticks())
             self.start("renewals", self.renewer.run())
+            self.start("limits", self.coordinator.run_limits())
         return self
 
     async def __aexit__(

@@ -33,6 +33,7 @@ for _name, _where, _help in (
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
     ("status", "dispatch:status_command", "What is paused, what waits, and which servers there are."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
+    ("topic", "topic:topic", "Rules and limits of topics."),
     ("worker", "worker:worker_command", "Run the jobs registered on a Headgate object."),
     ("workers", "workers:workers", "Look at connected workers, and keep some from work."),
 ):

@@ -29,6 +29,7 @@ def submit_command(
     on_parent_failure: Literal["cancel", "ignore", "block"] = "cancel",
     batch: str = "",
     tags: str = "",
+    limit_key: str = "",
     wait: str = "",
     url: str = "",
 ) -> None:
@@ -68,6 +69,8 @@ def submit_command(
         Id of the open batch it is part of.
     tags
         Words to find it by, separated by commas.
+    limit_key
+        By what the topic limits, orders or shares: a customer, an account.
     wait
         Wait this long for its result, and print that.
     url
@@ -97,6 +100,8 @@ def submit_command(
         options["batch"] = batch
     if tags:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
+    if limit_key:
+        options["limit_key"] = limit_key
     patience = values.span(wait, field="--wait").total_seconds() if wait else 0.0
     asyncio.run(_submit(url or None, topic, values.payload(payload), options, patience))
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
 from headgate.dispatch.links import Delivery, Link, Links, Told
 from headgate.dispatch.ports import ClaimedJobs, ClaimStore, Tick
+from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
 from headgate.domain.errors import HeadgateError, StoreError
@@ -67,6 +68,8 @@ class Coordinator:
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
         self._turns = 0  # of the gate, by verbs here: a tick that was under way meanwhile knows less
+        self._room = RoomTimers(self._limit_has_room)
+        self._keys_due = asyncio.Event()
         self.paused: frozenset[tuple[int, int]] = frozenset()
         self.quieted: frozenset[tuple[int, str]] = frozenset()  # workers that operators want to get no more jobs
         self.others = 0
@@ -289,6 +292,8 @@ class Coordinator:
         self._event.set()
         self._news.set()
         self._sooner.set()
+        self._keys_due.set()
+        self._room.stop()
 
     async def _claim_for(self, demand: Demand) -> int:
         topics = demand.topic_nos
@@ -326,6 +331,8 @@ class Coordinator:
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
             self._learn(demand, topics, got, hints, full=len(got) == asked, from_head=from_head, sweep=sweep)
             demand.weighed(got.payloads)
+            if got.waits:
+                self._room.hear(got.waits)
             for link, count in runs:
                 stop = min(dealt + count, len(got))
                 if stop == dealt:
@@ -357,7 +364,8 @@ class Coordinator:
             return KeyRanges.whole(topics)
         mark = self._marks.setdefault(tenant_no, Watermark())
         # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
-        ageing = [no for no in topics if self._store.is_ageing(no)]
+        # On a topic with lines by key, jobs are let in at the place they had before they waited.
+        ageing = [no for no in topics if self._store.is_ageing(no) or self._store.is_keyed(no)]
         strict = [no for no in topics if no not in ageing] if ageing else topics
         ranges = mark.ranges(strict, sweep_us=max(_SWEEP_AT_LEAST_US, mark.span_us // 2) if sweep else 0)
         for topic_no in ageing:
@@ -464,11 +472,45 @@ class Coordinator:
             for demand in self._by_topic.get(topic_no, ()):
                 demand.from_head = demand.from_head or not demand.busy
                 demand.stirred = True
+        if tick.room and tick.now is not None:
+            now = tick.now
+            self._room.hear((topic_no, (at - now).total_seconds()) for topic_no, at in tick.room)
         for tenant_no, job_id, epoch in tick.cancels:
             self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
         return tick
+
+    # ------------------------------------------------------------------ limits
+
+    def _limit_has_room(self, topic_no: int, timed: bool) -> None:  # noqa: FBT001 - a callback's place
+        self.stir(topic_no)
+        if timed and self._store.is_keyed(topic_no):
+            self._keys_due.set()
+
+    def limits_changed(self, topic_no: int) -> None:
+        """A topic's limits are others now: what waited may start."""
+        self.submitted([topic_no])
+        self._keys_due.set()
+
+    async def run_limits(self) -> None:
+        """Let in jobs whose key has its next token, when it has it; until `stop`. The tick is the net under it."""
+        while not self._stopped.is_set():
+            await self._keys_due.wait()
+            self._keys_due.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                waits = await self._store.free_due()
+            except HeadgateError as error:
+                log.debug("free_due_failed error=%s", error)
+            else:
+                now = {topic_no for topic_no, seconds in waits if seconds <= 0}
+                if now:
+                    self.submitted(now)
+                    self._keys_due.set()  # there may be more than one call lets in
+                self._room.hear(wait for wait in waits if wait[1] > 0)
+            await self._pause(_TICKS_APART)
 
     async def run_announcements(self, *, apart: float = 0.02) -> None:
         """Tell other instances of topics with new jobs: coalesced, and only while there are others."""

@@ -76,10 +76,12 @@ class OutcomeWriter:
         on_final: Callable[[int, UUID], None],
         awaited: Callable[[], bool],
         on_due: Callable[[datetime], None] = lambda _: None,
+        on_room: Callable[[set[int]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
+        self._on_room = on_room  # topics in which a limit lets others start now
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
         self.writer: GroupWriter[OutcomeParcel] = GroupWriter("outcomes", self._write)
@@ -165,6 +167,8 @@ class OutcomeWriter:
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
                 continue
+            if flush.freed:
+                self._on_room(flush.freed)
             if odd:
                 for (_, rows, answer), places in zip(pieces, placed, strict=True):
                     answer.update({row: odd[place] for row, place in zip(rows, places, strict=True) if place in odd})

@@ -46,6 +46,8 @@ class ClaimedJobs(Protocol):
     def headers(self) -> Sequence[str | None]: ...
     @property
     def payloads(self) -> Sequence[bytes]: ...
+    @property
+    def waits(self) -> Sequence[tuple[int, float | None]]: ...
     def __len__(self) -> int: ...
 
 
@@ -61,7 +63,9 @@ class SettledOutcome(Protocol):
 
 
 class OutcomeRows(Protocol):
-    """One flush of outcomes, being filled."""
+    """One flush of outcomes, being filled; `freed`, once it is settled, are topics in which others may start."""
+
+    freed: set[int]
 
     def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int: ...
     def add_completed(
@@ -101,6 +105,7 @@ class Tick:
     quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker
     now: datetime | None = None
     others: int = 0
+    room: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
 
 
 class ClaimStore(Protocol):
@@ -121,6 +126,8 @@ class ClaimStore(Protocol):
     def is_ageing(self, topic_no: int) -> bool: ...
     async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick: ...
     async def notify(self, topic_nos: Sequence[int]) -> None: ...
+    async def free_due(self) -> Sequence[tuple[int, float]]: ...
+    def is_keyed(self, topic_no: int) -> bool: ...
 
 
 class LeaseStore(Protocol):

@@ -118,6 +118,19 @@ class AlreadyExists(Refused):
     code = "already_exists"
 
 
+class BacklogFull(Refused):
+    """The topic takes no more jobs until some of those that wait have run; nothing was written."""
+
+    code = "backlog_full"
+
+    def __init__(self, topic: str, *, limit: int, waiting: int) -> None:
+        super().__init__(
+            f'topic "{topic}" has {waiting} jobs waiting and takes at most {limit}; submit again later,'
+            f" or raise its max_backlog"
+        )
+        self.topic, self.limit, self.waiting = topic, limit, waiting
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

@@ -60,6 +60,7 @@ class Submission:
     needs: str = "succeeded"  # or ended: of each job in depends_on
     on_parent_failure: str = "cancel"  # or ignore, block
     batch: UUID | None = None
+    limit_key: str | None = None  # by what its topic limits, orders or shares: a customer, an account
     fresh: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
@@ -89,7 +90,9 @@ class Submission:
             check.check_key(self.key)
             window = limits.KEY_WINDOW_DEFAULT if self.key_window is None else self.key_window
             self._keep("key_window", check.check_key_window(window))
-        elif self.key_window is not None:
+        if self.limit_key is not None:
+            check.check_limit_key(self.limit_key)
+        if self.key is None and self.key_window is not None:
             raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
         links = checked_links(
             self.id,

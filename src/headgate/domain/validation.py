@@ -266,6 +266,11 @@ def check_key(value: object, *, field: str = "key") -> str:
     return check_text(value, field=field, high=limits.KEY_MAX_CHARS)
 
 
+def check_limit_key(value: object, *, field: str = "limit_key") -> str:
+    """Accept the key by which a topic limits, orders or shares: a customer, an account."""
+    return check_text(value, field=field, high=limits.KEY_MAX_CHARS)
+
+
 def check_key_window(value: object, *, field: str = "key_window") -> timedelta:
     """Accept how long an idempotency key keeps a second job away."""
     return check_span(value, field=field, low=limits.KEY_WINDOW_MIN, high=limits.KEY_WINDOW_MAX)

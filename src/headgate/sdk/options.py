@@ -49,6 +49,7 @@ class JobOptions(TypedDict, total=False):
     batch: UUID | str
     headers: Mapping[str, str]
     tags: Sequence[str]
+    limit_key: str
     id: UUID | str
     timeout: float
 
@@ -122,7 +123,7 @@ def _template(given: JobOptions) -> pb.NewJob:
     if "max_attempts" in given:
         job.max_attempts = check.check_max_attempts(given["max_attempts"])
     if "retry" in given:
-        job.retry.CopyFrom(_policy(given["retry"]))
+        job.retry.CopyFrom(wire_policy(given["retry"]))
     if "key" in given:
         job.key = check.check_key(given["key"])
         window = given.get("key_window", limits.KEY_WINDOW_DEFAULT)
@@ -130,6 +131,8 @@ def _template(given: JobOptions) -> pb.NewJob:
         job.key_window_ms = check.to_ms(check.check_key_window(span))
     elif "key_window" in given:
         raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
+    if "limit_key" in given:
+        job.limit_key = check.check_limit_key(given["limit_key"])
     _put_links(job, given)
     if "headers" in given:
         job.headers.update(check.check_headers(given["headers"]))
@@ -158,7 +161,8 @@ def _put_links(job: pb.NewJob, given: JobOptions) -> None:
         job.batch = parse_job_id(given["batch"], field="batch").bytes
 
 
-def _policy(value: object) -> pb.RetryPolicy:
+def wire_policy(value: object) -> pb.RetryPolicy:
+    """A retry policy as it is sent."""
     if not isinstance(value, RetryPolicy):
         raise InvalidInput(
             "retry", f"must be a RetryPolicy, got {check.shown(value)}", hint="for example RetryPolicy.fixed(...)"

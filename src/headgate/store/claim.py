@@ -47,6 +47,8 @@ class Claimed:
     workers: tuple[str, ...] = ()
     headers: tuple[str | None, ...] = ()
     payloads: tuple[bytes, ...] = ()
+    waits: tuple[tuple[int, float | None], ...] = ()
+    """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,7 +106,15 @@ async def claim(
             runs,
             lease_ms,
         )
-    return Claimed(**dict(zip(Claimed.__slots__, zip(*rows, strict=True), strict=False))) if rows else Claimed()
+    waits: tuple[tuple[int, float | None], ...] = ()
+    if rows and rows[-1][0] is None:  # they come last, having no rank
+        waits = tuple(
+            (row[1], None if row[9] is None else (row[9] - row[8]).total_seconds()) for row in rows if row[0] is None
+        )
+        rows = rows[: -len(waits)]
+    if not rows:
+        return Claimed(waits=waits)
+    return Claimed(**dict(zip(Claimed.__slots__[:-1], zip(*rows, strict=True), strict=True)), waits=waits)
 
 
 def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:

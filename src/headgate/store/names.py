@@ -34,6 +34,7 @@ class Topic:
     name: str
     rules: TopicRules
     policy_no: int
+    keyed: bool = False  # jobs wait in lines by key, and come back at old places
 
 
 class Names:
@@ -87,15 +88,15 @@ class Names:
             with translating(writing=True):
                 try:
                     rows = await db.fetch(
-                        "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no"
+                        "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed"
                         " FROM headgate.intern_topics_v1($1, $2)",
                         tenant_no,
                         sorted(missing),
                     )
                 except asyncpg.ForeignKeyViolationError as error:
                     raise NotFound("tenant", str(tenant_no)) from error
-            for name, no, step_us, attempts, policy_no in rows:
-                await self._remember(db, tenant_no, name, no, step_us, attempts, policy_no)
+            for name, no, step_us, attempts, policy_no, keyed in rows:
+                await self._remember(db, tenant_no, name, no, step_us, attempts, policy_no, keyed)
         return [self._topics[tenant_no, name] for name in names]
 
     async def topic_by_no(self, db: Connection, no: int) -> Topic:
@@ -143,10 +144,12 @@ class Names:
         """Read all topics' rules again; another process may have changed them, or made new ones."""
         with translating(writing=False):
             rows = await db.fetch(
-                "SELECT tenant_no, name, topic_no, ageing_step_us, max_attempts, policy_no FROM headgate.topics"
+                "SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no,"
+                " coalesce(l.keyed, false)"
+                " FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no"
             )
-        for tenant_no, name, no, step_us, attempts, policy_no in rows:
-            await self._remember(db, TenantNo(tenant_no), name, no, step_us, attempts, policy_no)
+        for tenant_no, name, no, step_us, attempts, policy_no, keyed in rows:
+            await self._remember(db, TenantNo(tenant_no), name, no, step_us, attempts, policy_no, keyed)
 
     async def _remember(
         self,
@@ -157,9 +160,10 @@ class Names:
         step_us: int | None,
         attempts: int,
         policy_no: int,
+        keyed: bool,  # noqa: FBT001 - a column among others
     ) -> None:
         step: timedelta | None = None if step_us is None else step_us * MICROSECOND
         rules = TopicRules(max_attempts=attempts, policy=await self.policy_by_no(db, policy_no), ageing_step=step)
-        topic = Topic(tenant_no=tenant_no, no=TopicNo(no), name=name, rules=rules, policy_no=policy_no)
+        topic = Topic(tenant_no=tenant_no, no=TopicNo(no), name=name, rules=rules, policy_no=policy_no, keyed=keyed)
         self._topics[tenant_no, name] = topic
         self._topics_by_no[no] = topic

@@ -19,6 +19,7 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from headgate.control.ports import JobDetails, JobEventView
+from headgate.control.topics import TopicView
 from headgate.dispatch.ports import OutcomeRows, SubmitRows, Tick
 from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.ids import TenantNo
@@ -27,7 +28,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
-from headgate.store import batches, leases, linking, reads, schedules, settle, submit
+from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics
 from headgate.store import claim as claiming
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
@@ -49,6 +50,8 @@ SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
  UNION ALL
 SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
+FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_due_v1($1)"
+FREE_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 _HINTS_MOST: Final = 10
@@ -127,6 +130,7 @@ class Store:
         self._promote_floor = leases.BEGINNING
         self._running_floor = leases.BEGINNING
         self._ticks = 0
+        self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
@@ -182,6 +186,9 @@ class Store:
 
     def is_ageing(self, topic_no: int) -> bool:
         return self.names.known_topic(topic_no).rules.ageing_step is not None
+
+    def is_keyed(self, topic_no: int) -> bool:
+        return self.names.known_topic(topic_no).keyed
 
     def uuids(self, raw: Sequence[bytes]) -> list[UUID]:
         make = pgproto.UUID  # a uuid.UUID made from 16 bytes in C, ten times faster
@@ -377,7 +384,22 @@ class Store:
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
                 self._quiet_hash = tick.quiet_hash
         tick.quiet = self._quiet
+        kinds = {row[0]: row[5] for row in rows}
+        if "reap" in kinds:  # limits are in use: see tick_v1
+            async with self._lanes["tick"].use() as db:
+                tick.reaped = len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
+        if kinds.get("rules") != self._rules_of:
+            async with self._lanes["tick"].use() as db:
+                await self.names.refresh(db)
+            self._rules_of = kinds.get("rules")
         return tick
+
+    async def free_due(self) -> list[tuple[int, float]]:
+        """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
+        async with self._lanes["tick"].use() as db:
+            with translating(writing=True):
+                rows = await db.fetch(FREE_DUE, FREE_AT_ONCE)
+        return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
 
     def _tick(self, rows: Sequence[asyncpg.Record]) -> Tick:
         tick = Tick()
@@ -405,6 +427,8 @@ class Store:
                 tick.next_due = at
             elif kind == "checks":
                 self.on_checks()
+            elif kind == "room":
+                tick.room.append((topic_no, at))
             elif kind == "others":
                 tick.others = topic_no
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
@@ -437,6 +461,35 @@ class Store:
         finally:
             connection.terminate()  # a standby, say, refuses to listen: each attempt would leave a session behind
         lost()
+
+    # ------------------------------------------------------------------ topics
+
+    async def list_topics(self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int) -> list[TopicView]:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["read"].use() as db:
+            return await topics.topics(db, tenant_no, names=names, after=after, limit=limit)
+
+    async def get_topic(self, tenant: str, name: str) -> TopicView:
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["read"].use() as db:
+            return await topics.topic(db, tenant_no, name)
+
+    async def set_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        rules: Mapping[str, object],
+        limits: Mapping[str, object],
+        actor: str,
+        reason: str,
+    ) -> TopicView:
+        await self.topics(tenant, [name])  # made if need be
+        tenant_no = await self.tenant_no(tenant)
+        async with self._lanes["operate"].use() as db:
+            return await topics.set_topic(
+                db, self.names, tenant_no, name, rules=rules, changes=limits, actor=actor, reason=reason
+            )
 
     # ------------------------------------------------------------------ reads
 

@@ -82,6 +82,7 @@ class OutcomeFlush:
         self._seen: set[tuple[int, UUID]] = set()
         self._repeats: list[_Repeat] = []  # a job's second and later outcomes
         self.may_free = False  # written: jobs that waited for some of these may be free now
+        self.freed: set[int] = set()  # topics that have room, or new pending jobs, since this was settled
 
     def __len__(self) -> int:
         return self._size
@@ -185,7 +186,7 @@ async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
         return {}
     answers = await _settle_firsts(db, flush)
     if flush._repeats:
-        answers |= await _settle_repeats(db, flush._repeats)
+        answers |= await _settle_repeats(db, flush)
     return answers
 
 
@@ -194,21 +195,22 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
     with translating(writing=True, names=_NAMES):
         rows = await fetch_into_days(db, SETTLE, *arguments)
     flush.may_free = any(row[1] == _MAY_FREE for row in rows)
+    flush.freed.update(-row[0] for row in rows if row[0] < 0)
     return {
         places[ord_ - 1]: Settled(
             receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
         )
         for ord_, receipt, state, run_at in rows
-        if receipt != _MAY_FREE
+        if ord_ > 0
     }
 
 
-async def _settle_repeats(db: Connection, repeats: list[_Repeat]) -> dict[int, Settled]:
+async def _settle_repeats(db: Connection, firsts: OutcomeFlush) -> dict[int, Settled]:
     """A job's second and later outcomes, one after the other; equal ones are sent once, or a worker that stutters would
     cost a call for each."""
     answers: dict[int, Settled] = {}
     said: dict[tuple[int, UUID, int, OutcomeKind], list[_Repeat]] = {}
-    for row in repeats:
+    for row in firsts._repeats:
         _, tenant_no, job_id, epoch, outcome = row
         said.setdefault((tenant_no, job_id, epoch, kind_of(outcome)), []).append(row)
     waiting = list(said.values())
@@ -217,6 +219,7 @@ async def _settle_repeats(db: Connection, repeats: list[_Repeat]) -> dict[int, S
         for (_, tenant_no, job_id, epoch, outcome), *_ in waiting:
             flush.add(tenant_no, job_id, epoch, outcome)
         found = await _settle_firsts(db, flush)
+        firsts.freed |= flush.freed
         later = {place: None for place, *_ in flush._repeats}  # in their order
         for place, ((first, *_), *copies) in enumerate(waiting):
             if place in later:

@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import DependencyCycle, HeadgateError, InvalidInput, StoreBusy, TooLarge
+from headgate.domain.errors import BacklogFull, DependencyCycle, HeadgateError, InvalidInput, StoreBusy, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted, body_digest
 from headgate.domain.links import Links, waves
@@ -31,9 +31,10 @@ from headgate.store.names import DEFAULT_POLICY_NO, Names, Topic
 from headgate.store.partitions import ensure_partitions
 
 SUBMIT: Final = """
-SELECT ord, receipt, job_id
+SELECT ord, receipt, job_id, detail
   FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                          $20)"""
+                          $20, $21, $22)"""
+TOPIC_NAME: Final = "SELECT name FROM headgate.topics WHERE topic_no = $1"
 # The columns of a flush by how they are filled; those of a key or a tag are sparse.
 _FULL: Final = ("tenant_nos", "ids", "topic_nos", "payloads")
 _ENDS_EARLY: Final = (
@@ -79,6 +80,8 @@ class SubmitFlush:
     key_windows_ms: list[int] = field(default_factory=list)
     tag_ords: list[int] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
+    limit_ords: list[int] = field(default_factory=list)
+    limit_keys: list[str] = field(default_factory=list)
     flags: list[int | None] = field(default_factory=list)  # ends early: bits of jobs.flags a job begins with
     link_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
     links: list[Links] = field(default_factory=list)
@@ -126,6 +129,9 @@ class SubmitFlush:
             self.link_ords.append(place + 1)
             self.links.append(job.links)
             _put(self.flags, place, job.links.flags)
+        if job.limit_key is not None:
+            self.limit_ords.append(place + 1)
+            self.limit_keys.append(job.limit_key)
 
     def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, fresh: bool = True) -> None:
         """Append many jobs of one topic with nothing special about them: no work per job."""
@@ -173,6 +179,8 @@ class SubmitFlush:
         self.tags += other.tags
         self.link_ords += [place + start for place in other.link_ords]
         self.links += other.links
+        self.limit_ords += [place + start for place in other.limit_ords]
+        self.limit_keys += other.limit_keys
 
     def never_fresh(self) -> None:
         """These rows are sent again: each may have been committed already."""
@@ -208,6 +216,10 @@ class SubmitFlush:
             if ord_ in ords:
                 piece.link_ords.append(ords[ord_])
                 piece.links.append(links)
+        for ord_, limit_key in zip(self.limit_ords, self.limit_keys, strict=True):
+            if ord_ in ords:
+                piece.limit_ords.append(ords[ord_])
+                piece.limit_keys.append(limit_key)
         return piece
 
     def check_shape(self) -> None:
@@ -217,10 +229,11 @@ class SubmitFlush:
             (_ENDS_EARLY, len(self.ids), True),
             (_KEYED, len(self.key_ords), False),
             (("tags",), len(self.tag_ords), False),
+            (("limit_keys",), len(self.limit_ords), False),
             (("links",), len(self.link_ords), False),
         ):
             check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
-        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.link_ords):
+        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.limit_ords, self.link_ords):
             if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
                 raise InvalidInput(
                     "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"
@@ -392,9 +405,16 @@ async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
 
 async def _call(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     rows = await db.fetch(SUBMIT, *_arguments(flush))
-    return {
-        ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id)) for ord_, receipt, job_id in rows
+    answers = {
+        ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id))
+        for ord_, receipt, job_id, _ in rows
     }
+    for ord_, receipt, job_id, detail in rows:
+        if receipt == SubmitReceipt.REFUSED:
+            topic = await db.fetchval(TOPIC_NAME, flush.topic_nos[ord_ - 1])
+            full = BacklogFull(topic, limit=detail[0], waiting=detail[1])
+            answers[ord_ - 1] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=full)
+    return answers
 
 
 async def submit_all(
@@ -495,6 +515,8 @@ def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
         flush.key_windows_ms,
         flush.tag_ords,
         flush.tags,
+        flush.limit_ords,
+        flush.limit_keys,
         flush.flags,
     )
 

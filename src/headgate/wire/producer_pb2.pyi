@@ -87,6 +87,7 @@ class NewJob(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    LIMIT_KEY_FIELD_NUMBER: _builtins.int
     UNIQUE_FIELD_NUMBER: _builtins.int
     DEPENDS_ON_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
@@ -107,6 +108,8 @@ class NewJob(_message.Message):
     key_window_ms: _builtins.int
     fresh: _builtins.bool
     """the id was made for this very call and was never sent before"""
+    limit_key: _builtins.str
+    """by what its topic limits, orders or shares: a customer, an account"""
     needs: _jobs_pb2.Needs.ValueType
     on_parent_failure: _jobs_pb2.OnParentFailure.ValueType
     batch: _builtins.bytes
@@ -139,6 +142,7 @@ class NewJob(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
         fresh: _builtins.bool = ...,
+        limit_key: _builtins.str = ...,
         unique: Global___Unique | None = ...,
         depends_on: _abc.Iterable[_builtins.bytes] | None = ...,
         needs: _jobs_pb2.Needs.ValueType = ...,
@@ -147,7 +151,7 @@ class NewJob(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "unique", b"unique"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

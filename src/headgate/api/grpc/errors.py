@@ -28,6 +28,7 @@ STATUS: Final = {
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "token_revoked": grpc.StatusCode.UNAUTHENTICATED,
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
+    "backlog_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "superseded": grpc.StatusCode.ABORTED,

@@ -13,6 +13,7 @@ from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
 from headgate.sdk.admin.operations import Operations
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
+from headgate.sdk.admin.topics import TopicsAdmin
 from headgate.sdk.admin.workers import WorkerInfo, Workers
 from headgate.sdk.connection import Connection
 
@@ -27,6 +28,11 @@ class Admin:
     def jobs(self) -> Jobs:
         """Cancel, redrive, discard, reprioritise, move: jobs by id."""
         return Jobs(self._connection)
+
+    @property
+    def topics(self) -> TopicsAdmin:
+        """Rules and limits of topics."""
+        return TopicsAdmin(self._connection)
 
     def jobs_matching(self, filter: str = "", *, oldest_first: bool = False) -> MatchingJobs:  # noqa: A002
         """What a filter matches, newest first: all of it, by pages, or counted."""

@@ -9,6 +9,9 @@
 --
 -- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
 -- lock was taken, and a candidate another instance has claimed meanwhile is seen as such.
+--
+-- Limits (limits_v1.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
+-- present time in created_at): now, at a time, or (NULL) when something of it ends.
 CREATE FUNCTION headgate.claim_v1(
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
@@ -31,6 +34,15 @@ DECLARE
     v_rank     bigint;
     v_sorted   uuid[];
     v_slots    int[];
+    v_rooms    int[];                -- beside v_topics: how many may start; NULL (or none at all): as many as you like
+    v_left     int[];
+    v_got_topics int[];
+    v_keyed    boolean;              -- some of them have a limit key
+    v_limited  int[] := '{}';
+    v_taken    record;
+    v_at       timestamptz;          -- when limits were looked at: then that is when the jobs start
+    v_waits    int[] := '{}';
+    v_wait_ats timestamptz[] := '{}';
     v_now      timestamptz := headgate.clock_v1();
 BEGIN
     -- In a snapshot older than the lock below, a pause that has already returned could go unseen.
@@ -49,6 +61,11 @@ BEGIN
     ELSE
         v_topics := ARRAY(SELECT t FROM unnest(topics_) AS t WHERE t <> ALL (v_paused));
     END IF;
+    IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.topic_no = ANY (v_topics) AND l.counted) THEN
+        v_rooms := headgate.topic_room_v1(v_topics, n_);
+        v_left := v_rooms;
+        v_limited := ARRAY(SELECT r.topic_no FROM unnest(v_topics, v_rooms) AS r(topic_no, room) WHERE r.room IS NOT NULL);
+    END IF;
 
     -- Normally one round. More only when another claimer holds the candidates: go on after the last one looked at,
     -- looking further each time. At most 15 × n_ candidates, so a crowd of claimers costs a bounded number of reads.
@@ -57,7 +74,7 @@ BEGIN
         SELECT array_agg(k.id), (array_agg(k.rank_class))[count(*)], (array_agg(k.rank_at))[count(*)]
           INTO v_chosen, v_class, v_rank
           FROM (SELECT c.id, c.rank_class, c.rank_at
-                  FROM unnest(v_topics) AS t(topic_no)
+                  FROM unnest(v_topics, v_left) AS t(topic_no, room)
                  CROSS JOIN LATERAL (
                        -- The ranges come in order and each is read in order, so this LIMIT needs no sort and stops early.
                        SELECT j.id, j.rank_class, j.rank_at
@@ -87,7 +104,7 @@ BEGIN
                                   AND (v_round > 0 OR j.id <> ALL (hints_))
                                 ORDER BY j.rank_class, j.rank_at LIMIT v_look)) AS j
                         WHERE r.topic_no = t.topic_no
-                        LIMIT v_look) AS c
+                        LIMIT least(v_look, t.room)) AS c
                  UNION ALL
                 SELECT h.id, h.rank_class, h.rank_at
                   FROM (SELECT j.id, j.topic_no, j.rank_class, j.rank_at, j.state FROM headgate.jobs j
@@ -97,19 +114,39 @@ BEGIN
         -- explain: end
         EXIT WHEN v_chosen IS NULL;
         -- explain: lock
-        SELECT array_agg(l.id) INTO v_got
-          FROM (SELECT j.id FROM headgate.jobs j
+        SELECT array_agg(l.id), array_agg(l.topic_no), bool_or(l.flags & 4 <> 0) INTO v_got, v_got_topics, v_keyed
+          FROM (SELECT j.id, j.topic_no, j.flags FROM headgate.jobs j
                  -- No plain test of the state: it would invite the partial index instead of the key. A candidate that
                  -- another claimer has taken fails it after the lock (the row is checked again in its newest version).
                  WHERE j.tenant_no = tenant_ AND j.id = ANY (v_chosen) AND j.state + 0 = 0
                  ORDER BY j.rank_class, j.rank_at, j.id LIMIT n_ - cardinality(v_ids)
                    FOR UPDATE SKIP LOCKED) AS l;      -- never waits, so it can never be part of a deadlock
         -- explain: end
+        IF (v_keyed OR v_rooms IS NOT NULL) AND v_got IS NOT NULL THEN
+            v_taken := headgate.take_limited_v1(tenant_, v_got, v_got_topics, v_topics, v_left, v_keyed, v_at);
+            v_at := v_taken.at_;
+            v_got := v_taken.ids;
+            v_left := v_taken.rooms;
+            v_waits := v_waits || v_taken.wait_topics;
+            v_wait_ats := v_wait_ats || v_taken.wait_ats;
+        END IF;
         v_ids := v_ids || v_got;
         EXIT WHEN cardinality(v_chosen) < v_look;     -- there was no more to see
         v_round := v_round + 1;
         v_look := n_ << v_round;
     END LOOP;
+    IF v_rooms IS NOT NULL THEN
+        v_at := coalesce(v_at, headgate.clock_v1());
+        SELECT v_waits || array_agg(w.topic_no), v_wait_ats || array_agg(w.at) INTO v_waits, v_wait_ats
+          FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids), v_at) AS w;
+    END IF;
+    IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
+        v_now := headgate.clock_v1();
+        RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
+                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea
+                       FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
+                      WHERE cardinality(v_ids) < n_ OR w.at > v_now;
+    END IF;
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 
     -- Who gets which: a place in the order becomes a slot number, laid out in id order so that the update can find it
@@ -122,13 +159,14 @@ BEGIN
                                SELECT (sum(r.len) OVER (ORDER BY r.i) - r.len)::int AS start
                                  FROM unnest(runs_) WITH ORDINALITY AS r(len, i)) AS b) AS s) AS p;
     END IF;
-    v_now := headgate.clock_v1();      -- anew: the lease begins now, not when the pause lock was asked for
+    v_now := coalesce(v_at, headgate.clock_v1());      -- anew: the lease begins now, not when the pause lock was asked for
     RETURN QUERY
     -- explain: take
     WITH taken AS (
         UPDATE headgate.jobs j
            SET state = 1, attempt = j.attempt + 1, epoch = j.epoch + 1, claimed_at = v_now, owner = owner_,
                lease_until = v_now + lease_ms_ * interval '1 ms',
+               flags = CASE WHEN j.topic_no = ANY (v_limited) THEN j.flags | 128 ELSE j.flags & ~128 END,
                worker = CASE WHEN v_slots IS NULL THEN workers_[1]
                              ELSE workers_[v_slots[width_bucket(j.id, v_sorted)]] END
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 0

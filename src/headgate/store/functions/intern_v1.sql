@@ -13,7 +13,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION headgate.intern_topics_v1(tenant_ int, names_ text[])
-RETURNS TABLE (name text, topic_no int, ageing_step_us bigint, max_attempts int, policy_no int)
+RETURNS TABLE (name text, topic_no int, ageing_step_us bigint, max_attempts int, policy_no int, keyed boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     -- Sorted, so that two callers with the same new names wait for each other in one order.
@@ -22,8 +22,9 @@ BEGIN
      WHERE NOT EXISTS (SELECT FROM headgate.topics k WHERE k.tenant_no = tenant_ AND k.name = n)
      ORDER BY n
     ON CONFLICT ON CONSTRAINT topics_tenant_no_name_key DO NOTHING;
-    RETURN QUERY SELECT t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no
-                   FROM headgate.topics t WHERE t.tenant_no = tenant_ AND t.name = ANY (names_);
+    RETURN QUERY SELECT t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, coalesce(l.keyed, false)
+                   FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
+                  WHERE t.tenant_no = tenant_ AND t.name = ANY (names_);
 END $$;
 
 CREATE FUNCTION headgate.intern_policy_v1(kind_ smallint, base_ms_ bigint, cap_ms_ bigint, delays_ms_ bigint[])

@@ -14,16 +14,21 @@ DECLARE
     v_ids    uuid[];
     v_unique uuid[];
     v_refused uuid[];
+    v_due    boolean := delay_ms_ <= 0;                                -- those that do not wait their spread
     v_run_at timestamptz := v_now + delay_ms_ * interval '1 ms';      -- of the first; a later one waits its spread longer
+    v_keyed  uuid[];          -- due, with a limit key: into its key's line
 BEGIN
     -- Locked first, in id order; of two redrives of one job the second finds nothing left.
-    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0) INTO v_ids, v_unique
+    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0),
+           coalesce(array_agg(l.id) FILTER (WHERE v_due AND (spread_us_ <= 0 OR l.id = ids_[1]) AND l.flags & 4 <> 0), '{}')
+      INTO v_ids, v_unique, v_keyed
       FROM (SELECT a.id, a.flags FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_)
              ORDER BY a.id FOR UPDATE) AS l;
     IF v_ids IS NULL THEN RETURN; END IF;
     IF v_unique IS NOT NULL THEN      -- left out: those whose unique key another live job has
         v_refused := headgate.retake_unique_v1(tenant_, v_unique);
         v_ids := ARRAY(SELECT i FROM unnest(v_ids) AS i WHERE i <> ALL (v_refused));
+        v_keyed := ARRAY(SELECT i FROM unnest(v_keyed) AS i WHERE i <> ALL (v_refused));
     END IF;
     RETURN QUERY
     WITH told AS MATERIALIZED (
@@ -44,7 +49,7 @@ BEGIN
                                         payload)
         SELECT g.id, v_now_us + t.n - coalesce(g.priority * p.ageing_step_us, 0), g.created_at, t.run_at, tenant_,
                g.topic_no, CASE WHEN p.ageing_step_us IS NULL THEN -1 - g.priority ELSE -1 END, g.priority,
-               g.max_attempts, g.epoch, g.policy_no, t.state,
+               g.max_attempts, g.epoch, g.policy_no, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END,
                CASE WHEN t.payload IS NULL THEN g.flags & ~272
                     WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272) | 1 | 8
                     ELSE (g.flags & ~273) | 8 END,
@@ -54,13 +59,16 @@ BEGIN
         RETURNING j.id, j.topic_no, j.rank_class, j.rank_at),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, actor, reason, detail)
-        SELECT tenant_, g.id, v_now, 8, g.epoch, 0, t.state, t.run_at, who_, reason_,
+        SELECT tenant_, g.id, v_now, 8, g.epoch, 0, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END, t.run_at, who_,
+               reason_,
                jsonb_build_object('from', g.state, 'attempts', g.attempt, 'edited', t.payload IS NOT NULL)
           FROM gone g JOIN told t ON t.id = g.id),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, g.topic_no, g.state, t.state, count(*), v_now FROM gone g JOIN told t ON t.id = g.id GROUP BY 2, 3, 4)
+        SELECT tenant_, g.topic_no, g.state, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END, count(*), v_now
+          FROM gone g JOIN told t ON t.id = g.id GROUP BY 2, 3, 4)
     SELECT t.n, m.id, m.topic_no, m.rank_class, m.rank_at FROM made m JOIN told t ON t.id = m.id;
+    IF cardinality(v_keyed) > 0 THEN PERFORM headgate.line_up_v1(tenant_, v_keyed); END IF;
     -- An edited body that is small again lives in the row; its old large copy is of no more use.
     IF cardinality(payloads_) > 0 THEN
         DELETE FROM headgate.payloads p USING unnest(ids_, payloads_) AS u(id, payload)

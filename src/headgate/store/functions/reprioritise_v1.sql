@@ -9,9 +9,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 DECLARE
     v_now   timestamptz := headgate.clock_v1();
     v_ids   uuid[];
+    v_keyed uuid[];
 BEGIN
-    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1) INTO v_ids
-      FROM (SELECT j.id, j.state FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_)
+    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 4 AND h.flags & 4 <> 0)
+      INTO v_ids, v_keyed
+      FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_)
              ORDER BY j.id FOR UPDATE) AS h;
     INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason, detail)
     SELECT tenant_, j.id, v_now, 9, j.epoch, j.attempt, j.state, who_, reason_,
@@ -25,6 +27,7 @@ BEGIN
                       j.rank_at + coalesce(j.priority * p.ageing_step_us, 0) - coalesce(priority_ * p.ageing_step_us, 0)
                  FROM headgate.topics p WHERE p.topic_no = j.topic_no)
      WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids);
+    IF v_keyed IS NOT NULL THEN PERFORM headgate.left_line_v1(tenant_, v_keyed, '{}', true); END IF;
     RETURN QUERY
     SELECT u.n::int, u.id = ANY (coalesce(v_ids, '{}')), f.state, u.id, f.topic_no, f.rank_class, f.rank_at
       FROM unnest(ids_) WITH ORDINALITY AS u(id, n)

@@ -1,5 +1,6 @@
 -- Failed, Nack, Abandon, Snooze and (from the watchdog) Lapsed, for one tenant: domain/lifecycle.settle in SQL.
--- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1.
+-- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1. A row with a
+-- negative ord names a topic that has room now.
 --
 -- Lock, decide, write: three statements. The decisions lie in arrays sorted by id, and the writes find theirs by binary
 -- search (width_bucket): joining the hot table to a set goes wrong on stale statistics.
@@ -22,6 +23,7 @@ DECLARE
     v_errors   text[];
     v_final    uuid[];
     v_linked   uuid[];          -- of those that ended: others wait for it, or it has a unique key
+    v_limited  uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
     WITH told AS MATERIALIZED (
         SELECT u.id, u.epoch, u.kind, u.delay_ms, u.permanent, u.message, u.n::int AS n
@@ -42,16 +44,19 @@ BEGIN
                     WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
                     ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
                             FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
-               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS linked
+               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS linked, h.flags & 132 <> 0 AS limited,
+               h.flags & 4 <> 0 AS keyed
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
            array_agg(v.message ORDER BY v.id),
-           array_agg((CASE WHEN v.cancelled THEN 7 WHEN v.wait_ms IS NULL THEN 6 WHEN v.wait_ms = 0 THEN 0
+           array_agg((CASE WHEN v.cancelled THEN 7 WHEN v.wait_ms IS NULL THEN 6
+                           WHEN v.wait_ms = 0 AND v.keyed THEN 4 WHEN v.wait_ms = 0 THEN 0      -- 4: into its key's line
                            WHEN v.kind = 4 THEN 2 ELSE 3 END)::smallint ORDER BY v.id),
            array_agg(CASE WHEN v.kind = 3 THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL),
-           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.linked)
-      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final, v_linked
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.linked),
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.limited)
+      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final, v_linked, v_limited
       FROM judged v;
 
     IF v_ids IS NOT NULL THEN
@@ -103,6 +108,10 @@ BEGIN
         IF v_linked IS NOT NULL AND headgate.ended_v1(tenant_, v_linked, ARRAY(
                SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_linked) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
             RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
+        END IF;
+        IF v_limited IS NOT NULL THEN
+            RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
+                           FROM headgate.left_running_v1(tenant_, v_limited, v_now) AS r(topic_no);
         END IF;
         RETURN QUERY SELECT d.n, 0::smallint, d.state, CASE WHEN d.state IN (2, 3) THEN d.run_at END
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);

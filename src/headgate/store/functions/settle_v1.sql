@@ -1,6 +1,8 @@
 -- One flush of outcomes, any mix. Returns only what needs telling: (ord, receipt, state, run_at). A Completed that was
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
--- 3 unknown; 9 concerns no ord: jobs that waited for some of these may be free, see free_ready_v1). ords count the completed ones first, then the others, in the order given.
+-- 3 unknown). ords count the completed ones first, then the others, in the order given. Two kinds of rows concern no
+-- outcome: ord 0 (receipt 9), jobs that waited for some of these may be free, see free_ready_v1; a negative ord, the topic
+-- of that number has room, or new pending jobs, since something ended.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
 -- caller.
@@ -25,10 +27,16 @@ DECLARE
     v_base    int := cardinality(ids_);
     v_odd     uuid[];          -- completed although a cancel was requested
     v_linked  uuid[];          -- others wait for it, or it has a unique key
+    v_limited uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
     -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
     IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0 THEN
         PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);
+    ELSIF cardinality(tenants_) > 1 OR cardinality(other_tenants_) > 1 THEN
+        -- Several tenants: if limits are in use, what each of them frees must be locked behind all the jobs.
+        IF EXISTS (SELECT FROM headgate.limit_usage) THEN
+            PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);
+        END IF;
     END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
         v_to := v_from + counts_[v_run] - 1;
@@ -62,10 +70,14 @@ BEGIN
               FROM gone g JOIN told t ON t.id = g.id
             RETURNING id, flags)
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
-               array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0),
+               array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0), array_agg(k.id) FILTER (WHERE k.flags & 132 <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
-          INTO v_applied, v_odd, v_linked, v_gone FROM kept k;
+          INTO v_applied, v_odd, v_linked, v_limited, v_gone FROM kept k;
         -- explain: end
+        IF v_limited IS NOT NULL THEN
+            RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
+                           FROM headgate.left_running_v1(tenants_[v_run], v_limited, v_now) AS r(topic_no);
+        END IF;
         IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
@@ -92,7 +104,7 @@ BEGIN
     FOR v_run IN 1 .. cardinality(other_tenants_) LOOP
         v_to := v_from + other_counts_[v_run] - 1;
         RETURN QUERY
-        SELECT o.ord + v_base + v_from - 1, o.receipt, o.state, o.run_at
+        SELECT CASE WHEN o.ord <= 0 THEN o.ord ELSE o.ord + v_base + v_from - 1 END, o.receipt, o.state, o.run_at
           FROM headgate.settle_other_v1(
                    other_tenants_[v_run], other_ids_[v_from:v_to], other_epochs_[v_from:v_to], other_kinds_[v_from:v_to],
                    other_delays_ms_[v_from:v_to], other_permanents_[v_from:v_to], other_reasons_[v_from:v_to],

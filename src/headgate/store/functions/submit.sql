@@ -5,7 +5,8 @@
 CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
-    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}')
+    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
+    limit_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -45,6 +46,8 @@ BEGIN
             'key_window: must be between 1 second and 365 days'
         WHEN id::text !~ '^.{14}[78].{4}[89ab]' THEN      -- version and variant
             'id: must be a UUID of version 7 or 8; leave it out, or pass a key to submit only once'
+        WHEN length(limit_key) NOT BETWEEN 1 AND 255 OR limit_key ~ v_unfit THEN
+            'limit_key: must be 1 to 255 characters, none of them a control character'
         WHEN cardinality(v_tags) > 20
           OR EXISTS (SELECT FROM unnest(v_tags) AS t WHERE coalesce(length(t), 0) NOT BETWEEN 1 AND 100 OR t ~ v_unfit) THEN
             'tags: at most 20, each of 1 to 100 characters, none of them a control character'
@@ -60,12 +63,18 @@ BEGIN
     END IF;
     v_tenant := headgate.intern_tenant_v1(tenant);
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
+    -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
+    -- as the caller's transaction takes.
+    IF limit_key IS NOT NULL AND v_delay IS NULL AND coalesce(run_at <= v_now, true) THEN
+        v_delay := 1;
+        run_at := NULL;
+    END IF;
     IF v_id IS NULL THEN      -- a UUIDv7: 48 bits of milliseconds, version, 74 random bits (version 18 has uuidv7())
         v_id := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
                     substring(int8send((extract(epoch FROM v_now) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
                     52, 1), 53, 1), 'hex')::uuid;
     END IF;
-    SELECT s.receipt, s.job_id INTO v_said FROM headgate.submit_v1(
+    SELECT s.receipt, s.job_id, s.detail INTO v_said FROM headgate.submit_v1(
         ARRAY[v_tenant], ARRAY[v_id], ARRAY[v_topic.topic_no], ARRAY[payload], ARRAY[priority],
         ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
         ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
@@ -77,10 +86,16 @@ BEGIN
         CASE WHEN key IS NULL THEN '{}'::bytea[]
              ELSE ARRAY[substring(sha256(convert_to(topic, 'UTF8') || E'\\x00'::bytea || payload) FOR 16)] END,
         CASE WHEN key IS NULL THEN '{}'::bigint[] ELSE ARRAY[v_window::bigint] END,
-        array_fill(1, ARRAY[cardinality(v_tags)]), v_tags) AS s;
+        array_fill(1, ARRAY[cardinality(v_tags)]), v_tags,
+        CASE WHEN limit_key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
+        CASE WHEN limit_key IS NULL THEN '{}'::text[] ELSE ARRAY[limit_key] END) AS s;
     IF v_said.receipt = 2 THEN
         RAISE EXCEPTION '%: job % was submitted before with another body', CASE WHEN key IS NULL THEN 'id' ELSE 'key' END,
             v_said.job_id USING ERRCODE = 'unique_violation', HINT = 'headgate code: conflict';
+    END IF;
+    IF v_said.receipt = 3 THEN
+        RAISE EXCEPTION 'topic "%" has % jobs waiting, and its limit is %', topic, v_said.detail[2], v_said.detail[1]
+            USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: backlog_full';
     END IF;
     RETURN coalesce(v_said.job_id, v_id);
 END $$;
@@ -88,12 +103,13 @@ END $$;
 CREATE FUNCTION headgate.submit(
     topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
-    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}')
+    key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
+    limit_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT headgate.submit(topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key,
-                           key_window, id, headers, tags)
+                           key_window, id, headers, tags, limit_key)
 $$;
-REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[])
+REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)
     FROM PUBLIC;
-REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[])
+REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)
     FROM PUBLIC;

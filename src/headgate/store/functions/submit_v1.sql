@@ -1,9 +1,11 @@
 -- One flush of submits. Returns only what was NOT simply created: (ord, receipt, job_id) with receipt 1 duplicate or
--- 2 conflict, job_id the job that was there first. No row for an ord means: created, as asked.
+-- 2 conflict, job_id the job that was there first; 3 refused, its topic's backlog is full (detail: the limit, and how many
+-- wait). No row for an ord means: created, as asked.
 --
 -- Parallel arrays, one element per job; an empty array means "the default for all" (unnest pads with NULL).
 -- flags_: bits a job begins with; with 256 (waits for other jobs) it begins blocked.
--- Keys and tags are sparse: (ord, value) pairs. The caller has validated everything and folded repeated ids.
+-- Keys, tags and limit keys are sparse: (ord, value) pairs, ascending. The caller has validated everything and folded
+-- repeated ids.
 --
 -- fresh: this id was made for this very call and never sent before. Anything else may be a copy of a submit whose job
 -- has run and finished meanwhile, so the archive is checked AFTER the insert, in a later statement with a newer
@@ -14,8 +16,8 @@ CREATE FUNCTION headgate.submit_v1(
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
     max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
-    flags_ smallint[] DEFAULT '{}')
-RETURNS TABLE (ord int, receipt smallint, job_id uuid)
+    limit_ords_ int[] DEFAULT '{}', limit_keys_ text[] DEFAULT '{}', flags_ smallint[] DEFAULT '{}')
+RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
@@ -31,13 +33,23 @@ DECLARE
     v_odd        boolean;              -- anything but plain fresh submits
     v_old_ords   int[];                -- ords whose id was there before, and what they are told
     v_old_receipts smallint[];
+    v_refused    int[] := '{}';        -- ords for which the backlog has no room
+    v_one        record;
 BEGIN
+    IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.max_backlog IS NOT NULL) THEN
+        FOR v_one IN SELECT r.ords, r.most, r.waiting
+                       FROM headgate.over_backlog_v1(tenant_nos_, ids_, topic_nos_, key_ords_, keys_) AS r LOOP
+            v_refused := v_refused || v_one.ords;
+            RETURN QUERY SELECT o, 3::smallint, ids_[o], ARRAY[v_one.most, v_one.waiting] FROM unnest(v_one.ords) AS o;
+        END LOOP;
+    END IF;
     -- Keys first: the row in idempotency_keys is what two simultaneous submits of one key meet on.
     IF cardinality(key_ords_) > 0 THEN
         WITH told AS MATERIALIZED (
             SELECT k.o, tenant_nos_[k.o] AS tenant_no, k.key, ids_[k.o] AS id, k.hash, k.window_ms,
                    row_number() OVER (PARTITION BY tenant_nos_[k.o], k.key ORDER BY k.o) AS nth
-              FROM unnest(key_ords_, keys_, key_hashes_, key_windows_ms_) AS k(o, key, hash, window_ms)),
+              FROM unnest(key_ords_, keys_, key_hashes_, key_windows_ms_) AS k(o, key, hash, window_ms)
+             WHERE k.o <> ALL (v_refused)),
         won AS (
             INSERT INTO headgate.idempotency_keys AS k (tenant_no, key, job_id, body_hash, expires_at)
             SELECT t.tenant_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
@@ -50,12 +62,13 @@ BEGIN
          WHERE t.nth > 1 OR NOT EXISTS (SELECT FROM won w WHERE w.tenant_no = t.tenant_no AND w.key = t.key);
         -- A later statement: it sees the winner's row also when the winner committed while we waited for it.
         RETURN QUERY
-        SELECT k.o, (CASE WHEN e.body_hash = k.hash THEN 1 ELSE 2 END)::smallint, e.job_id
+        SELECT k.o, (CASE WHEN e.body_hash = k.hash THEN 1 ELSE 2 END)::smallint, e.job_id, NULL::bigint[]
           FROM unnest(key_ords_, keys_, key_hashes_) AS k(o, key, hash)
           JOIN LATERAL (SELECT i.job_id, i.body_hash FROM headgate.idempotency_keys i
                          WHERE i.tenant_no = tenant_nos_[k.o] AND i.key = k.key LIMIT 1) AS e ON true
          WHERE k.o = ANY (v_skip);
     END IF;
+    v_skip := v_skip || v_refused;
 
     WITH made AS (
         INSERT INTO headgate.jobs (id, rank_at, created_at, run_at, tenant_no, topic_no, rank_class, priority,
@@ -63,9 +76,15 @@ BEGIN
         SELECT u.id, v_now_us + u.n + coalesce(u.rank_offset, 0), v_now, d.run_at, u.tenant_no, u.topic_no,
                coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
                coalesce(u.policy_no, 1),
-               CASE WHEN u.flags & 256 <> 0 THEN 4 WHEN d.run_at > v_now THEN 2 ELSE 0 END,
+               CASE WHEN u.flags & 256 <> 0 THEN 4
+                    WHEN d.run_at > v_now THEN 2
+                    -- With a limit key: into its key's line, below.
+                    WHEN cardinality(limit_ords_) > 0 AND limit_ords_[width_bucket(u.n::int, limit_ords_)] = u.n THEN 4
+                    ELSE 0 END,
                CASE WHEN octet_length(u.payload) > 1024 THEN 1 ELSE 0 END
                  + CASE WHEN cardinality(tag_ords_) > 0 AND u.n = ANY (tag_ords_) THEN 2 ELSE 0 END
+                 + CASE WHEN cardinality(limit_ords_) > 0 AND limit_ords_[width_bucket(u.n::int, limit_ords_)] = u.n THEN 4
+                        ELSE 0 END
                  + coalesce(u.flags, 0),
                u.headers, CASE WHEN octet_length(u.payload) <= 1024 THEN u.payload END
           FROM unnest(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_, delays_ms_,
@@ -130,7 +149,7 @@ BEGIN
            AND (u.n = ANY (v_undo)
                 OR NOT EXISTS (SELECT FROM unnest(v_new_tenants, v_new_ids) AS w(tenant_no, id)
                                 WHERE w.tenant_no = u.tenant_no AND w.id = u.id));
-        RETURN QUERY SELECT o.n, o.r, ids_[o.n] FROM unnest(v_old_ords, v_old_receipts) AS o(n, r);
+        RETURN QUERY SELECT o.n, o.r, ids_[o.n], NULL::bigint[] FROM unnest(v_old_ords, v_old_receipts) AS o(n, r);
     END IF;
 
     IF EXISTS (SELECT FROM unnest(payloads_) AS p(payload) WHERE octet_length(p.payload) > 1024) THEN
@@ -155,5 +174,8 @@ BEGIN
          USING unnest(key_ords_, keys_) AS t(o, key), unnest(v_old_ords, v_old_receipts) AS o(n, r)
          WHERE o.n = t.o AND o.r = 2
            AND k.tenant_no = tenant_nos_[t.o] AND k.key = t.key AND k.job_id = ids_[t.o];
+    END IF;
+    IF cardinality(limit_ords_) > 0 THEN
+        PERFORM headgate.enter_line_v1(tenant_nos_, ids_, topic_nos_, limit_ords_, limit_keys_, v_undo, v_new_tenants, v_new_ids);
     END IF;
 END $$;

@@ -4,6 +4,8 @@
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
 --   checks    jobs that waited for others may be free (see free_ready_v1)
+--   room      a topic of a limited sort with claimable jobs now, or (at) later
+--   rules     when limits or rules of a topic were changed last      reap   call reap_v1 by itself, please
 --   others    how many other instances were seen lately (in topic_no)
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
@@ -14,7 +16,9 @@ RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch int, at ti
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
-DECLARE v_now timestamptz := headgate.clock_v1();
+DECLARE
+    v_now    timestamptz := headgate.clock_v1();
+    v_rules  timestamptz;          -- NULL: no topic has limits
 BEGIN
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
     RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::int, NULL::timestamptz
@@ -28,7 +32,13 @@ BEGIN
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
     RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::int, p.run_at
                    FROM headgate.promote_v1(promote_n_, promote_floor_) AS p;
-    IF reap_n_ > 0 THEN
+    SELECT max(l.changed_at) INTO v_rules FROM headgate.topic_limits l;
+    IF v_rules IS NOT NULL THEN
+        RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::int, v_rules;
+        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::int, f.at FROM headgate.free_due_v1(500) AS f;
+        -- By itself: what it frees is locked in an order of its own, and promotion may hold locks of this sort already.
+        RETURN QUERY SELECT 'reap', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz WHERE reap_n_ > 0;
+    ELSIF reap_n_ > 0 THEN
         RETURN QUERY SELECT 'reaped', r.tenant_no, NULL::int, r.id, NULL::int, r.run_at
                        FROM headgate.reap_v1(reap_n_, running_floor_) AS r;
     END IF;

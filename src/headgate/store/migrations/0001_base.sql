@@ -37,18 +37,30 @@ CREATE TABLE headgate.topics (
 -- Limits a topic may carry; no row means no limit, and no cost.
 CREATE TABLE headgate.topic_limits (
     topic_no             int PRIMARY KEY REFERENCES headgate.topics,
+    tenant_no            int NOT NULL,
     max_running          int CHECK (max_running >= 0),
-    max_running_per_key  int CHECK (max_running_per_key >= 1),
-    rate_count           int CHECK (rate_count >= 1),
+    rate_count           int CHECK (rate_count >= 1),                     -- starts per period, over all keys
     rate_period_ms       bigint CHECK (rate_period_ms >= 1),
-    rate_burst           int CHECK (rate_burst >= 1),
-    rate_per_key         boolean NOT NULL DEFAULT false,
+    rate_burst           int CHECK (rate_burst >= 1),                     -- NULL: as many as rate_count
+    max_running_per_key  int CHECK (max_running_per_key >= 1),
+    key_rate_count       int CHECK (key_rate_count >= 1),
+    key_rate_period_ms   bigint CHECK (key_rate_period_ms >= 1),
+    key_rate_burst       int CHECK (key_rate_burst >= 1),
     ordered_by_key       boolean NOT NULL DEFAULT false,
     fair_by_key          boolean NOT NULL DEFAULT false,
     max_backlog          bigint CHECK (max_backlog >= 0),
+    -- What a claim must count, and what only concerns jobs with a key.
+    counted              boolean GENERATED ALWAYS AS (max_running IS NOT NULL OR rate_count IS NOT NULL) STORED,
+    keyed                boolean GENERATED ALWAYS AS (max_running_per_key IS NOT NULL OR key_rate_count IS NOT NULL
+                                                      OR ordered_by_key OR fair_by_key) STORED,
+    -- After a change: keys up to here have been looked at again; NULL: all.
+    swept_to             text COLLATE "C",
     changed_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CHECK ((rate_count IS NULL) = (rate_period_ms IS NULL))
+    CHECK ((rate_count IS NULL) = (rate_period_ms IS NULL) AND (rate_count IS NOT NULL OR rate_burst IS NULL)),
+    CHECK ((key_rate_count IS NULL) = (key_rate_period_ms IS NULL) AND (key_rate_count IS NOT NULL OR key_rate_burst IS NULL))
 );
+-- Nearly always empty: that is how a submit sees that no topic bounds its backlog.
+CREATE INDEX topic_limits_backlog ON headgate.topic_limits (topic_no) WHERE max_backlog IS NOT NULL;
 
 -- One row per server process that ever served: the owner number on a running job points here.
 CREATE TABLE headgate.instances (
@@ -80,8 +92,9 @@ CREATE TABLE headgate.jobs (
     state         smallint NOT NULL,
     flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
                                                          -- 8 body edited, 16 cancel requested, 32 others wait for it,
-                                                         -- 64 made by a schedule, 256 waits for other jobs, 512 was
-                                                         -- made to, 1024 is part of a batch, 2048 has a unique key
+                                                         -- 64 made by a schedule, 128 counted against its topic's limit
+                                                         -- while it runs, 256 waits for other jobs, 512 was made to,
+                                                         -- 1024 is part of a batch, 2048 has a unique key
     last_outcome  smallint,                              -- of the epoch that was settled last
     worker        text,
     last_error    text,
@@ -265,25 +278,41 @@ CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (tenant_no, 
 -- What still keeps a child from running: one probe, however many parents it had.
 CREATE INDEX job_dependencies_unmet ON headgate.job_dependencies (tenant_no, child_id, met) WHERE met <> 1;
 
--- Jobs that carry a limit or order key, in the order they are to be freed.
+-- The key of a job that has one, for as long as the job is known.
 CREATE TABLE headgate.job_limit_keys (
     tenant_no   int NOT NULL,
+    job_id      uuid NOT NULL,
     topic_no    int NOT NULL,
-    limit_key   text NOT NULL,
+    limit_key   text COLLATE "C" NOT NULL CHECK (length(limit_key) BETWEEN 1 AND 255),
+    PRIMARY KEY (tenant_no, job_id)
+);
+-- Who waits for its key, in the order in which they will be let in. A row here is a blocked job that is due.
+CREATE TABLE headgate.limit_line (
+    tenant_no   int NOT NULL,
+    job_id      uuid NOT NULL,
+    topic_no    int NOT NULL,
+    limit_key   text COLLATE "C" NOT NULL,
     rank_class  int NOT NULL,
     rank_at     bigint NOT NULL,
-    job_id      uuid NOT NULL,
-    PRIMARY KEY (topic_no, limit_key, rank_class, rank_at, job_id)
-);
-CREATE INDEX job_limit_keys_of_job ON headgate.job_limit_keys (tenant_no, job_id);
+    PRIMARY KEY (tenant_no, job_id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+CREATE INDEX limit_line_order ON headgate.limit_line (topic_no, limit_key, rank_class, rank_at, job_id);
+-- What a limited topic (key '') and each key of a topic uses now. The row's lock is where those meet who change it.
 CREATE TABLE headgate.limit_usage (
+    tenant_no    int NOT NULL,
     topic_no     int NOT NULL,
-    limit_key    text NOT NULL DEFAULT '',
-    running      int NOT NULL DEFAULT 0,
-    tokens       double precision,
+    limit_key    text COLLATE "C" NOT NULL DEFAULT '',
+    running      int NOT NULL DEFAULT 0,                 -- running jobs counted here (a topic's: those with flag 128)
+    admitted     int NOT NULL DEFAULT 0,                 -- pending jobs of the key
+    tokens       double precision,                       -- at refilled_at; NULL: a full bucket
     refilled_at  timestamptz,
+    next_at      timestamptz,                            -- when the next in line may be let in
+    holder       uuid,                                   -- strict order: the job that began and has not ended
     PRIMARY KEY (topic_no, limit_key)
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+CREATE INDEX limit_usage_next ON headgate.limit_usage (next_at) WHERE next_at IS NOT NULL;
 
 -- Lineage both ways between a schedule and the jobs it made.
 CREATE TABLE headgate.schedule_jobs (

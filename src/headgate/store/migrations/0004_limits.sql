@@ -1,2 +1,5 @@
 -- Limits, order and fair shares by key.
-COMMENT ON TABLE headgate.limit_usage IS 'what each limited topic and key uses now';
+-- compatible with: 1
+
+-- include: functions/limits_v1.sql
+-- include: functions/set_limits_v1.sql

@@ -1,0 +1,117 @@
+"""What operators call about topics: translate, delegate, decide nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.codec import at_us, retry_policy
+from headgate.api.grpc.methods import unary
+from headgate.control.auth import TokenValidator
+from headgate.control.topics import Topics, TopicView
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.identity import Scope
+from headgate.domain.topic_limits import Rate
+from headgate.wire import producer_pb2
+from headgate.wire import topics_pb2 as pb
+
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+PLAIN: Final = ("max_attempts", "max_running", "max_running_per_key", "ordered_by_key", "fair_by_key", "max_backlog")
+_US: Final = timedelta(microseconds=1)
+_MS: Final = timedelta(milliseconds=1)
+
+
+class TopicService:
+    """ListTopics, GetTopic, SetTopic."""
+
+    def __init__(self, validator: TokenValidator, topics: Topics) -> None:
+        self._validator, self._topics = validator, topics
+
+    async def list_topics(self, request: pb.ListTopicsRequest, call: Call) -> pb.ListTopicsResponse:
+        """A page of topics by name."""
+        identity = caller(self._validator, call, Scope.READ)
+        limit = request.limit or 100
+        found = await self._topics.list(identity, after=request.after, limit=limit)
+        return pb.ListTopicsResponse(
+            topics=[topic_info(view) for view in found], next=found[-1].name if len(found) == limit else ""
+        )
+
+    async def get_topic(self, request: pb.GetTopicRequest, call: Call) -> pb.TopicInfo:
+        """One topic."""
+        return topic_info(await self._topics.get(caller(self._validator, call, Scope.READ), request.name))
+
+    async def set_topic(self, request: pb.SetTopicRequest, call: Call) -> pb.TopicInfo:
+        """Change what is given, and leave the rest."""
+        identity = caller(self._validator, call, Scope.OPERATE)
+        view = await self._topics.set(
+            identity, request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
+        )
+        return topic_info(view)
+
+
+def methods(service: TopicService) -> grpc.GenericRpcHandler:
+    """The service as gRPC wants it."""
+    return grpc.method_handlers_generic_handler(
+        "headgate.v1.TopicService",
+        {
+            "ListTopics": unary(service.list_topics, pb.ListTopicsRequest, pb.ListTopicsResponse),
+            "GetTopic": unary(service.get_topic, pb.GetTopicRequest, pb.TopicInfo),
+            "SetTopic": unary(service.set_topic, pb.SetTopicRequest, pb.TopicInfo),
+        },
+    )
+
+
+def changes_of(settings: pb.TopicSettings) -> dict[str, object]:
+    """What was set, in the words of the domain; raises InvalidInput."""
+    changes: dict[str, object] = {name: getattr(settings, name) for name in PLAIN if settings.HasField(name)}
+    if settings.HasField("retry"):
+        changes["retry"] = retry_policy(settings.retry)
+    if settings.HasField("ageing_step_us"):
+        changes["ageing_step"] = settings.ageing_step_us * _US if settings.ageing_step_us else None
+    for name in ("rate", "key_rate"):
+        if settings.HasField(name):
+            rate: pb.Rate = getattr(settings, name)
+            period = min(rate.period_ms, 10**14) * _MS  # a span too long for a timedelta is refused as any other
+            changes[name] = Rate(count=rate.count, period=period, burst=rate.burst or None)
+    return changes
+
+
+def topic_info(view: TopicView) -> pb.TopicInfo:
+    """A topic as read."""
+    rules, limits = view.rules, view.limits
+    return pb.TopicInfo(
+        name=view.name,
+        created_us=at_us(view.created_at),
+        changed_us=at_us(view.changed_at),
+        running=view.running,
+        tokens=view.tokens,
+        counts={state.label: count for state, count in view.counts.items()},
+        settings=pb.TopicSettings(
+            max_attempts=rules.max_attempts,
+            retry=_policy(rules.policy),
+            ageing_step_us=None if rules.ageing_step is None else rules.ageing_step // _US,
+            max_running=limits.max_running,
+            rate=_rate(limits.rate),
+            max_running_per_key=limits.max_running_per_key,
+            key_rate=_rate(limits.key_rate),
+            ordered_by_key=limits.ordered_by_key or None,
+            fair_by_key=limits.fair_by_key or None,
+            max_backlog=limits.max_backlog,
+        ),
+    )
+
+
+def _policy(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
+    return producer_pb2.RetryPolicy(
+        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
+        base_ms=policy.base_ms,
+        cap_ms=policy.cap_ms,
+        delays_ms=policy.delays_ms,
+    )
+
+
+def _rate(rate: Rate | None) -> pb.Rate | None:
+    return None if rate is None else pb.Rate(count=rate.count, period_ms=rate.period // _MS, burst=rate.burst or 0)

@@ -1,0 +1,188 @@
+"""Topics as operators see them: rules, limits, what they use now and how many jobs they have; changed at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from headgate.control.topics import TopicView, changed_rules
+from headgate.domain import limits
+from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.errors import NotFound
+from headgate.domain.jobs import TopicRules
+from headgate.domain.rank import MICROSECOND
+from headgate.domain.states import State
+from headgate.domain.topic_limits import Rate, TopicLimits
+from headgate.domain.validation import check_integer, check_topic
+from headgate.store import audit
+from headgate.store.arguments import check_tenant_no
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.names import Names
+
+MILLISECOND: Final = timedelta(milliseconds=1)
+TOPICS: Final = """
+SELECT t.topic_no, t.name, t.ageing_step_us, t.max_attempts, t.created_at, p.kind, p.base_ms, p.cap_ms, p.delays_ms,
+       l.max_running, l.rate_count, l.rate_period_ms, l.rate_burst, l.max_running_per_key, l.key_rate_count,
+       l.key_rate_period_ms, l.key_rate_burst, coalesce(l.ordered_by_key, false), coalesce(l.fair_by_key, false),
+       l.max_backlog, l.changed_at, coalesce(u.running, 0),
+       CASE WHEN l.rate_count IS NOT NULL THEN headgate.tokens_v1(
+           u.tokens, u.refilled_at, l.rate_count, l.rate_period_ms, l.rate_burst, headgate.clock_v1()) END
+  FROM headgate.topics t
+  JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
+  LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
+  LEFT JOIN headgate.limit_usage u ON u.topic_no = t.topic_no AND u.limit_key = ''
+ WHERE t.tenant_no = $1 AND ($2::text[] IS NULL OR t.name = ANY ($2)) AND t.name COLLATE "C" > $3
+ ORDER BY t.name COLLATE "C" LIMIT $4"""
+# From the totals and what is not folded yet, in one snapshot.
+COUNTS: Final = """
+SELECT c.topic_no, c.state, sum(c.n)::bigint
+  FROM (SELECT s.topic_no, s.state, s.n FROM headgate.state_counts s WHERE s.tenant_no = $1 AND s.topic_no = ANY ($2)
+        UNION ALL
+        SELECT d.topic_no, d.to_state, d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)
+        UNION ALL
+        SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d
+         WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)) AS c
+ WHERE c.state >= 0 GROUP BY 1, 2"""
+SET_RULES: Final = """
+UPDATE headgate.topics SET ageing_step_us = $2, max_attempts = $3, policy_no = $4 WHERE topic_no = $1"""
+SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
+
+
+async def topics(
+    db: Connection, tenant_no: int, *, names: Sequence[str] | None = None, after: str = "", limit: int = 100
+) -> list[TopicView]:
+    """A page of topics by name; `names` leaves out all others."""
+    check_tenant_no(tenant_no)
+    check_integer(limit, field="limit", low=1, high=limits.PAGE_MAX)
+    with translating(writing=False):
+        rows = await db.fetch(TOPICS, tenant_no, None if names is None else list(names), after, limit)
+        counts = await db.fetch(COUNTS, tenant_no, [row[0] for row in rows]) if rows else []
+    views = []
+    for row in rows:
+        found = TopicLimits(
+            max_running=row[9],
+            rate=_rate(row[10], row[11], row[12]),
+            max_running_per_key=row[13],
+            key_rate=_rate(row[14], row[15], row[16]),
+            ordered_by_key=row[17],
+            fair_by_key=row[18],
+            max_backlog=row[19],
+        )
+        policy = RetryPolicy(kind=BackoffKind(row[5]), base_ms=row[6], cap_ms=row[7], delays_ms=tuple(row[8]))
+        step = None if row[2] is None else row[2] * MICROSECOND
+        counted = found.max_running is not None or found.rate is not None
+        views.append(
+            TopicView(
+                no=row[0],
+                name=row[1],
+                created_at=row[4],
+                rules=TopicRules(max_attempts=row[3], policy=policy, ageing_step=step),
+                limits=found,
+                changed_at=row[20],
+                running=row[21] if counted else None,
+                tokens=row[22],
+                counts={State(state): n for topic_no, state, n in counts if topic_no == row[0] and n},
+            )
+        )
+    return views
+
+
+async def topic(db: Connection, tenant_no: int, name: str) -> TopicView:
+    """One topic. Raises NotFound."""
+    found = await topics(db, tenant_no, names=[check_topic(name)], limit=1)
+    if not found:
+        raise NotFound("topic", name)
+    return found[0]
+
+
+async def set_topic(
+    db: Connection,
+    names: Names,
+    tenant_no: int,
+    name: str,
+    *,
+    rules: Mapping[str, object] | None = None,
+    changes: Mapping[str, object] | None = None,
+    actor: str = "",
+    reason: str = "",
+) -> TopicView:
+    """Change what `rules` and, of its limits, `changes` name; audited with what was before.
+
+    Needs a connection in no transaction of its own. When this has returned, no claim goes by the old limits. Jobs that
+    wait already keep the rank, attempts and policy they were given.
+    """
+    async with db.transaction():
+        with translating(writing=True):
+            no = await db.fetchval(LOCK, tenant_no, check_topic(name))
+        if no is None:
+            raise NotFound("topic", name)
+        before = await topic(db, tenant_no, name)
+        wanted = replace(before.limits, **(dict(changes or {})))  # type: ignore[arg-type]  # checked by the class
+        new_rules = changed_rules(before.rules, rules or {})
+        policy_no = await names.policy_no(db, new_rules.policy)
+        step = new_rules.ageing_step
+        with translating(writing=True):
+            await db.execute(
+                SET_RULES, no, None if step is None else step // MICROSECOND, new_rules.max_attempts, policy_no
+            )
+            rate, key_rate = wanted.rate, wanted.key_rate
+            await db.execute(
+                SET_LIMITS,
+                no,
+                wanted.max_running,
+                *_columns(rate),
+                wanted.max_running_per_key,
+                *_columns(key_rate),
+                wanted.ordered_by_key,
+                wanted.fair_by_key,
+                wanted.max_backlog,
+            )
+        after = await topic(db, tenant_no, name)
+        await audit.record(
+            db,
+            tenant_no,
+            actor=actor,
+            verb="configure_topic",
+            target=f"topic {name}",
+            reason=reason,
+            detail={"old": described(before), "new": described(after)},
+        )
+    await names.refresh(db)
+    return after
+
+
+def described(view: TopicView) -> dict[str, object]:
+    """Rules and limits in plain words, for the audit: what is not set is left out."""
+    policy, step = view.rules.policy, view.rules.ageing_step
+    words: dict[str, object] = {
+        "max_attempts": view.rules.max_attempts,
+        "retry": {"kind": policy.kind.name.lower(), "base_ms": policy.base_ms, "cap_ms": policy.cap_ms}
+        | ({"delays_ms": list(policy.delays_ms)} if policy.delays_ms else {}),
+        "ageing_step_us": None if step is None else step // MICROSECOND,
+        "max_running": view.limits.max_running,
+        "rate": _words(view.limits.rate),
+        "max_running_per_key": view.limits.max_running_per_key,
+        "key_rate": _words(view.limits.key_rate),
+        "ordered_by_key": view.limits.ordered_by_key or None,
+        "fair_by_key": view.limits.fair_by_key or None,
+        "max_backlog": view.limits.max_backlog,
+    }
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def _words(rate: Rate | None) -> dict[str, object] | None:
+    return None if rate is None else {"count": rate.count, "period_ms": rate.period // MILLISECOND, "burst": rate.burst}
+
+
+def _rate(count: int | None, period_ms: int | None, burst: int | None) -> Rate | None:
+    if count is None or period_ms is None:
+        return None
+    return Rate(count=count, period=period_ms * MILLISECOND, burst=burst)
+
+
+def _columns(rate: Rate | None) -> tuple[int | None, int | None, int | None]:
+    return (None, None, None) if rate is None else (rate.count, rate.period // MILLISECOND, rate.burst)

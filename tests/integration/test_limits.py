@@ -1,0 +1,486 @@
+"""Limits by topic and by key, as the store keeps them: exact, changeable at run time, off when unused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.errors import BacklogFull, InvalidInput, NotFound
+from headgate.domain.jobs import TopicRules
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
+from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.topic_limits import Rate
+from headgate.store import audit, leases, reads, topics, verbs
+from headgate.store import submit as submitting
+from headgate.store.connect import Connection, connect
+from headgate.store.service import Store
+from tests.support.queue import Clock, Queue
+
+pytestmark = pytest.mark.timeout(60)
+
+BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
+SECOND = timedelta(seconds=1)
+
+
+async def limit(queue: Queue, name: str = "mail", **changes: object) -> None:
+    await queue.topic(name)
+    await topics.set_topic(queue.db, queue.names, await queue.tenant_no(), name, changes=changes)
+
+
+async def states(queue: Queue) -> Counter[State]:
+    rows = await queue.db.fetch("SELECT state, count(*) FROM headgate.jobs GROUP BY 1")
+    return Counter({State(state): n for state, n in rows})
+
+
+async def key_of(queue: Queue, ids: list[UUID] | tuple[UUID, ...]) -> list[str]:
+    rows = await queue.db.fetch("SELECT job_id, limit_key FROM headgate.job_limit_keys")
+    keys = dict(rows)
+    return [keys[job_id] for job_id in ids]
+
+
+async def no_drift(db: Connection) -> None:
+    """The counters say what the rows say, and nobody stands in a line who is not blocked."""
+    assert await db.fetch("SELECT * FROM headgate.limit_drift_v1()") == []
+    strays = await db.fetchval(
+        "SELECT count(*) FROM headgate.limit_line w WHERE NOT EXISTS (SELECT FROM headgate.jobs j"
+        " WHERE j.tenant_no = w.tenant_no AND j.id = w.job_id AND j.state = 4)"
+    )
+    assert strays == 0
+
+
+# ---------------------------------------------------------------- a topic's own limits
+
+
+async def test_a_topic_never_runs_more_than_its_limit(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running=3)
+    await queue.add(10)
+    first = await queue.claim(10)
+    assert len(first) == 3
+    assert first.waits == ((first.topic_nos[0], None),)  # more when something ends
+    assert len(await queue.claim(10)) == 0
+    await queue.settle((first.ids[0], 1, Completed()), (first.ids[1], 1, BOOM))
+    assert len(await queue.claim(10)) == 2
+    assert len(await queue.claim(10)) == 0
+    await no_drift(db)
+
+
+async def test_a_full_topic_does_not_stand_in_the_way_of_others(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, "full", max_running=2)
+    await queue.add(50, "full", priority=10)
+    await queue.add(5, "free")
+    got = await queue.claim(20, "full", "free")
+    assert Counter(got.topic_nos) == {(await queue.topic("full")).no: 2, (await queue.topic("free")).no: 5}
+    await no_drift(db)
+
+
+async def test_jobs_found_by_their_ids_are_counted_too(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running=2)
+    ids = await queue.add(10)
+    assert len(await queue.claim(10, hints=ids[5:])) == 2
+    await no_drift(db)
+
+
+@pytest.mark.parametrize("outcome", [Abandon(), Snooze(delay=SECOND), Nack(delay=timedelta(0), reason="later"), BOOM])
+async def test_every_way_out_of_running_gives_the_room_back(db: Connection, outcome: object) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running=1)
+    await queue.add(2)
+    got = await queue.claim(2)
+    assert len(got) == 1
+    await queue.settle((got.ids[0], 1, outcome))  # type: ignore[arg-type]
+    assert len(await queue.claim(2)) == 1
+    await no_drift(db)
+
+
+async def test_a_lapsed_lease_gives_the_room_back(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running=1)
+    await queue.add(2)
+    await queue.claim(2, lease=SECOND)
+    await clock.advance(seconds=5)
+    assert len(await leases.reap(db)) == 1
+    assert len(await queue.claim(2)) == 1
+    await no_drift(db)
+
+
+async def test_a_limit_set_while_jobs_run_counts_them(db: Connection) -> None:
+    queue = Queue(db)
+    await queue.add(10)
+    running = await queue.claim(4)
+    await limit(queue, max_running=5)
+    assert (await topics.topic(db, await queue.tenant_no(), "mail")).running == 4
+    assert len(await queue.claim(10)) == 1
+    await limit(queue, max_running=None)
+    assert len(await queue.claim(2)) == 2
+    await queue.settle(*((job, 1, Completed()) for job in running.ids))
+    await limit(queue, max_running=3)  # three run: lowering ends none of them
+    assert len(await queue.claim(10)) == 0
+    await no_drift(db)
+
+
+async def test_a_topic_starts_no_more_than_its_rate_allows(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, rate=Rate(count=10, period=SECOND, burst=3))
+    await queue.add(30)
+    got = await queue.claim(20)
+    assert len(got) == 3
+    ((topic_no, at),) = got.waits
+    assert topic_no == got.topic_nos[0]
+    assert at is not None
+    assert 0.1 <= at <= 0.101
+    await clock.advance(seconds=at)
+    assert len(await queue.claim(20)) == 1
+    await clock.advance(seconds=0.25)
+    assert len(await queue.claim(20)) == 2
+    await clock.advance(seconds=60)
+    assert len(await queue.claim(20)) == 3  # the bucket holds no more
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_a_key_never_runs_more_than_its_limit(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=2)
+    a, b = await queue.add(5, limit_key="a"), await queue.add(1, limit_key="b")
+    assert await states(queue) == {State.PENDING: 3, State.BLOCKED: 3}
+    got = await queue.claim(10)
+    assert set(got.ids) == {*a[:2], *b}
+    assert len(await queue.claim(10)) == 0
+    await queue.settle((a[1], 1, Completed()))
+    assert (await queue.claim(10)).ids == (a[2],)  # the flush that made room has freed the next
+    await no_drift(db)
+
+
+async def test_a_key_on_a_topic_without_limits_changes_nothing(db: Connection) -> None:
+    queue = Queue(db)
+    ids = await queue.add(5, limit_key="a")
+    assert (await queue.claim(10)).ids == tuple(ids)
+    await queue.settle(*((job, 1, Completed()) for job in ids))
+    await no_drift(db)
+
+
+async def test_limits_apply_to_jobs_that_were_there_before_them(db: Connection) -> None:
+    queue = Queue(db)
+    await queue.add(5, limit_key="a")
+    await limit(queue, max_running_per_key=1)
+    assert len(await queue.claim(10)) == 1  # those let in too early went back to their line
+    assert await states(queue) == {State.RUNNING: 1, State.BLOCKED: 4}
+    await no_drift(db)
+
+
+async def test_raising_or_removing_a_limit_frees_who_waits(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    for number in range(30):
+        await queue.add(3, limit_key=f"k{number}")
+    assert (await states(queue))[State.PENDING] == 30
+    await limit(queue, max_running_per_key=2)
+    freed = {row[0] for row in await db.fetch("SELECT topic_no FROM headgate.free_due_v1(20)")}
+    assert freed == {(await queue.topic()).no}
+    assert (await states(queue))[State.PENDING] == 50  # in bounded parts
+    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(20)")
+    assert (await states(queue))[State.PENDING] == 60
+    await limit(queue, max_running_per_key=None)
+    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    assert await states(queue) == {State.PENDING: 90}
+    await no_drift(db)
+
+
+@pytest.mark.parametrize("outcome", [Abandon(), Nack(delay=timedelta(0), reason="later")])
+async def test_a_job_that_comes_back_at_once_goes_through_its_line(db: Connection, outcome: object) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(3, limit_key="a")
+    await queue.claim(10)
+    (answer,) = await queue.settle((ids[0], 1, outcome))  # type: ignore[arg-type]
+    assert answer.state is State.BLOCKED
+    assert (await queue.claim(10)).ids == (ids[0],)  # at its old place
+    await no_drift(db)
+
+
+async def test_cancelled_jobs_leave_their_line_and_their_room(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(4, limit_key="a")
+    tenant_no = await queue.tenant_no()
+    await verbs.cancel(db, tenant_no, [ids[0], ids[2]])  # one let in, one in line
+    assert (await queue.claim(10)).ids == (ids[1],)
+    await verbs.cancel(db, tenant_no, [ids[1]])
+    await queue.settle((ids[1], 1, BOOM))
+    assert (await queue.claim(10)).ids == (ids[3],)
+    await no_drift(db)
+
+
+async def test_redriven_and_due_jobs_go_into_their_line(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(2, limit_key="a", max_attempts=1)
+    (later,) = await queue.add(1, limit_key="a", delay=SECOND)
+    await queue.claim(1)
+    await queue.settle((ids[0], 1, BOOM))
+    await verbs.redrive(db, await queue.tenant_no(), [ids[0]])
+    await clock.advance(seconds=2)
+    await leases.promote(db)
+    assert await states(queue) == {State.PENDING: 1, State.BLOCKED: 2}
+    order = []
+    while got := (await queue.claim(10)).ids:
+        order += got
+        await queue.settle((got[0], 1 + (got[0] == ids[0]), Completed()))
+    assert order == [ids[1], ids[0], later] or order == [ids[1], later, ids[0]]
+    await no_drift(db)
+
+
+async def test_reprioritising_moves_a_job_in_its_line(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(4, limit_key="a")
+    await queue.claim(1)
+    await verbs.reprioritise(db, await queue.tenant_no(), [ids[3]], priority=5)
+    await queue.settle((ids[0], 1, Completed()))
+    assert (await queue.claim(10)).ids == (ids[3],)
+    await no_drift(db)
+
+
+async def test_a_key_starts_no_more_than_its_rate_allows(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, key_rate=Rate(count=10, period=SECOND, burst=2))
+    await queue.add(10, limit_key="a")
+    await queue.add(1, limit_key="b")
+    got = await queue.claim(10)
+    assert Counter(await key_of(queue, got.ids)) == {"a": 2, "b": 1}
+    ((_, at),) = got.waits
+    assert at is not None
+    assert 0.1 <= at <= 0.101
+    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    assert State.PENDING not in await states(queue)
+    await clock.advance(seconds=at)
+    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    assert len(await queue.claim(10)) == 1
+    await clock.advance(seconds=30)
+    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    assert len(await queue.claim(10)) == 2
+    await no_drift(db)
+
+
+async def test_a_key_in_strict_order_waits_for_the_one_before_to_end_for_good(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, ordered_by_key=True)
+    ids = await queue.add(3, limit_key="a", max_attempts=5)
+    assert (await queue.claim(10)).ids == (ids[0],)
+    await queue.settle((ids[0], 1, BOOM))
+    assert len(await queue.claim(10)) == 0  # it retries, and holds the key meanwhile
+    urgent = (await queue.add(1, limit_key="a", priority=10))[0]
+    assert len(await queue.claim(10)) == 0
+    await clock.advance(seconds=100)
+    await leases.promote(db)
+    assert (await queue.claim(10)).ids == (ids[0],)
+    await queue.settle((ids[0], 2, Snooze(delay=SECOND)))
+    assert len(await queue.claim(10)) == 0
+    await verbs.cancel(db, await queue.tenant_no(), [ids[0]])
+    for job in (urgent, *ids[1:]):
+        assert (await queue.claim(10)).ids == (job,)
+        await queue.settle((job, 1, Completed()))
+    await no_drift(db)
+
+
+async def test_keys_take_turns_however_many_jobs_each_has(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await queue.add(1000, limit_key="big")
+    await queue.claim(1)
+    few = set(await queue.add(10, limit_key="small"))
+    seen = []
+    while few and (got := await queue.claim(5)).ids:
+        seen += await key_of(queue, got.ids)
+        few -= set(got.ids)
+    assert not few
+    assert len(seen) <= 40, seen  # not behind a thousand
+    await no_drift(db)
+
+
+async def test_many_keys_share_in_turn(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    for number in range(5):
+        await queue.add(100, limit_key=f"k{number}")
+    counts: Counter[str] = Counter()
+    for _ in range(40):
+        counts.update(await key_of(queue, (await queue.claim(5)).ids))
+        assert max(counts.values()) - min(counts[f"k{number}"] for number in range(5)) <= 11
+    assert sum(counts.values()) == 200
+    await no_drift(db)
+
+
+async def test_priority_comes_before_turns(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await queue.add(50, limit_key="a")
+    (urgent,) = await queue.add(1, limit_key="b", priority=20)
+    assert (await queue.claim(1)).ids == (urgent,)
+
+
+# ---------------------------------------------------------------- backlog
+
+
+async def test_a_full_backlog_refuses_row_by_row(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_backlog=5)
+    ids = await queue.add(4)
+    tenant_no = await queue.tenant_no()
+    jobs = [queue.job(), queue.job(), queue.job("other"), queue.job(key="k")]
+    flush = await submitting.fill(db, queue.names, jobs)
+    answers = await submitting.submit(db, flush)
+    assert set(answers) == {1, 3}
+    for answer in answers.values():
+        assert answer.receipt is SubmitReceipt.REFUSED
+        assert isinstance(answer.error, BacklogFull)
+        assert (answer.error.topic, answer.error.limit, answer.error.waiting) == ("mail", 5, 4)
+    # Sent again: it is there, which is no news to a full topic.
+    again = await queue.submit(queue.job(id=ids[0]))
+    assert again[0].receipt is SubmitReceipt.DUPLICATE
+    with pytest.raises(BacklogFull):
+        await queue.add(1)
+    got = await queue.claim(3)
+    await queue.add(3)
+    await queue.settle(*((job, 1, Abandon()) for job in got.ids))  # what came back may go over the limit
+    with pytest.raises(BacklogFull, match='topic "mail" has 8 jobs waiting and takes at most 5'):
+        await queue.add(1)
+    assert (await reads.get(db, tenant_no, ids[3])).state is State.PENDING
+    # The refused key is free.
+    await limit(queue, max_backlog=None)
+    assert (await queue.submit(queue.job(key="k")))[0].receipt is SubmitReceipt.CREATED
+
+
+async def test_a_submit_in_a_long_transaction_holds_up_nobody_of_its_key(db: Connection, database: str) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1, max_backlog=3)
+    ids = await queue.add(2, limit_key="a")
+    await queue.claim(1)
+    other = await connect(database, application_name="headgate test")
+    try:
+        async with other.transaction():
+            mine = await other.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme', limit_key => 'a')")
+            async with asyncio.timeout(5):
+                await queue.settle((ids[0], 1, Completed()))  # would wait for ever, were the key's row locked
+                assert (await queue.claim(1)).ids == (ids[1],)
+        await leases.promote(db)
+        assert (await reads.get(db, await queue.tenant_no(), mine)).state is State.BLOCKED
+        await queue.add(2)
+        with pytest.raises(asyncpg.ConfigurationLimitExceededError, match='"mail" has 3 jobs waiting'):
+            await db.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme')")
+    finally:
+        await other.close()
+    await queue.settle((ids[1], 1, Completed()))
+    assert mine in (await queue.claim(3)).ids
+    await no_drift(db)
+
+
+# ---------------------------------------------------------------- rules at run time
+
+
+async def test_rules_and_limits_change_at_run_time_and_are_audited(db: Connection) -> None:
+    queue = Queue(db)
+    tenant_no = await queue.tenant_no()
+    await queue.topic()
+    rules = TopicRules(
+        max_attempts=3, policy=RetryPolicy(kind=BackoffKind.FIXED, base_ms=50), ageing_step=timedelta(seconds=60)
+    )
+    given = {"max_attempts": 3, "retry": rules.policy, "ageing_step": rules.ageing_step}
+    await topics.set_topic(db, queue.names, tenant_no, "mail", rules=given, actor="eve", reason="slow down")
+    view = await topics.set_topic(db, queue.names, tenant_no, "mail", changes={"max_running": 7}, actor="eve")
+    assert view.rules == rules
+    assert view.limits.max_running == 7
+    (job,) = await queue.add(1)
+    seen = await reads.get(db, tenant_no, job)
+    assert seen.max_attempts == 3
+    newest, oldest = await audit.entries(db, tenant_no)
+    assert (oldest.actor, oldest.verb, oldest.target, oldest.reason) == (
+        *("eve", "configure_topic", "topic mail", "slow down"),
+    )
+    assert oldest.detail["new"]["max_attempts"] == 3  # type: ignore[index]
+    assert "max_running" not in newest.detail["old"]  # type: ignore[operator]
+    assert newest.detail["new"]["max_running"] == 7  # type: ignore[index]
+    assert (await topics.topic(db, tenant_no, "mail")).counts == {State.PENDING: 1}
+
+
+async def test_bad_limits_and_unknown_topics_are_refused(db: Connection) -> None:
+    queue = Queue(db)
+    with pytest.raises(NotFound, match='no topic "nowhere"'):
+        await topics.set_topic(db, queue.names, await queue.tenant_no(), "nowhere", changes={})
+    with pytest.raises(InvalidInput, match="max_running"):
+        await limit(queue, max_running=-1)
+    with pytest.raises(InvalidInput, match=r"rate\.count"):
+        Rate(count=0, period=SECOND)
+
+
+# ---------------------------------------------------------------- healing
+
+
+async def test_wrong_counters_are_put_right(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running=5, max_running_per_key=2)
+    await queue.add(10, limit_key="a")
+    await queue.claim(10)
+    await db.execute("UPDATE headgate.limit_usage SET running = 7, admitted = 3")
+    assert await db.fetchval("SELECT mended FROM headgate.mend_limits_v1(0, '', 100)") == 2
+    await no_drift(db)
+    await db.execute("DELETE FROM headgate.limit_usage")
+    assert await db.fetchval("SELECT mended FROM headgate.mend_limits_v1(0, '', 100)") == 2
+    await no_drift(db)
+
+
+async def test_keys_that_nobody_uses_are_forgotten(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    for number in range(20):
+        await queue.add(1, limit_key=f"k{number:02}")
+    got = await queue.claim(10)
+    await queue.settle(*((job, 1, Completed()) for job in got.ids))
+    assert await db.fetchval("SELECT key FROM headgate.mend_limits_v1(0, '', 5)") == "k04"
+    await db.fetchval("SELECT key FROM headgate.mend_limits_v1(0, '', 100)")
+    assert await db.fetchval("SELECT count(*) FROM headgate.limit_usage") == 10
+    assert len(await queue.claim(20)) == 10
+    await no_drift(db)
+
+
+async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Connection, database: str) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running=1, key_rate=Rate(count=1, period=SECOND))
+    await queue.add(3, limit_key="a")
+    (later,) = await queue.add(1, limit_key="b", delay=timedelta(seconds=5))
+    await queue.claim(1, lease=SECOND)
+    store = Store(database)
+    try:
+        await store.register("one", "test")
+        no = (await queue.topic()).no
+        await store.topics("acme", ["mail"])
+        assert not store.is_ageing(no)
+        tick = await store.tick([no], reap=True)
+        assert (tick.reaped, tick.promoted, tick.pending) == (0, [], [])
+        assert {topic_no for topic_no, _ in tick.room} == {no}
+        assert store.is_keyed(no)
+        await clock.advance(seconds=10)
+        tick = await store.tick([no], reap=True)
+        assert tick.reaped == 1
+        assert [job for _, _, job in tick.promoted] == [later]
+        assert tick.pending == [no]
+        assert len(await queue.claim(5)) == 1  # of two that may, one at a time
+    finally:
+        await store.close()
+    await no_drift(db)
