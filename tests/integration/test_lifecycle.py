@@ -103,7 +103,7 @@ async def test_cancel_redrive_reprioritise_and_discard(queue: Queue) -> None:
     assert changes[queued].state is State.CANCELLED
     assert changes[running].state is State.RUNNING
     renewed = await leases.renew(queue.db, [leases.Held(tenant_no=tenant, ids=[running], epochs=[1], lease_ms=60_000)])
-    assert renewed[tenant, running].cancel
+    assert renewed[tenant, running, 1].cancel
     (ended,) = await queue.settle((running, 1, BOOM))
     assert ended.state is State.CANCELLED
     requeued = await verbs.redrive(queue.db, tenant, [queued], payloads=[b"edited"], who="ana")

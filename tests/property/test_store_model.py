@@ -628,7 +628,7 @@ class StoreMachine(RuleBasedStateMachine):
         others = [ref for ref in others if ref not in refs]
         parts = [(refs, epoch_off, lease)] + [(others, 0, lease + SECOND)] * bool(others)
         held: list[leases.Held] = []
-        expected: dict[tuple[int, UUID], leases.Renewal] = {}
+        expected: dict[tuple[int, UUID, int], leases.Renewal] = {}
         for part, off, span in parts:
             epochs = [max(0, self.model.jobs[ref].record.epoch + off) if ref in self.model.jobs else 1 for ref in part]
             held.append(
@@ -642,7 +642,7 @@ class StoreMachine(RuleBasedStateMachine):
             for ref, epoch in zip(part, epochs, strict=True):
                 lost, cancel = self.model.renew(ref, epoch, lease=min(span, limits.LEASE_MAX))
                 if lost or cancel:
-                    expected[ref] = leases.Renewal(lost=lost, cancel=cancel)
+                    expected[ref.tenant_no, ref.id, epoch] = leases.Renewal(lost=lost, cancel=cancel)
         assert self.run(leases.renew(self.db, held)) == expected
 
     @verb(when=_any(State.RUNNING), limit=bounds, floored=st.booleans())
