@@ -256,6 +256,21 @@ async def test_a_key_whose_job_was_not_made_is_free_for_its_neighbours(queue: Qu
     assert receipts(await queue.submit(queue.job(key="k", payload=b"mine"))) == [DUPLICATE]
 
 
+async def test_only_who_met_a_neighbours_key_tries_again(queue: Queue) -> None:
+    """Of four, three are refused for good: the last is written anew, alone, and so the first of its flush."""
+    (first,) = await queue.submit(queue.job(payload=b"taken", key="k"))
+    (other,) = await queue.add(payload=b"taken")
+    jobs = [
+        queue.job(payload=b"mine", key="k"),  # refused because of its key, which the second's id holds
+        queue.job(id=first.id, payload=b"mine"),
+        queue.job(id=other, payload=b"mine", key="l"),
+        queue.job(payload=b"mine", key="l"),
+    ]
+    assert receipts(await queue.submit(*jobs)) == [CONFLICT, CONFLICT, CONFLICT, CREATED]
+    place = "SELECT rank_at - (extract(epoch FROM created_at) * 1000000)::bigint FROM headgate.jobs WHERE id = $1"
+    assert await queue.db.fetchval(place, jobs[-1].id) == 1
+
+
 async def test_a_crowd_that_frees_one_key_in_turn_costs_a_bounded_number_of_flushes(queue: Queue) -> None:
     taken = await queue.add(500, payload=b"taken")
     jobs = [queue.job(id=job_id, payload=b"mine", key="k", fresh=True) for job_id in taken] + [queue.job(key="k")]

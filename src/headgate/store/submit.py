@@ -482,15 +482,16 @@ def _orphans(flush: SubmitFlush, answers: Mapping[int, SubmitAnswer]) -> list[in
     That happens when the neighbour's id was there with another body. Its key is free again, so these may try anew.
     """
     tenants, ids = flush.tenant_nos, flush.ids
+    keys = {ord_ - 1: (tenants[ord_ - 1], key) for ord_, key in zip(flush.key_ords, flush.keys, strict=True)}
     not_made = {
-        (tenants[place], ids[place])
+        (keys[place], ids[place])
         for place, answer in answers.items()
-        if answer.receipt is SubmitReceipt.CONFLICT and answer.job_id == ids[place]
+        if place in keys and answer.receipt is SubmitReceipt.CONFLICT and answer.job_id == ids[place]
     }
     return sorted(
         place
         for place, answer in answers.items()
-        if answer.job_id != ids[place] and (tenants[place], answer.job_id) in not_made
+        if place in keys and answer.job_id != ids[place] and (keys[place], answer.job_id) in not_made
     )
 
 
