@@ -24,10 +24,10 @@ dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reac
 	@$(BIN)/headgate dev
 
 test: $(READY) ## everything: rules, store, dispatch, SDK, CLI; real servers and workers; kill -9, outages, drains
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-e2e: $(READY) ## only the tests of whole processes: real servers and workers over real sockets, and what kills them
-	@$(BIN)/python -m pytest tests/e2e tests/fault
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e tests/fault
 
 check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make format'"; exit 1; }
