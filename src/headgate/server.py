@@ -152,6 +152,7 @@ class Server:
         self.submitter = Submitter(
             self.store,
             on_submitted=self.coordinator.submitted,
+            claim_with=self.coordinator.claim_with,
             on_due_in=self.coordinator.due_in,
             on_due_at=self.coordinator.due_at,
         )

@@ -453,7 +453,7 @@ async def test_streams_opened_and_cancelled_in_a_loop_leave_nothing_behind(
         assert (job.id, job.epoch) == (job_id, 1)  # nobody who is gone was given it
 
 
-@pytest.mark.req("D26", "W18")
+@pytest.mark.req("D26", "W18", "T12")
 async def test_a_peer_that_never_reads_is_closed_and_the_servers_memory_stays_flat(
     server: ServerProcess, wire: Wire, neighbour: Neighbour
 ) -> None:
@@ -480,7 +480,7 @@ async def test_a_peer_that_never_reads_is_closed_and_the_servers_memory_stays_fl
     assert "never-reads does not read" in fate.details
 
 
-@pytest.mark.req("D26", "W18", "W28")
+@pytest.mark.req("D26", "W18", "W28", "T12", "O19")
 async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
     server: ServerProcess, neighbour: Neighbour, topic: str
 ) -> None:
@@ -512,7 +512,7 @@ async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
         assert Ended.of(await _fate(call)).status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
-@pytest.mark.req("W18")
+@pytest.mark.req("W18", "T12")
 async def test_a_slow_reader_gets_everything_and_slows_down_nobody_else(
     wire: Wire, neighbour: Neighbour, topic: str
 ) -> None:

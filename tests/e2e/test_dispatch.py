@@ -155,7 +155,7 @@ async def _traffic(postgres: Server, database: str) -> tuple[int, int]:
     return row[0], row[1]
 
 
-@pytest.mark.req("D7")
+@pytest.mark.req("D7", "O1")
 async def test_a_job_starts_well_within_a_second(wire: Wire, topic: str) -> None:
     async with wire.worker() as link:
         await link.ready(20, topic)

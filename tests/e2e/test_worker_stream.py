@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -224,6 +225,23 @@ async def test_a_ready_is_answered_with_up_to_its_count_in_one_frame(wire: Wire,
         await link.complete(first, *several)
         await link.ready(50)
         assert [job.id for job in await link.take(4)] == ids[6:]
+
+
+@pytest.mark.req("T13", "K10")
+async def test_the_jobs_of_a_frame_are_in_the_order_in_which_they_are_to_run(wire: Wire, topic: str) -> None:
+    """Neither in that of their ids nor in that of the rows: both are shuffled against the priorities."""
+    ids = sorted(new_id() for _ in range(60))
+    shuffled = random.Random(13).sample(ids, len(ids))
+    new = [producer_pb2.NewJob(id=one, topic=topic, priority=place % 7 - 3) for place, one in enumerate(shuffled)]
+    for part in (new[:30], new[30:]):
+        await wire.call("SubmitBatch", producer_pb2.SubmitBatchRequest(jobs=part))
+    expected = [bytes(job.id) for job in sorted(new, key=lambda job: -job.priority)]  # stable: as submitted
+    async with wire.worker() as link:
+        for count in (1, 9, 50):
+            await link.ready(count, topic)
+            await link.take(count)
+        frames = [list(frame.jobs.ids) for frame in link.frames if frame.HasField("jobs")]
+        assert frames == [expected[:1], expected[1:10], expected[10:]]
 
 
 @pytest.mark.req("W6")

@@ -145,7 +145,7 @@ async def test_sessions_killed_at_random_under_load_lose_nothing(
     assert not [server for server in instances if server.seen("link_ended|CRITICAL|Traceback")]
 
 
-@pytest.mark.req("F34")
+@pytest.mark.req("F34", "O4")
 async def test_the_listening_session_alone_dies_and_is_opened_again(
     database: str, servers: Servers, workers: Workers
 ) -> None:

@@ -120,7 +120,7 @@ class IdleLinks:
         self.ended.append("end of stream")
 
 
-@pytest.mark.req("T6", "D11", "D26")
+@pytest.mark.req("T6", "D11", "D26", "O2")
 async def test_a_thousand_idle_links_cost_the_database_nothing(
     database: str, postgres: Server, servers: Servers
 ) -> None:

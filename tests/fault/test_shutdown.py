@@ -22,7 +22,7 @@ AT_ONCE = timedelta(seconds=10)
 """A start of a process on a busy machine, but far less than the lease of a minute that these tests run with."""
 
 
-@pytest.mark.req("T35", "F5")
+@pytest.mark.req("T35", "F5", "O19")
 async def test_a_worker_told_to_stop_under_load_spends_no_attempt(
     database: str, servers: Servers, workers: Workers
 ) -> None:

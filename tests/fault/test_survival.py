@@ -161,7 +161,7 @@ async def test_what_a_server_claimed_and_never_sent_comes_back_by_its_lease(
     assert [(start.pid, start.epoch) for start in starts] == [(other.pid, 2)] * 8
 
 
-@pytest.mark.req("T9", "F18")
+@pytest.mark.req("T9", "F18", "O19")
 async def test_a_worker_that_comes_back_gives_back_what_it_was_never_sent(
     database: str, servers: Servers, workers: Workers
 ) -> None:

@@ -114,6 +114,7 @@ async def test_each_ready_may_ask_for_a_lease_of_its_own(still: Instance, db: Co
 # ---------------------------------------------------------------------- kept
 
 
+@pytest.mark.req("O15")
 async def test_a_job_shorter_than_half_its_lease_costs_no_renewal(
     still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
@@ -133,7 +134,7 @@ async def test_a_job_shorter_than_half_its_lease_costs_no_renewal(
     assert await still.store.sent() - before == still.store.calls["settle"]
 
 
-@pytest.mark.req("T28")
+@pytest.mark.req("T28", "O15")
 async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
     still: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
@@ -237,6 +238,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     assert [event.kind for event in view.events] == [EventKind.LAPSED.label]
 
 
+@pytest.mark.req("O15")
 async def test_a_link_that_has_ended_is_not_renewed(still: Instance, seconds: ManualClock, clock: Clock) -> None:
     worker, _ = await holding(still)
     worker.link.end(LinkSilent("not heard of"))  # its stream has not noticed yet
@@ -302,6 +304,7 @@ async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, secon
 # ---------------------------------------------------------------------- coming back
 
 
+@pytest.mark.req("O15", "O19")
 async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
     still: Instance, other: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
@@ -356,7 +359,7 @@ async def test_the_newer_of_two_links_of_one_worker_wins_and_the_older_is_told(s
 # ---------------------------------------------------------------------- the fence
 
 
-@pytest.mark.req("T27", "L3", "L4", "R2", "R6")
+@pytest.mark.req("T27", "L3", "L4", "R2", "R6", "O14")
 @pytest.mark.parametrize(
     "outcome",
     [

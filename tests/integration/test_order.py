@@ -63,6 +63,24 @@ async def test_the_databases_clock_makes_the_order_and_not_the_ids(queue: Queue)
     assert (await queue.claim()).ids == (second.id, first.id)
 
 
+async def test_jobs_of_one_moment_have_an_order_and_it_is_not_that_of_the_commits(
+    queue: Queue, clock: Clock, database: str
+) -> None:
+    jobs = [queue.job() for _ in range(9)]
+    jobs.reverse()  # neither the ids nor the clock, which stands still, tell them apart in this order
+    await queue.submit(*jobs)
+    assert [job_id for count in (2, 3, 4) for job_id in (await queue.claim(count)).ids] == [job.id for job in jobs]
+    slow = Queue(await connect(database, application_name="headgate test"))
+    try:
+        async with slow.db.transaction():
+            (first,) = await slow.add()
+            await clock.advance(seconds=1)
+            (second,) = await queue.add()  # committed before the first
+        assert (await queue.claim()).ids == (first, second)
+    finally:
+        await slow.db.close()
+
+
 @pytest.mark.req("P2")
 async def test_an_urgent_job_overtakes_ten_thousand_bulk_jobs(queue: Queue) -> None:
     for _ in range(2):
@@ -231,7 +249,7 @@ async def test_a_promoted_job_outranks_younger_work_of_its_priority(queue: Queue
     assert (await queue.claim()).ids == (delayed, young)
 
 
-@pytest.mark.req("W13")
+@pytest.mark.req("W13", "O19")
 async def test_a_job_handed_back_returns_to_its_old_place_at_no_cost(queue: Queue) -> None:
     first, second, third = await queue.add(3)
     assert (await queue.claim(2)).ids == (first, second)
@@ -353,7 +371,7 @@ async def test_a_claim_is_committed_when_it_returns_so_that_a_broken_wire_leaves
     assert [one.id for one in await leases.reap(queue.db)] == [job_id]
 
 
-@pytest.mark.req("L3", "T27")
+@pytest.mark.req("L3", "T27", "O14")
 async def test_a_zombies_beat_and_outcomes_change_nothing_for_its_successor(queue: Queue, clock: Clock) -> None:
     (job_id,) = await queue.add()
     await queue.claim(workers=["zombie"])

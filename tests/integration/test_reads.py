@@ -53,6 +53,7 @@ async def ids_of(db: Connection, tenant_no: int, *, limit: int = 1_000, **matchi
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.req("O23")
 async def test_a_job_can_be_read_in_every_state(queue: Queue) -> None:
     clock = await Clock.install(queue.db)
     begin, tenant, topic = clock.now, await queue.tenant_no(), await queue.topic()
@@ -67,6 +68,8 @@ async def test_a_job_can_be_read_in_every_state(queue: Queue) -> None:
         result = await reads.result(queue.db, tenant, job_id)
         assert (result.state, result.result) == (state, b"done" if state is State.COMPLETED else None)
         assert result.last_error == job.last_error
+        tables = "SELECT (SELECT count(*) FROM headgate.jobs), (SELECT count(*) FROM headgate.archive)"
+        assert tuple(await queue.db.fetchrow(tables)) == ((0, 1) if state.is_final else (1, 0))
 
     nobody: dict[str, object] = {"owner": None, "lease_until": None}
     rank = {"rank_class": -5, "rank_at": int(begin.timestamp()) * 1_000_000 + begin.microsecond + 1}

@@ -288,6 +288,7 @@ async def assert_forgotten(db: Connection, past: Past, keep_from: int) -> None:
         )
 
 
+@pytest.mark.req("O23")
 async def test_expired_days_go_with_all_that_hangs_on_them(
     db: Connection, past: Past, monkeypatch: pytest.MonkeyPatch
 ) -> None:

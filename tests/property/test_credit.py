@@ -297,7 +297,7 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
     try:
         await db.execute("TRUNCATE headgate.jobs")
         clock = Clock(db, await db.fetchval("SELECT at FROM public.test_clock"))
-        async with Instance(dsn, running=False) as one:
+        async with Instance(dsn, running=False, claims_along=True) as one:
             play = Script(one)
             await play.run(script)
             # Everybody leaves. What was never written goes back at once, at no cost.

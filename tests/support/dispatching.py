@@ -192,6 +192,11 @@ class WatchedStore(Store):
     async def submit(self, rows: Any) -> Any:
         return await self._watched("submit", super().submit(rows))
 
+    async def submit_and_claim(self, rows: Any, **asked: Any) -> Any:
+        answers, got = await self._watched("submit_and_claim", super().submit_and_claim(rows, **asked))
+        assert len(got) <= asked["limit"], "more was claimed than there is credit for"
+        return answers, got
+
     async def renew(self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]) -> Any:
         self.renewed_rows += sum(len(ids) for ids, _ in held.values())
         return await self._watched("renew", super().renew(held))
@@ -425,6 +430,7 @@ class Instance:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         gated: bool = False,
         running: bool = True,
+        claims_along: bool = False,  # as the server does; without, a submit and its claim can be told apart
     ) -> None:
         self.store = WatchedStore(dsn)
         self.name, self.tenant, self.now = name, tenant, now
@@ -455,6 +461,7 @@ class Instance:
             on_submitted=self.coordinator.submitted,
             on_due_in=self.coordinator.due_in,
             on_due_at=self.coordinator.due_at,
+            claim_with=self.coordinator.claim_with if claims_along else None,
         )
         self.renewer = LeaseRenewer(self.store, self.links, now=now, watchdog=self.watchdog)
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)

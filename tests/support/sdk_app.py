@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def cube(n: int) -> int:
 
 
 hg.register("cube", cube, run_in="process")
+
+
+def whereabouts(n: int) -> tuple[int, int, str]:
+    return n, os.getpid(), threading.current_thread().name
 
 
 @hg.job("report", run_in="process", time_limit=60)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -81,6 +82,37 @@ async def test_a_process_handler_has_progress_extension_logger_headers_and_token
             assert (result["told"], result["flag"], result["pid"] != os.getpid()) == (True, True, True)
         else:
             assert failures(link)[raw][0] == "Cancelled"
+
+
+@pytest.mark.req("O21")
+async def test_tasks_threads_and_processes_share_the_slots_and_the_same_credit() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+
+        @app.job("task")
+        async def here(n: int) -> tuple[int, int, str]:
+            return sdk_app.whereabouts(n)
+
+        app.register("thread", sdk_app.whereabouts)
+        app.register("process", sdk_app.whereabouts, run_in="process")
+        worker = app.worker(concurrency=3, processes=1, grace=5)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        try:
+            assert (link.credit, sorted(link.topics)) == (3, ["process", "task", "thread"])
+            ran: dict[str, list[Any]] = {}
+            for done, kind in enumerate(("task", "thread", "process"), 1):
+                (raw,) = link.deliver(kind, b'{"n":%d}' % done)
+                await until(lambda raw=raw: raw in link.completed(), f"the {kind} is done", seconds=30)
+                ran[kind] = json.loads(link.completed()[raw])
+                assert link.credit == 3 + done  # one slot each, free again with its outcome
+        finally:
+            worker.stop()
+            await asyncio.wait_for(running, 20)
+        mine = os.getpid()
+        assert ran["task"] == [1, mine, threading.main_thread().name]
+        assert (ran["thread"][:2], ran["thread"][2] != threading.main_thread().name) == ([2, mine], True)
+        assert (ran["process"][0], ran["process"][1] != mine) == (3, True)
 
 
 @pytest.mark.parametrize("ears", ["good", "deaf"])
@@ -177,6 +209,7 @@ async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: P
 # --- time limits -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.req("O15")
 @pytest.mark.parametrize("topic", ["limited-async", "limited-process"])
 async def test_a_handler_over_its_time_limit_is_stopped_and_its_attempt_fails(topic: str) -> None:
     async with working(topic, processes=1) as (link, _):

@@ -144,7 +144,7 @@ async def test_a_handler_that_raises_fails_its_job_and_the_worker_lives() -> Non
             assert kinds == ["KeyboardInterrupt", "PayloadError", "SystemExit", "SystemExit", "ValueError"]
 
 
-@pytest.mark.req("O16", "W17", "L2")
+@pytest.mark.req("O16", "W17", "L2", "O15")
 async def test_beats_list_everything_held_while_a_handler_blocks_the_loop() -> None:
     async with fake_server() as server:
         app, release, begun = Headgate(server.address), threading.Event(), threading.Event()

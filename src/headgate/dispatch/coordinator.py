@@ -17,7 +17,7 @@ from uuid import UUID
 
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
 from headgate.dispatch.links import Delivery, Link, Links, Told
-from headgate.dispatch.ports import ClaimedJobs, ClaimStore, Tick
+from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
@@ -154,10 +154,11 @@ class Coordinator:
             self._next_tick = at
             self._sooner.set()
 
-    def submitted(self, topic_nos: Iterable[int], mean_bytes: float = 0.0) -> None:
-        """Jobs were committed by this instance: claim here, and let the others know."""
+    def submitted(self, topic_nos: Iterable[int], mean_bytes: float = 0.0, *, claimed: bool = False) -> None:
+        """Jobs were committed by this instance: claim here, unless that was done, and let the others know."""
         for topic_no in topic_nos:
-            self.stir(topic_no)
+            if not claimed:
+                self.stir(topic_no)
             if mean_bytes:
                 self._weights[topic_no] = mean_bytes
                 for demand in self._by_topic.get(topic_no, ()):
@@ -272,7 +273,7 @@ class Coordinator:
         """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
         dealt = 0
         for demand in tuple(self._demands.values()):
-            if not (demand.credit and demand.stirred) or self._stopped.is_set():
+            if not demand.wants_claim or self._stopped.is_set():
                 continue
             try:
                 dealt += await self._claim_for(demand)
@@ -295,7 +296,24 @@ class Coordinator:
         self._keys_due.set()
         self._room.stop()
 
-    async def _claim_for(self, demand: Demand) -> int:
+    async def claim_with(self, topic_no: int, claim: Claim) -> None:
+        """Claim for a demand of this topic that waits for work, by the call that is about to bring some.
+
+        `claim` submits as well: a job whose worker waits costs one call and one commit instead of two. Without such a
+        demand it is not called. An error is the caller's affair; the demand is looked at again.
+        """
+        if not self._wakes or self._stopped.is_set():
+            return
+        for demand in self._by_topic.get(topic_no, ()):
+            if demand.waits and not self.is_paused(demand.tenant_no, topic_no):
+                try:
+                    await self._claim_for(demand, claim)
+                finally:
+                    if demand.stirred:  # it took all it could and there may be more, or something came meanwhile
+                        self.stir(topic_no)
+                return
+
+    async def _claim_for(self, demand: Demand, claim: Claim | None = None) -> int:
         topics = demand.topic_nos
         if self.paused:
             topics = tuple(no for no in topics if not self.is_paused(demand.tenant_no, no))
@@ -315,7 +333,7 @@ class Coordinator:
         dealt = 0
         try:
             self.claims += 1
-            got = await self._store.claim(
+            got = await (claim or self._store.claim)(
                 tenant_no=demand.tenant_no,
                 topic_nos=topics,
                 limit=asked,
@@ -395,7 +413,7 @@ class Coordinator:
             mark.lower(*last)
 
     def _has_work(self) -> bool:
-        return any(demand.credit and demand.stirred for demand in self._demands.values())
+        return any(demand.wants_claim for demand in self._demands.values())
 
     def _drop(self, demand: Demand) -> None:
         self._demands.pop((demand.tenant_no, demand.topic_nos, demand.lease_ms), None)

@@ -62,6 +62,16 @@ class Demand:
         return not self.members and not self.claiming
 
     @property
+    def wants_claim(self) -> bool:
+        """It has credit, there may be work, and nobody is asking for it yet."""
+        return bool(self.credit) and self.stirred and not self.claiming
+
+    @property
+    def waits(self) -> bool:
+        """It has credit, has looked, and knows of no work."""
+        return bool(self.credit) and not self.stirred and not self.claiming
+
+    @property
     def busy(self) -> bool:
         """It is being claimed for, or about to be, or it takes nothing now: not waiting for news of work."""
         return self.claiming or self.stirred or not self.credit

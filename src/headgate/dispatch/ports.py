@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, Self
+from typing import Protocol, Self, TypedDict, Unpack
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError
@@ -108,21 +108,29 @@ class Tick:
     room: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
 
 
+class ClaimCall(TypedDict):
+    """What a claim asks for: `runs` says how many of the jobs, in order, each of `workers` gets."""
+
+    tenant_no: int
+    topic_nos: Sequence[int]
+    limit: int
+    lease_ms: int
+    workers: Sequence[str]
+    runs: Sequence[int]
+    ranges: KeyRanges
+    hints: Sequence[UUID]
+
+
+class Claim(Protocol):
+    """Whatever claims."""
+
+    async def __call__(self, **asked: Unpack[ClaimCall]) -> ClaimedJobs: ...
+
+
 class ClaimStore(Protocol):
     """The coordinator's part."""
 
-    async def claim(
-        self,
-        *,
-        tenant_no: int,
-        topic_nos: Sequence[int],
-        limit: int,
-        lease_ms: int,
-        workers: Sequence[str],
-        runs: Sequence[int],
-        ranges: KeyRanges,
-        hints: Sequence[UUID],
-    ) -> ClaimedJobs: ...
+    async def claim(self, **asked: Unpack[ClaimCall]) -> ClaimedJobs: ...
     def is_ageing(self, topic_no: int) -> bool: ...
     async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick: ...
     async def notify(self, topic_nos: Sequence[int]) -> None: ...
@@ -170,6 +178,8 @@ class SubmitRows(Protocol):
     payloads: list[bytes]
 
     def __len__(self) -> int: ...
+    @property
+    def plain(self) -> bool: ...
     def soonest(self) -> tuple[int | None, datetime | None]: ...
     def never_fresh(self) -> None: ...
     def extend(self, other: Self) -> None: ...
@@ -204,5 +214,8 @@ class SubmitStore(Protocol):
         fresh: bool,
     ) -> SubmitRows: ...
     async def submit(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
+    async def submit_and_claim(
+        self, rows: SubmitRows, **asked: Unpack[ClaimCall]
+    ) -> tuple[Mapping[int, SubmitAnswerRow], ClaimedJobs]: ...
     async def submit_atomic(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
     def uuids(self, raw: Sequence[bytes]) -> list[UUID]: ...

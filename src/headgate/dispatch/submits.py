@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from random import uniform
+from typing import Protocol, Unpack
 
-from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.ports import Claim, ClaimCall, ClaimedJobs, SubmitAnswerRow, SubmitRows, SubmitStore
 from headgate.dispatch.writer import GroupWriter
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreUnavailable
 
 log = logging.getLogger("headgate.submit")
 PATIENCE_SECONDS = 5.0
+CLAIMED_ALONG_ROWS = 16
+"""Flushes up to this size take along the claim of a demand that waits. Larger ones come under load, where claims of
+their own run beside them."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,12 @@ class SubmitParcel:
         self.failed(error)
 
 
+class OnSubmitted(Protocol):
+    """Topics that have new jobs; how many bytes one has on average; whether they were claimed for already."""
+
+    def __call__(self, topic_nos: set[int], mean_bytes: float, /, *, claimed: bool) -> None: ...
+
+
 class Submitter:
     """The submit writer of an instance."""
 
@@ -47,12 +57,14 @@ class Submitter:
         self,
         store: SubmitStore,
         *,
-        on_submitted: Callable[[set[int], float], None],
+        on_submitted: OnSubmitted,
+        claim_with: Callable[[int, Claim], Awaitable[None]] | None = None,
         on_due_in: Callable[[float], None] = lambda _: None,
         on_due_at: Callable[[datetime], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._on_submitted = on_submitted  # topics that have new jobs, once they are committed; their mean weight
+        self._claim_with = claim_with  # claims for a topic by a call that submits to it, if anybody waits for that
         # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
         self._on_due_in, self._on_due_at = on_due_in, on_due_at
         self.writer: GroupWriter[SubmitParcel] = GroupWriter("submits", self._write)
@@ -61,11 +73,12 @@ class Submitter:
         """Queue one frame's jobs. Raises Overloaded."""
         self.writer.put(parcel)
 
-    def submitted(self, flush: SubmitRows) -> None:
+    def submitted(self, flush: SubmitRows, *, claimed: bool = False) -> None:
         """Jobs were committed, here or by another way: let dispatch know."""
         if not len(flush):
             return
-        self._on_submitted(set(flush.topic_nos), sum(map(len, flush.payloads)) / len(flush))
+        mean_bytes = sum(map(len, flush.payloads)) / len(flush)
+        self._on_submitted(set(flush.topic_nos), mean_bytes, claimed=claimed)
         delay_ms, run_at = flush.soonest()
         if delay_ms is not None:
             self._on_due_in(delay_ms / 1000)
@@ -93,10 +106,34 @@ class Submitter:
             flush.extend(parcel.flush)
         # extend() has made the first parcel's rows the whole flush: its own length is where the second one starts.
         lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
-        odd = await self._patiently(flush)
-        self.submitted(flush)
+        odd = await self._claiming_along(flush)
+        claimed = odd is not None
+        if odd is None:
+            odd = await self._patiently(flush)
+        self.submitted(flush, claimed=claimed)
         for parcel, start, length in zip(parcels, starts, lengths, strict=True):
             parcel.done({place: odd[start + place] for place in range(length) if start + place in odd} if odd else {})
+
+    async def _claiming_along(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow] | None:
+        """Submit and claim in one call if somebody waits for these jobs; None if that was not done, or who knows."""
+        if self._claim_with is None or len(flush) > CLAIMED_ALONG_ROWS or not flush.plain:
+            return None
+        said: Mapping[int, SubmitAnswerRow] | None = None
+
+        async def claim(**asked: Unpack[ClaimCall]) -> ClaimedJobs:
+            nonlocal said
+            answers, got = await self._store.submit_and_claim(flush, **asked)
+            said = answers
+            return got
+
+        try:
+            await self._claim_with(flush.topic_nos[0], claim)
+        except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
+            log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
+            flush.never_fresh()
+        except HeadgateError as error:  # about one of the rows, most likely: by itself, the flush finds which
+            log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
+        return said
 
     async def _patiently(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow]:
         deadline, wait = time.monotonic() + PATIENCE_SECONDS, 0.05

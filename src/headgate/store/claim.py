@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain import limits
@@ -54,6 +54,60 @@ class Claimed:
         return len(self.ids)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """What to claim: at most `limit` jobs, best first over all topics.
+
+    `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
+    that may lie outside of `ranges`.
+    """
+
+    tenant_no: int
+    topic_nos: Sequence[int]
+    limit: int
+    owner: int
+    lease_ms: int
+    workers: Sequence[str]
+    runs: Sequence[int] = ()
+    ranges: KeyRanges | None = None
+    hints: Sequence[UUID] = ()
+
+    def arguments(self) -> tuple[object, ...]:
+        """Those of `claim_v1`, checked."""
+        check_tenant_no(self.tenant_no)
+        check_claim_size(self.limit, field="limit")
+        check_integer(self.owner, field="owner", low=0, high=INT32_MAX)
+        check_integer(self.lease_ms, field="lease_ms", low=1, high=86_400_000)
+        if not check_rows(self.workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
+            raise InvalidInput("workers", "must name at least one worker")
+        for worker in self.workers:
+            check_worker_id(worker, field="workers")
+        check_rows(self.runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
+        for run in self.runs:
+            check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
+        many = len(self.workers)
+        if many > 1 and (len(self.runs) != many or sum(self.runs) < self.limit):
+            raise InvalidInput("runs", f"must give each of the {many} workers at least one of the {self.limit} jobs")
+        check_rows(self.hints, field="hints", limit=_TOPICS_MAX, unit="ids")
+        check_rows(self.topic_nos, field="topic_nos", limit=_TOPICS_MAX, unit="topics")
+        where = _ranges(self.topic_nos, self.ranges)
+        return (
+            self.tenant_no,
+            self.topic_nos,
+            where.topic_nos,
+            where.class_from,
+            where.rank_from,
+            where.class_to,
+            where.rank_to,
+            self.hints,
+            self.limit,
+            self.owner,
+            self.workers,
+            self.runs,
+            self.lease_ms,
+        )
+
+
 async def claim(
     db: Connection,
     *,
@@ -67,45 +121,28 @@ async def claim(
     ranges: KeyRanges | None = None,
     hints: Sequence[UUID] = (),
 ) -> Claimed:
-    """Claim at most `limit` jobs, best first over all topics.
-
-    `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
-    that may lie outside of `ranges`.
-    """
-    check_tenant_no(tenant_no)
-    check_claim_size(limit, field="limit")
-    check_integer(owner, field="owner", low=0, high=INT32_MAX)
-    check_integer(lease_ms, field="lease_ms", low=1, high=86_400_000)
-    if not check_rows(workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
-        raise InvalidInput("workers", "must name at least one worker")
-    for worker in workers:
-        check_worker_id(worker, field="workers")
-    check_rows(runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
-    for run in runs:
-        check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
-    if len(workers) > 1 and (len(runs) != len(workers) or sum(runs) < limit):
-        raise InvalidInput("runs", f"must give each of the {len(workers)} workers at least one of the {limit} jobs")
-    check_rows(hints, field="hints", limit=_TOPICS_MAX, unit="ids")
-    if not check_rows(topic_nos, field="topic_nos", limit=_TOPICS_MAX, unit="topics"):
+    """Claim; see ClaimRequest."""
+    request = ClaimRequest(
+        tenant_no=tenant_no,
+        topic_nos=topic_nos,
+        limit=limit,
+        owner=owner,
+        lease_ms=lease_ms,
+        workers=workers,
+        runs=runs,
+        ranges=ranges,
+        hints=hints,
+    )
+    arguments = request.arguments()
+    if not topic_nos:
         return Claimed()
-    where = _ranges(topic_nos, ranges)
     with translating(writing=True, names=_NAMES):
-        rows = await db.fetch(
-            CLAIM,
-            tenant_no,
-            topic_nos,
-            where.topic_nos,
-            where.class_from,
-            where.rank_from,
-            where.class_to,
-            where.rank_to,
-            hints,
-            limit,
-            owner,
-            workers,
-            runs,
-            lease_ms,
-        )
+        rows = await db.fetch(CLAIM, *arguments)
+    return claimed(rows)
+
+
+def claimed(rows: Sequence[Any]) -> Claimed:
+    """Rows of `claim_v1`, sorted, as columns."""
     waits: tuple[tuple[int, float | None], ...] = ()
     if rows and rows[-1][0] is None:  # they come last, having no rank
         waits = tuple(

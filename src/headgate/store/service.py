@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 from uuid import UUID
 
 import asyncpg
@@ -20,11 +20,10 @@ from asyncpg.pgproto import pgproto
 
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
-from headgate.dispatch.ports import OutcomeRows, SubmitRows, Tick
+from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
 from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
-from headgate.domain.keyrange import KeyRanges
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
@@ -35,6 +34,7 @@ from headgate.store.errors import DRIVER_ERRORS, translating
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
 from headgate.store.quiet import quiet_set
+from headgate.store.submit_claim import submit_and_claim
 
 if TYPE_CHECKING:
     from headgate.store.settle import OutcomeFlush, Settled
@@ -234,6 +234,14 @@ class Store:
         self._linked(rows, answers)
         return answers
 
+    async def submit_and_claim(
+        self, rows: SubmitRows, **asked: Unpack[ClaimCall]
+    ) -> tuple[dict[int, SubmitAnswer], claiming.Claimed]:
+        """A plain flush, and a claim behind it in the same commit."""
+        request = claiming.ClaimRequest(owner=self.instance_no, **asked)
+        async with self._lanes["submit"].use() as db:
+            return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
+
     def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
         """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
         if not isinstance(rows, submit.SubmitFlush) or not rows.links:
@@ -289,31 +297,9 @@ class Store:
 
     # ------------------------------------------------------------------ dispatch
 
-    async def claim(
-        self,
-        *,
-        tenant_no: int,
-        topic_nos: Sequence[int],
-        limit: int,
-        lease_ms: int,
-        workers: Sequence[str],
-        runs: Sequence[int],
-        ranges: KeyRanges,
-        hints: Sequence[UUID],
-    ) -> claiming.Claimed:
+    async def claim(self, **asked: Unpack[ClaimCall]) -> claiming.Claimed:
         async with self._lanes["claim"].use() as db:
-            return await claiming.claim(
-                db,
-                tenant_no=tenant_no,
-                topic_nos=topic_nos,
-                limit=limit,
-                owner=self.instance_no,
-                lease_ms=lease_ms,
-                workers=workers,
-                runs=runs,
-                ranges=ranges,
-                hints=hints,
-            )
+            return await claiming.claim(db, owner=self.instance_no, **asked)
 
     def new_outcomes(self) -> OutcomeFlush:
         return settle.OutcomeFlush()

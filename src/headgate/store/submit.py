@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -185,6 +185,14 @@ class SubmitFlush:
     def never_fresh(self) -> None:
         """These rows are sent again: each may have been committed already."""
         self.stale_ords = list(range(1, len(self.ids) + 1))
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but new jobs of one topic that are due now: whoever claims after them finds them all."""
+        odd = self.stale_ords or self.key_ords or self.tag_ords or self.limit_ords or self.link_ords
+        if odd or self.delays_ms or self.run_ats or len(set(self.ids)) < len(self.ids):
+            return False
+        return all(no == self.topic_nos[0] for no in self.topic_nos)
 
     def soonest(self) -> tuple[int | None, datetime | None]:
         """When the first job that must wait falls due: the shortest delay and the earliest time given, if any."""
@@ -404,7 +412,11 @@ async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
 
 
 async def _call(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
-    rows = await db.fetch(SUBMIT, *_arguments(flush))
+    return await answers_of(db, flush, await db.fetch(SUBMIT, *submit_arguments(flush)))
+
+
+async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) -> dict[int, SubmitAnswer]:
+    """Rows of `submit_v1` by 0-based place."""
     answers = {
         ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id))
         for ord_, receipt, job_id, _ in rows
@@ -495,7 +507,8 @@ def _orphans(flush: SubmitFlush, answers: Mapping[int, SubmitAnswer]) -> list[in
     )
 
 
-def _arguments(flush: SubmitFlush) -> tuple[object, ...]:
+def submit_arguments(flush: SubmitFlush) -> tuple[object, ...]:
+    """Those of `submit_v1`."""
     return (
         flush.tenant_nos,
         flush.ids,

@@ -1,0 +1,73 @@
+"""The benchmark's harness itself: its lanes run, and count what really happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.database import temporary_folder
+from tests.support.server import clean_environ
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+from bench import lane_calls, lane_cycle, stack
+
+stack.FOLDER = Path(sys.argv[1])  # not build/bench: a benchmark may be running in this tree
+
+async def main():
+    calls = await lane_calls.run(quick=True)
+    async with stack.stack("cycle") as made:
+        rate, cost = await lane_cycle.cycle(made, 2_000)
+        try:
+            await lane_cycle.check_archive(made, 2_001)
+        except AssertionError as error:
+            refused = str(error)
+    print(json.dumps({"calls": calls, "rate": rate, "cost": cost, "refused": refused}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.req("W27")
+def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_counts_real_completions() -> None:
+    """That both are measured, by the very lane of the benchmark and in its own unit. Which is the faster, and by how
+    much, is not asserted: speed is for `make bench`, on a machine that does nothing else."""
+    folder = temporary_folder()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder)],
+        cwd=ROOT,
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that its servers and workers can be ended with it
+    )
+    try:
+        out, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+    assert process.returncode == 0, errors
+    told = json.loads(out.splitlines()[-1])
+    calls = told["calls"]
+    assert set(calls) == {"submit_unary", "echo_unary", "stream_claim_us", "unary_claim_us", "submit_unary_to_echo"}
+    assert calls.pop("submit_unary_to_echo") > 0
+    for name, figure in calls.items():
+        assert 0 < figure["min"] <= figure["median"] <= figure["max"], name
+    # It raises unless the archive holds exactly so many jobs completed at their first attempt; and it would.
+    assert told["rate"] > 0
+    assert min(told["cost"].values()) >= 0
+    assert told["cost"]["commits"] > 0
+    assert told["refused"] == "of 2001 jobs, completed and not completed at once: (2000, 0)"

@@ -1,0 +1,127 @@
+"""A job whose worker waits is submitted and claimed in one call and one commit; whenever that fails, in two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreUnavailable
+from headgate.domain.ids import TenantName, TopicName
+from headgate.domain.jobs import Submission
+from headgate.domain.states import State
+from headgate.store import control
+from headgate.store.connect import Connection
+from tests.support.dispatching import Hold, Instance, Worker, failing_with, soon
+from tests.support.queue import Queue
+
+
+@pytest.fixture
+async def one(database: str) -> AsyncIterator[Instance]:
+    """A running instance; only wakes find work, for its tick is an hour away."""
+    async with Instance(database, claims_along=True) as instance:
+        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        yield instance
+
+
+async def waiting(one: Instance, *topics: str, slots: int = 8) -> Worker:
+    """A worker whose demand has looked for work and found none."""
+    worker = await one.worker("ant", *topics, slots=slots)
+    await soon(lambda: all(demand.waits for demand in one.coordinator._demands.values()), "it has looked")
+    one.store.calls.clear()
+    return worker
+
+
+async def test_a_job_whose_worker_waits_costs_one_call(one: Instance) -> None:
+    worker = await waiting(one)
+    for _ in range(3):
+        (job_id,) = await one.submit()
+        assert list((await worker.take()).ids) == [job_id]
+        view = await one.job(job_id)
+        assert (view.state, view.attempt, view.epoch, view.worker) == (State.RUNNING, 1, 1, "ant")
+    assert one.store.calls["submit_and_claim"] == 3
+    assert one.store.calls["submit"] == one.store.calls["claim"] == 0
+    assert one.free() == 5
+
+
+async def test_without_a_worker_that_waits_a_submit_is_a_submit(one: Instance) -> None:
+    await one.submit()
+    worker = await one.worker("ant", slots=1)
+    assert len(await worker.take()) == 1
+    await one.submit()  # it has no credit left
+    assert one.store.calls["submit_and_claim"] == 0
+    assert (await one.states())[State.PENDING] == 1
+
+
+@pytest.mark.parametrize("options", [{"delay": timedelta(hours=1)}, {"key": "k"}, {"tags": ["x"]}, {"fresh": False}])
+async def test_what_is_not_plainly_due_and_new_goes_the_usual_way(one: Instance, options: dict[str, object]) -> None:
+    await waiting(one)
+    await one.submit(**options)
+    assert (one.store.calls["submit"], one.store.calls["submit_and_claim"]) == (1, 0)
+
+
+async def test_the_best_job_is_taken_even_if_another_was_just_submitted(one: Instance, db: Connection) -> None:
+    worker = await waiting(one, "mail", "bills", slots=1)
+    (urgent,) = await Queue(db).add(topic="bills", priority=20)  # by somebody else, and nobody has told us
+    (late,) = await one.submit()
+    assert list((await worker.take()).ids) == [urgent]
+    worker.ready(1)
+    assert list((await worker.take()).ids) == [late]
+
+
+async def test_more_than_its_credit_is_left_for_others(one: Instance) -> None:
+    worker = await waiting(one, slots=2)
+    ids = await one.submit(5)
+    assert list((await worker.take()).ids) == ids[:2]
+    other = await one.worker("bee", slots=3)
+    assert list((await other.take()).ids) == ids[2:]
+
+
+async def test_a_pause_that_this_instance_has_not_heard_of_holds(one: Instance, db: Connection) -> None:
+    worker = await waiting(one)
+    await control.pause(db, reason="now")
+    (job_id,) = await one.submit()
+    assert (await one.job(job_id)).state is State.PENDING
+    assert one.store.calls["submit_and_claim"] == 1
+    await control.resume(db)
+    one.coordinator.stir_all()
+    assert list((await worker.take()).ids) == [job_id]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), InvalidInput("job", "cannot be stored")])
+async def test_a_call_that_fails_is_made_again_as_two(one: Instance, error: HeadgateError) -> None:
+    worker = await waiting(one)
+    one.store.before["submit_and_claim"] = failing_with(error)
+    (job_id,) = await one.submit()
+    assert list((await worker.take()).ids) == [job_id]
+    assert one.store.calls["submit"] == 1
+    assert one.free() == 7
+
+
+async def test_a_lost_answer_makes_no_second_job_and_its_credit_comes_back(one: Instance) -> None:
+    """The claim was committed, and nobody knows: as with any lost claim, its lease brings the job back."""
+    await waiting(one)
+    one.store.after["submit_and_claim"] = failing_with(OutcomeUnknown("the line went dead"))
+    job = Submission(
+        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", fresh=True
+    )
+    flush = await one.store.fill([job])
+    answers = await asyncio.wait_for(one.submitter.submit(flush, size=200), 10)
+    assert {place: answer.receipt.label for place, answer in answers.items()} == {0: "duplicate"}
+    assert await one.states() == {State.RUNNING: 1}
+    assert one.free() == 8
+
+
+async def test_what_comes_while_the_call_is_under_way_is_claimed_after_it(one: Instance) -> None:
+    worker = await waiting(one, slots=2)
+    hold = one.store.after["submit_and_claim"] = Hold()
+    first = asyncio.create_task(one.submit())
+    await hold.reached()
+    one.coordinator.stir_all()  # a demand that is being claimed for is not claimed for twice
+    hold.release()
+    one.store.after.clear()
+    (job_id,) = await first
+    assert list((await worker.take()).ids) == [job_id]
+    await soon(lambda: one.store.calls["claim"] == 1, "it looks again")

@@ -1,0 +1,148 @@
+"""What starts a job and what asking costs: wakes here, a word to other instances, and many jobs by few statements."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from statistics import median
+
+import pytest
+
+from headgate.dispatch.coordinator import TICK_SECONDS
+from headgate.domain.states import State
+from headgate.store.connect import Connection, connect
+from headgate.store.service import CHANNEL
+from tests.support.dispatching import Instance, completing, settle_down, soon
+from tests.support.queue import Queue
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.req("O1")
+async def test_a_submit_starts_a_job_at_the_cost_of_one_claim_and_of_no_tick(database: str) -> None:
+    async with Instance(database) as one:  # its tick is an hour away
+        worker = await one.worker(slots=2)
+        await soon(lambda: one.store.got and one.coordinator.ticks, "it has looked in vain")
+        await one.store.count_statements()
+        await one.submit()  # what is asked once per topic and session is not counted
+        await worker.take(within=5)
+        claims, ticks, sent = one.store.calls["claim"], one.coordinator.ticks, await one.store.sent()
+        (job,) = await one.submit()
+        assert list((await worker.take(within=5)).ids) == [job]
+        await settle_down()
+        assert one.store.calls["claim"] - claims <= 1
+        assert await one.store.sent() - sent <= 2, "the submit and one claim"
+        assert one.coordinator.ticks == ticks
+    assert TICK_SECONDS >= 1, "the poll is only a net"
+
+
+@pytest.mark.req("O2")
+async def test_credit_of_all_links_is_one_sum_and_without_credit_or_work_nothing_is_asked(database: str) -> None:
+    async with Instance(database, running=False) as one:
+        await one.submit(35)
+        workers = [await one.worker(f"w{number}", slots=3) for number in range(10)]
+        assert await one.coordinator.claim_once() == 30
+        assert [asked.limit for asked in one.store.asked] == [30]
+        await one.store.count_statements()
+        for _ in range(5):
+            one.coordinator.stir_all()
+            assert await one.coordinator.claim_once() == 0
+        assert await one.store.sent() == 0, "there is work, and no credit"
+        for worker in workers:
+            worker.ready(3)
+        assert await one.coordinator.claim_once() == 5
+        sent = await one.store.sent()
+        for _ in range(3):
+            await one.coordinator.tick_once()
+            assert await one.coordinator.claim_once() == 0
+        assert await one.store.sent() - sent == 3, "there is credit, and nothing due: one look a tick"
+
+
+@pytest.mark.req("O3", "O4", "D25")
+async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_tick_when_the_word_is_lost(
+    database: str,
+) -> None:
+    """Nothing but PostgreSQL lies between the two, and no tick helps: theirs are an hour away."""
+    async with Instance(database) as one, Instance(database, name="two") as two:
+        one.start("announcements", one.coordinator.run_announcements())
+        two.start("words", two.store.listen(two.coordinator.heard, lambda: None))
+        worker = await two.worker(slots=3, handler=completing())
+        await soon(lambda: two.store._listener is not None and two.store.got, "two listens, and has looked in vain")
+        await soon(lambda: one.coordinator.ticks and two.coordinator.ticks, "both have ticked")
+        await one.coordinator.tick_once()
+        assert one.coordinator.others == 1
+        ticks = two.coordinator.ticks
+
+        async def pickup() -> float:
+            began = time.monotonic()
+            (job,) = await one.submit()
+            await soon(lambda: worker.tracker.times[job] == 1, "it has begun over there")
+            return time.monotonic() - began
+
+        waits = [await pickup() for _ in range(9)]
+        assert median(waits) < 0.25, waits
+        assert two.coordinator.ticks == ticks
+        await one.reach(9, State.COMPLETED)
+        words = two.tasks.pop("words")
+        words.cancel()
+        await asyncio.gather(words, return_exceptions=True)
+        told = one.store.calls["notify"]
+        await one.submit()
+        await soon(lambda: one.store.calls["notify"] > told, "a word that nobody hears")
+        assert worker.tracker.times.total() == 9
+        await two.coordinator.tick_once()
+        await one.reach(10, State.COMPLETED, within=timedelta(seconds=5))
+        assert worker.tracker.times.total() == 10
+
+
+@pytest.mark.req("O4")
+async def test_a_word_is_never_part_of_a_submit_is_sent_from_a_session_of_its_own_and_tells_of_many(
+    database: str, db: Connection
+) -> None:
+    """Words arrive in the order of their commits: if the first to arrive is a later one, a submit has sent none."""
+    heard: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    ear = await connect(database, application_name="headgate test")
+    try:
+        await ear.add_listener(CHANNEL, lambda _db, pid, _channel, text: heard.put_nowait((pid, str(text))))
+        queue = Queue(db)
+        await queue.add(3)
+        await db.fetchval("SELECT headgate.submit('mail', $1::bytea, tenant => 'acme')", b"x")
+        async with Instance(database) as one:
+            one.start("announcements", one.coordinator.run_announcements(apart=0.2))
+            await one.submit(5)
+            await soon(lambda: not one.coordinator._unannounced, "nobody else lives who could be told")
+            await db.execute("SELECT pg_notify($1, 'later')", CHANNEL)
+            assert (await asyncio.wait_for(heard.get(), 10))[1] == "later"
+
+            async with Instance(database, name="two", running=False) as two:
+                await two.coordinator.tick_once()
+                await one.coordinator.tick_once()
+                assert one.coordinator.others == 1
+                (topic_no,) = await one.topic_nos("mail")
+                began = time.monotonic()
+                for _ in range(60):
+                    await one.submit()
+                pid, text = await asyncio.wait_for(heard.get(), 10)
+                await soon(lambda: not one.coordinator._unannounced, "all was told")
+                most = (time.monotonic() - began) / 0.2 + 2
+                assert text == str(topic_no)
+                assert 1 <= one.store.calls["notify"] <= most < 60
+                name = await db.fetchval("SELECT application_name FROM pg_stat_activity WHERE pid = $1", pid)
+                assert name == "headgate tick", "not the session that submits"
+    finally:
+        await ear.close()
+
+
+@pytest.mark.req("O20")
+async def test_jobs_that_take_no_time_are_claimed_and_settled_many_at_a_time(database: str) -> None:
+    """Each slot asks and answers for itself: a statement per job, or two, unless somebody gathers them."""
+    async with Instance(database) as one:
+        await one.submit(2_000)
+        workers = [await one.worker(f"w{number}", slots=10, handler=completing()) for number in range(10)]
+        await one.reach(2_000, State.COMPLETED)
+        assert sum(worker.tracker.times.total() for worker in workers) == 2_000
+        assert max(worker.tracker.most for worker in workers) == 10
+        print(f"{one.store.calls['claim']} claims, {one.store.calls['settle']} flushes of outcomes")  # noqa: T201
+        assert one.store.calls["claim"] <= 200
+        assert one.store.calls["settle"] <= 200
