@@ -101,13 +101,15 @@ HOLD_CLAIMS = """
 CREATE FUNCTION public.hold_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- Waits in the middle of the claim's transaction for as long as the test has this lock.
-    IF current_setting('application_name') = 'headgate claim' THEN PERFORM pg_advisory_xact_lock_shared(1, 1); END IF;
+    IF current_setting('application_name') IN ('headgate claim', 'headgate submit') THEN
+        PERFORM pg_advisory_xact_lock_shared(1, 1);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER hold_claim AFTER UPDATE ON headgate.jobs FOR EACH STATEMENT EXECUTE FUNCTION public.hold_claim()"""
 CLAIM_WAITS = """
-SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'headgate claim' AND wait_event = 'advisory'
-                  AND datname = current_database())"""
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name IN ('headgate claim', 'headgate submit')
+                  AND wait_event = 'advisory' AND datname = current_database())"""
 
 
 async def claim_and_freeze(db: Connection, hg: Headgate, server: ServerProcess, jobs: int) -> list[UUID]:
@@ -117,7 +119,8 @@ async def claim_and_freeze(db: Connection, hg: Headgate, server: ServerProcess, 
     statement was sent as a whole, so PostgreSQL commits it by itself, for a server that does not read the answer.
     """
     await db.execute("SELECT pg_advisory_lock(1, 1)")
-    ids = await submit(hg, "fast", [b""] * jobs)
+    # Claimed by a call of its own or by that of the submit, which then has no answer either.
+    submitting = asyncio.create_task(submit(hg, "fast", [b""] * jobs), name="a submit")
 
     async def waits() -> bool:
         return bool(await db.fetchval(CLAIM_WAITS))
@@ -126,10 +129,13 @@ async def claim_and_freeze(db: Connection, hg: Headgate, server: ServerProcess, 
     server.signal(signal.SIGSTOP)
     await db.execute("SELECT pg_advisory_unlock(1, 1)")
 
-    async def committed() -> bool:
-        return bool(await db.fetchval("SELECT count(*) = $1 FROM headgate.jobs WHERE state = 1", jobs))
+    async def committed() -> list[UUID]:
+        ids = [row["id"] for row in await db.fetch("SELECT id FROM headgate.jobs WHERE state = 1")]
+        return ids if len(ids) == jobs else []
 
-    await until_async(committed, "the claim has committed")
+    ids = await until_async(committed, "the claim has committed")
+    await hg.close(flush=0)  # it would try again for seconds
+    await asyncio.gather(submitting, return_exceptions=True)
     return ids
 
 

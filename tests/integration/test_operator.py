@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from uuid import UUID
 
@@ -25,19 +24,6 @@ from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.timeout(30)
 FATAL = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
-
-
-@pytest.fixture
-async def one(database: str) -> AsyncIterator[Instance]:
-    async with Instance(database) as instance:
-        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
-        yield instance
-
-
-@pytest.fixture
-async def still(database: str) -> AsyncIterator[Instance]:
-    async with Instance(database, running=False) as instance:
-        yield instance
 
 
 def told(answers: list[JobAnswer]) -> list[tuple[bool, State | None, str]]:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,21 +35,6 @@ from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.timeout(30)
 TESTS = Path(__file__).parents[1]
-
-
-@pytest.fixture
-async def one(database: str) -> AsyncIterator[Instance]:
-    """A running instance; only wakes find work, for its tick is an hour away."""
-    async with Instance(database) as instance:
-        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
-        yield instance
-
-
-@pytest.fixture
-async def still(database: str) -> AsyncIterator[Instance]:
-    """An instance whose coordinator moves only when the test says so."""
-    async with Instance(database, running=False) as instance:
-        yield instance
 
 
 async def row_of(instance: Instance, target: Target) -> tuple[int, int]:

@@ -12,18 +12,17 @@ from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.links import Needs, NewBatch, OnParentFailure
 from headgate.domain.validation import check_payload, check_topic, shown, to_ms
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import ServerError
 from headgate.sdk.handles import JobHandle, state_word
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
-from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.sdk.rpc import Method
 from headgate.sdk.submitting import Bound, submit
 from headgate.sdk.tasks import Task
 from headgate.wire import batches_pb2 as pb
@@ -108,7 +107,7 @@ class Batch:
     async def open(self) -> Self:
         """Open it; harmless when repeated."""
         if self._connection.box is None:
-            await _call(self._connection, OPEN, self._request, self.id)
+            await self._connection.call(OPEN, self._request, about=("batch", str(self.id)))
         return self
 
     async def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -146,7 +145,7 @@ class Batch:
         """Add no more. From now on `on_done` runs when all members have done their part. Harmless when repeated."""
         box = self._connection.box
         if box is None:
-            return batch_info(await _call(self._connection, SEAL, pb.SealBatchRequest(id=self.id.bytes), self.id))
+            return await seal_batch(self._connection, self.id)
         if self._on_done is not None:
             box.take(self._on_done.topic, [self._request.on_done.id], [self._on_done.payload], self._on_done.options)
         return None
@@ -168,22 +167,15 @@ class Batch:
 async def batch_status(connection: Connection, batch_id: UUID | str) -> BatchInfo:
     """Read a batch. Raises NotFound."""
     known = parse_job_id(batch_id, field="batch")
-    return batch_info(await _call(connection, GET, pb.GetBatchRequest(id=known.bytes), known))
+    request = pb.GetBatchRequest(id=known.bytes)
+    return batch_info(await connection.call(GET, request, about=("batch", str(known))))
 
 
 async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
     """Seal a batch that somebody else opened."""
     known = parse_job_id(batch_id, field="batch")
-    return batch_info(await _call(connection, SEAL, pb.SealBatchRequest(id=known.bytes), known))
-
-
-async def _call(connection: Connection, method: Method[Asked, Answered], request: Asked, batch_id: UUID) -> Answered:
-    try:
-        return await connection.call(method, request)
-    except ServerError as error:
-        if error.reported == "not_found":
-            raise NotFound("batch", str(batch_id)) from None
-        raise
+    request = pb.SealBatchRequest(id=known.bytes)
+    return batch_info(await connection.call(SEAL, request, about=("batch", str(known))))
 
 
 def batch_info(found: pb.BatchInfo) -> BatchInfo:

@@ -140,11 +140,11 @@ class Connection:
         request: Asked,
         *,
         timeout: float = PATIENCE_SECONDS,  # noqa: ASYNC109
-        subject: str = "",
+        about: tuple[str, str] | None = None,
     ) -> Answered:
-        """Make one unary call, from any loop; `subject` is the job it is about, for the words of a refusal."""
+        """Make one unary call, from any loop; `about` is what it asks for: a noun and a name."""
         io, _, calls = self._opened()
-        return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, subject=subject)))
+        return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, about=about)))
 
     def call_blocking(
         self, method: Method[Asked, Answered], request: Asked, *, within: float = PATIENCE_SECONDS

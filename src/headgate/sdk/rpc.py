@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from headgate.domain.errors import HeadgateError, NotFound
+from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound, Refused, VersionConflict
 from headgate.sdk.addresses import Address
 from headgate.sdk.errors import (
     Forbidden,
@@ -123,6 +123,13 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 _REFUSED_BEFORE: Final = frozenset({"store_unavailable", "store_busy", "read_only", "shutting_down"})
 
+_OWN_KINDS: Final[dict[str, type[Refused]]] = {
+    "version_conflict": VersionConflict,
+    "already_exists": AlreadyExists,
+    "refused": Refused,
+}
+"""Errors whose sentence says it all, by the server's code."""
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 LASTING: Final = frozenset(
@@ -137,8 +144,14 @@ LASTING: Final = frozenset(
 """Another attempt would be answered alike: the caller is told at once."""
 
 
-def explain(error: grpc.aio.AioRpcError | Exception, address: Address, *, subject: str = "") -> HeadgateError:
-    """Turn a failed call into one sentence with the address and the next step; `subject` is the job asked for."""
+def explain(
+    error: grpc.aio.AioRpcError | Exception, address: Address, *, about: tuple[str, str] | None = None
+) -> HeadgateError:
+    """Turn a failed call into one sentence with the address and the next step; `about` is what it asked for.
+
+    What a caller may want to tell apart is an error of its own kind: ("schedule", "nightly") that is not there is a
+    NotFound of that name.
+    """
     if isinstance(error, HeadgateError):
         return error
     if not isinstance(error, grpc.aio.AioRpcError):
@@ -156,7 +169,7 @@ def explain(error: grpc.aio.AioRpcError | Exception, address: Address, *, subjec
         case grpc.StatusCode.PERMISSION_DENIED:
             return Forbidden(f"{address} refused: {details}; use a token that allows it")
         case grpc.StatusCode.NOT_FOUND:
-            return NotFound("job", subject) if subject else ServerError(f"{address}: {details}", reported=reported)
+            return NotFound(*about) if about else ServerError(f"{address}: {details}", reported=reported)
         case grpc.StatusCode.UNIMPLEMENTED:
             return VersionMismatch(
                 f"{address} does not know this call of {CLIENT} ({details}); "
@@ -164,6 +177,8 @@ def explain(error: grpc.aio.AioRpcError | Exception, address: Address, *, subjec
             )
         case grpc.StatusCode.INVALID_ARGUMENT:
             return SubmitRefused("request", details, reported=reported or "invalid_input")
+        case _ if (kind := _OWN_KINDS.get(reported)) is not None:
+            return kind(details)
         case _:
             word = status.name.lower()
             return ServerError(

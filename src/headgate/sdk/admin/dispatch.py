@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_aware, check_topic
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import ServerError
 from headgate.sdk.rpc import Method
 from headgate.wire import operator_pb2 as pb
 
@@ -85,20 +84,14 @@ async def pause(connection: Connection, target: pb.Target, *, reason: str, until
     request = pb.PauseRequest(target=target, reason=reason)
     if until is not None:
         request.until_us = (check_aware(until, field="until") - _EPOCH) // _MICROSECOND
-    try:
-        answer = await connection.call(PAUSE, request, timeout=PAUSE_SECONDS)
-    except ServerError as error:
-        raise _unknown(error, target) from None
+    answer = await connection.call(PAUSE, request, timeout=PAUSE_SECONDS, about=("topic", target.topic))
     return _pause(answer.pause)
 
 
 async def resume(connection: Connection, target: pb.Target, *, reason: str) -> bool:
     """Let a target run again."""
-    try:
-        answer = await connection.call(RESUME, pb.ResumeRequest(target=target, reason=reason))
-    except ServerError as error:
-        raise _unknown(error, target) from None
-    return answer.changed
+    request = pb.ResumeRequest(target=target, reason=reason)
+    return (await connection.call(RESUME, request, about=("topic", target.topic))).changed
 
 
 async def status(connection: Connection) -> Status:
@@ -144,7 +137,3 @@ def _pause(pause: pb.PauseInfo) -> PauseInfo:
 
 def _time(microseconds: int) -> datetime | None:
     return _EPOCH + microseconds * _MICROSECOND if microseconds else None
-
-
-def _unknown(error: ServerError, target: pb.Target) -> ServerError | NotFound:
-    return NotFound("topic", target.topic) if error.reported == "not_found" else error

@@ -67,7 +67,7 @@ class Jobs:
         """What happened to a job, oldest first: who did what to it, when and why. Raises NotFound."""
         known = parse_job_id(job_id)
         request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True)
-        found = await self._connection.call(GET_JOB, request, subject=str(known))
+        found = await self._connection.call(GET_JOB, request, about=("job", str(known)))
         return [job_event(event) for event in found.events]
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:

@@ -9,18 +9,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict, Unpack
 from uuid import UUID
 
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import parse
 from headgate.domain.ids import parse_job_id
 from headgate.domain.operations import Verb
 from headgate.domain.validation import check_priority, priority_of_tier, shown
 from headgate.sdk.admin.listing import by_state
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import ServerError
 from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.outcomes import Seconds, delay_in_ms
-from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.sdk.rpc import Method
 from headgate.wire import operations_pb2 as pb
 
 PREVIEW: Final = Method("OperationService/PreviewOperation", pb.OperationPlan, pb.OperationPreview)
@@ -129,7 +128,9 @@ class Operations:
     async def get(self, operation_id: UUID | str) -> OperationInfo:
         """One operation as it stands. Raises NotFound."""
         known = parse_job_id(operation_id)
-        return operation_info(await self._found(GET, pb.GetOperationRequest(id=known.bytes), known))
+        return operation_info(
+            await self._connection.call(GET, pb.GetOperationRequest(id=known.bytes), about=("operation", str(known)))
+        )
 
     async def list(
         self, *, active: bool = False, limit: int = 50, before: UUID | str | None = None
@@ -143,7 +144,7 @@ class Operations:
         """End it where it stands: when this returns, nothing more is changed. Harmless when it is over."""
         known = parse_job_id(operation_id)
         request = pb.CancelOperationRequest(id=known.bytes, reason=reason)
-        return operation_info(await self._found(CANCEL, request, known))
+        return operation_info(await self._connection.call(CANCEL, request, about=("operation", str(known))))
 
     async def wait(
         self,
@@ -163,14 +164,6 @@ class Operations:
             if found.over or left <= 0:
                 return found
             await asyncio.sleep(min(every, left))
-
-    async def _found(self, method: Method[Asked, Answered], request: Asked, known: UUID) -> Answered:
-        try:
-            return await self._connection.call(method, request)
-        except ServerError as error:
-            if error.reported == "not_found":
-                raise NotFound("operation", str(known)) from None
-            raise
 
 
 def operation_info(found: pb.Operation) -> OperationInfo:

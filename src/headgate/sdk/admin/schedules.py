@@ -9,12 +9,10 @@ from typing import Final, TypeAlias, Unpack
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.rank import unix_us
 from headgate.domain.validation import check_topic
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import ServerError
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.outcomes import Seconds
@@ -212,20 +210,7 @@ class Schedules:
             after = page[-1].name
 
     async def _call(self, method: Method[Asked, Answered], request: Asked, name: str) -> Answered:
-        try:
-            return await self._connection.call(method, request)
-        except ServerError as error:
-            text = str(error).partition(": ")[2] or str(error)  # without "host:port answered code"
-            match error.reported:
-                case "not_found":
-                    raise NotFound("schedule", name) from error
-                case "version_conflict":
-                    raise VersionConflict(text) from error
-                case "already_exists":
-                    raise AlreadyExists(text) from error
-                case "refused":
-                    raise Refused(text) from error
-            raise
+        return await self._connection.call(method, request, about=("schedule", name))
 
 
 def schedule_info(found: pb.Schedule) -> ScheduleInfo:

@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict, Unpack
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import check_ageing_step, check_integer, check_topic, shown
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import ServerError
 from headgate.sdk.options import wire_policy
-from headgate.sdk.rpc import Asked, Method
+from headgate.sdk.rpc import Method
 from headgate.wire import topics_pb2 as pb
 
 LIST: Final = Method("TopicService/ListTopics", pb.ListTopicsRequest, pb.ListTopicsResponse)
@@ -70,7 +69,9 @@ class TopicsAdmin:
 
     async def get(self, name: str) -> TopicInfo:
         """One topic. Raises NotFound."""
-        return _info(await self._call(GET, pb.GetTopicRequest(name=check_topic(name)), name))
+        return _info(
+            await self._connection.call(GET, pb.GetTopicRequest(name=check_topic(name)), about=("topic", name))
+        )
 
     async def list(self) -> list[TopicInfo]:
         """All topics, by name."""
@@ -103,15 +104,7 @@ class TopicsAdmin:
                 request.clear.append(one)
             else:
                 _put(request.settings, one, value)
-        return _info(await self._call(SET, request, name))
-
-    async def _call(self, method: Method[Asked, pb.TopicInfo], request: Asked, name: str) -> pb.TopicInfo:
-        try:
-            return await self._connection.call(method, request)
-        except ServerError as error:
-            if error.reported == "not_found":
-                raise NotFound("topic", name) from error
-            raise
+        return _info(await self._connection.call(SET, request, about=("topic", name)))
 
 
 def _put(settings: pb.TopicSettings, name: str, value: object) -> None:

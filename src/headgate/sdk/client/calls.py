@@ -41,17 +41,22 @@ class Calls:
         """Read one job as it stands."""
         request = producer.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result, with_events=events)
 
-        return await self.call(rpc.GET_JOB, request, within=within, subject=str(job_id))
+        return await self.call(rpc.GET_JOB, request, within=within, about=("job", str(job_id)))
 
     async def call(
-        self, method: rpc.Method[rpc.Asked, rpc.Answered], request: rpc.Asked, *, within: float, subject: str = ""
+        self,
+        method: rpc.Method[rpc.Asked, rpc.Answered],
+        request: rpc.Asked,
+        *,
+        within: float,
+        about: tuple[str, str] | None = None,
     ) -> rpc.Answered:
-        """Make one call; `subject` is the job it is about, for the words of a refusal."""
+        """Make one call; `about` is what it asks for, as a noun and a name, for the words of a refusal."""
 
         async def ask(channel: grpc.aio.Channel, seconds: float) -> rpc.Answered:
             return await method(channel, request, token=self._token, seconds=seconds)
 
-        return await self._anywhere(ask, subject, deadline=_now() + within, repeatable=method.repeatable)
+        return await self._anywhere(ask, about, deadline=_now() + within, repeatable=method.repeatable)
 
     async def wait(self, job_id: UUID, *, within: float) -> jobs.JobInfo:
         """Read one job once it is finished, or as it stands after `within` seconds."""
@@ -64,7 +69,7 @@ class Calls:
             return await rpc.WAIT_RESULT(channel, request, token=self._token, seconds=allowed)
 
         while True:
-            found = await self._anywhere(ask, str(job_id), deadline=deadline)
+            found = await self._anywhere(ask, ("job", str(job_id)), deadline=deadline)
             if found.state in TERMINAL or _now() >= deadline:
                 return found
 
@@ -78,7 +83,7 @@ class Calls:
     async def _anywhere(
         self,
         ask: Callable[[grpc.aio.Channel, float], Awaitable[rpc.Answered]],
-        subject: str,
+        about: tuple[str, str] | None,
         *,
         deadline: float,
         repeatable: bool = True,
@@ -91,7 +96,7 @@ class Calls:
             try:
                 found = await ask(channel, max(0.1, min(PATIENCE_SECONDS, deadline - _now())))
             except grpc.aio.AioRpcError as error:
-                explained: HeadgateError = rpc.explain(error, address, subject=subject)
+                explained: HeadgateError = rpc.explain(error, address, about=about)
                 if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
                     raise explained from None
             else:

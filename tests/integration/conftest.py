@@ -1,0 +1,24 @@
+"""Instances for tests of dispatch and of the operator's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.dispatching import Instance, soon
+
+
+@pytest.fixture
+async def one(database: str) -> AsyncIterator[Instance]:
+    """A running instance; only wakes find work, for its tick is an hour away."""
+    async with Instance(database) as instance:
+        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        yield instance
+
+
+@pytest.fixture
+async def still(database: str) -> AsyncIterator[Instance]:
+    """An instance whose coordinator moves only when the test says so."""
+    async with Instance(database, running=False) as instance:
+        yield instance
