@@ -63,6 +63,7 @@ async def test_the_databases_clock_makes_the_order_and_not_the_ids(queue: Queue)
     assert (await queue.claim()).ids == (second.id, first.id)
 
 
+@pytest.mark.req("O22")
 async def test_jobs_of_one_moment_have_an_order_and_it_is_not_that_of_the_commits(
     queue: Queue, clock: Clock, database: str
 ) -> None:
