@@ -20,7 +20,7 @@ outcome is acknowledged, and every beat and every Hello lists all that is held, 
 **Failures.**
 
 - A handler blocks the user's loop: beats go on, threads go on, other async handlers wait.
-- The stream breaks, or the server is silent for two beats: reconnect, jittered, to the next address; declare what is
+- The stream breaks, or the server leaves a beat unanswered: reconnect, jittered, to the next address; declare what is
   held; send unanswered outcomes again. Handlers never notice.
 - The server no longer counts a job as ours (`lost`): stop its handler, send no outcome. Its slot is free when the
   handler has ended.
