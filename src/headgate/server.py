@@ -169,6 +169,7 @@ class Server:
             OperatorParts(store=self.operating, dispatch=self.coordinator, presence=self.presence, endings=self.waiters)
         )
         self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
+        self.store.on_operations = self.operations.wake
         self.schedule_lanes = ScheduleLanes(self.store)
         self.scheduler = Scheduler(self.schedule_lanes, fed=self.coordinator.submitted)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)

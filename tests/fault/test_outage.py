@@ -26,8 +26,8 @@ from tests.support.waiting import until, until_async
 
 LEASE_SECONDS = 6.0
 LEASE = ("--lease", "6")
-"""A worker hangs up when a beat, every two seconds, is unanswered for one: short enough for a test, and more than a machine
-with other things to do keeps a process waiting. Links that drop in these tests do so for another reason."""
+"""A worker hangs up when a beat, one every two seconds, is unanswered for a second: short enough for a test, and more
+than a machine with other things to do keeps a process waiting. Links that drop here do so for another reason."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TERMINATE = """

@@ -12,8 +12,8 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.operations")
-POLL_SECONDS: Final = 2.0
-"""How long an operation whose instance died, or that was started elsewhere, waits to be noticed here at most."""
+POLL_SECONDS: Final = 30.0
+"""The net under the wakes: the tick, which sees operations that are not over, and whoever starts one here."""
 BUSY_SECONDS: Final = 0.25
 """The operations there are have an instance each that works on them: look again for when one of them dies."""
 _BACKOFF_MOST: Final = 5.0
@@ -59,7 +59,7 @@ class OperationRunner:
         self._stopped = False
 
     def wake(self) -> None:
-        """An operation was started here."""
+        """An operation was started here, or the tick saw one that is not over."""
         self._wake.set()
 
     async def run_once(self) -> bool:

@@ -135,6 +135,7 @@ class Store:
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
         self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
+        self.on_operations: Callable[[], None] = _nobody  # a tick saw some that are not over
         self.on_checks: Callable[[], None] = _nobody  # jobs that waited for others may be free: see free_ready
 
     def lane(self, name: str) -> Lane:
@@ -413,6 +414,8 @@ class Store:
                 tick.next_due = at
             elif kind == "checks":
                 self.on_checks()
+            elif kind == "operations":
+                self.on_operations()
             elif kind == "room":
                 tick.room.append((topic_no, at))
             elif kind == "others":

@@ -3,7 +3,7 @@
 --   promoted  a job made claimable just now                   reaped   a lapsed attempt that was ended
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
---   checks    jobs that waited for others may be free (see free_ready_v1)
+--   checks    jobs that waited for others may be free (see free_ready_v1)      operations   some are not over
 --   room      a topic of a limited sort with claimable jobs now, or (at) later
 --   rules     when limits or rules of a topic were changed last      reap   call reap_v1 by itself, please
 --   others    how many other instances were seen lately (in topic_no)
@@ -51,6 +51,8 @@ BEGIN
                   WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.topic_no = t.no AND j.state = 0);
     RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
+    RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz
+                  WHERE EXISTS (SELECT FROM headgate.operations o WHERE o.state IN (0, 1));   -- index: operations_active
     RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::int, d.run_at
                    FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;
