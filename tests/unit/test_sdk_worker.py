@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +16,12 @@ import grpc
 import pytest
 
 from headgate import Abandon, Headgate, InvalidInput, Job, Superseded, Unauthenticated, Worker
+from headgate.sdk.io_thread import io_thread
 from headgate.sdk.worker import ledger as ledger_module
+from headgate.sdk.worker.worker import _signals
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
+from tests.support.waiting import until as wait_until
 
 
 @asynccontextmanager
@@ -713,3 +718,29 @@ def test_a_worker_refuses_what_it_cannot_do() -> None:
     ]:
         with pytest.raises(InvalidInput, match=says):
             app.worker(**options)  # type: ignore[arg-type]
+
+
+def test_signals_in_the_middle_of_each_others_lines_all_ask_for_the_stop() -> None:
+    """A log cannot be entered twice by one thread, so the line is not written where the signal is handled."""
+    asked: list[threading.Thread] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "stopping" in record.getMessage():
+                asked.append(threading.current_thread())
+
+    log, listening = logging.getLogger("headgate.worker"), Listening(logging.INFO)
+    before = log.level
+    log.addHandler(listening)
+    log.setLevel(logging.INFO)
+    stops: list[int] = []
+    try:
+        with _signals(io_thread(), lambda: stops.append(1)):
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: len(asked) == 3, "each was told of")
+    finally:
+        log.removeHandler(listening)
+        log.setLevel(before)
+    assert len(stops) == 3
+    assert threading.main_thread() not in asked

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_integer, check_worker_id
 from headgate.sdk.connection import Connection
-from headgate.sdk.io_thread import io_thread
+from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
@@ -122,7 +122,7 @@ class Worker:
         self._io.soon(stuck_slots.start)
         beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
-            with _signals(self.stop) if signals else _nothing():
+            with _signals(self._io, self.stop) if signals else _nothing():
                 try:
                     await asyncio.shield(running)
                 except asyncio.CancelledError:
@@ -270,7 +270,7 @@ def _chosen(tasks: Mapping[str, Task[Any, Any]], topics: Sequence[str] | None) -
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
+def _signals(io: IoThread, stop: Callable[[], None]) -> Iterator[None]:
     """Have SIGTERM and SIGINT ask for the stop.
 
     Plain handlers rather than the loop's: these also run while a handler blocks the loop.
@@ -281,8 +281,9 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         return
 
     def asked(number: int, _frame: FrameType | None) -> None:
-        log.info("%s: stopping", signal.Signals(number).name)
         stop()
+        # Not here: a second signal may come in the middle of the first one's line, and a log cannot be entered twice.
+        io.soon(log.info, "%s: stopping", signal.Signals(number).name)
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
