@@ -65,7 +65,7 @@ async def neighbour(server: ServerProcess) -> AsyncIterator[Neighbour]:
     async with Wire(server.address) as wire, wire.worker() as link:
         neighbour = Neighbour(wire, link)
         await neighbour.works()
-        beats = asyncio.create_task(neighbour.beat_on(), name="a neighbour's beats")
+        beats = asyncio.create_task(neighbour.link.beat_on(), name="a neighbour's beats")
         yield neighbour
         await neighbour.works()
         beats.cancel()
@@ -83,12 +83,6 @@ class Neighbour:
             (job,) = await self.link.take(1)
             assert job.id == job_id
             assert await self.link.complete(job) == {}
-
-    async def beat_on(self) -> None:
-        """As a worker does, a third of its lease apart."""
-        while True:
-            await self.link.beat()
-            await asyncio.sleep(0.6)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.e2e.conftest import _PROCESSES, Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
 from tests.support.waiting import until_async
-from tests.support.wire import WORK, Link, Wire, abandon, completed, failed, held, nack, new_id, retry_after, served
+from tests.support.wire import WORK, Wire, abandon, completed, failed, held, nack, new_id, retry_after, served
 
 ALPHA, BETA, MAIL, SUBMITS, READS, WORKS = (
     f"a-token-for-{name}-only" for name in ("alpha", "beta", "mail", "submits", "reads", "works")
@@ -233,7 +233,7 @@ async def test_a_plain_stream_without_beats_is_ended_and_its_job_comes_back(wire
         assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "link_silent")
     async with wire.worker() as link:
         await link.ready(1, topic)
-        beats = asyncio.create_task(_beat_on(link))
+        beats = asyncio.create_task(link.beat_on())
         (again,) = await link.take(1)
         beats.cancel()
         assert (again.id, again.attempt) == (job_id, 2)
@@ -285,7 +285,7 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
         await until_async(all_claimed, "all are running, with a lease, and hardly one was sent")
     async with wire.worker() as link:
         await link.ready(20, topic)
-        beats = asyncio.create_task(_beat_on(link))
+        beats = asyncio.create_task(link.beat_on())
         jobs = await link.take(20)
         beats.cancel()
         assert {job.id for job in jobs} == set(ids)
@@ -298,7 +298,7 @@ async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_st
     server: ServerProcess, wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
     async with wire.worker() as link, wire.stream_jobs("plain", f"{topic}-2", max_in_flight=9) as stream:
-        beats = asyncio.create_task(_beat_on(link))
+        beats = asyncio.create_task(link.beat_on())
         await link.ready(3, topic)
 
         async def both_get_one() -> None:
@@ -379,7 +379,7 @@ async def test_attempts_count_from_the_claim_wait_by_their_square_and_end_dead(
 ) -> None:
     job_id = await wire.submit(topic, max_attempts=2)
     async with wire.worker("fails") as link:
-        beats = asyncio.create_task(_beat_on(link))
+        beats = asyncio.create_task(link.beat_on())
         await link.ready(2, topic)
         (job,) = await link.take(1)
         running = await wire.job(job_id)
@@ -577,10 +577,3 @@ async def _health(wire: Wire) -> int:
 async def _report(wire: Wire, worker_id: str, *outcomes: jobs_pb2.Outcome) -> list[jobs_pb2.Receipt]:
     request = worker_pb2.ReportOutcomeRequest(worker_id=worker_id, outcomes=outcomes)
     return list((await wire.call("ReportOutcome", request)).receipts)
-
-
-async def _beat_on(link: Link) -> None:
-    """Beat as a worker does, a third of its lease apart."""
-    while True:
-        await link.beat()
-        await asyncio.sleep(0.5)

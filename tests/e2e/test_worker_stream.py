@@ -23,7 +23,6 @@ from tests.support.database import Server
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
 from tests.support.waiting import until_async
 from tests.support.wire import (
-    Link,
     Wire,
     abandon,
     completed,
@@ -487,7 +486,7 @@ async def test_a_job_without_an_outcome_in_time_is_back_as_a_failed_attempt(serv
         # Its stream is gone, not its lease: nobody else gets the job before that is over, by the database's clock.
         async with wire.worker() as link:
             await link.ready(1, topic)
-            beats = asyncio.create_task(_beat_on(link))
+            beats = asyncio.create_task(link.beat_on())
             (second,) = await link.take(1, within=8)
             beats.cancel()
             assert (second.id, second.attempt, second.epoch) == (job_id, 2, 2)
@@ -940,10 +939,3 @@ async def test_a_worker_survives_the_restart_of_its_server_by_itself(serve: Serv
         worker.stop()
         await running
     assert second.exit_code is None
-
-
-async def _beat_on(link: Link) -> None:
-    """Beat as a worker does, a third of its lease apart."""
-    while True:
-        await link.beat()
-        await asyncio.sleep(0.5)

@@ -81,17 +81,11 @@ def counts(one: Operation) -> tuple[int, int, int, int]:
     return one.matched, one.changed, one.skipped, one.errors
 
 
-async def has_move(db: Connection) -> bool:
-    return bool(await db.fetchval("SELECT count(*) FROM pg_catalog.pg_proc WHERE proname = 'move_v1'"))
-
-
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", list(Verb))
 async def test_each_verb_changes_what_matches_once_with_actor_and_reason(queue: Queue, verb: Verb) -> None:
-    if verb is Verb.MOVE and not await has_move(queue.db):
-        pytest.skip("the database has no move_v1")
     tenant = await queue.tenant_no()
     ended = verb in (Verb.REDRIVE, Verb.DISCARD)
     ids = await dead(queue, 30, "mail", tags=["red"]) if ended else await queue.add(30, "mail", tags=["red"])
