@@ -344,7 +344,8 @@ class Coordinator:
                 hints=list(hints),
             )
             self.claimed += len(got)
-            if len(got) == asked:
+            demand.plenty = len(got) == asked
+            if demand.plenty:
                 demand.stirred = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
             self._learn(demand, topics, got, hints, full=len(got) == asked, from_head=from_head, sweep=sweep)

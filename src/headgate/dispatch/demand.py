@@ -39,6 +39,7 @@ class Demand:
     hints: dict[UUID, None] = field(default_factory=dict)
     claiming: bool = False
     held_up: bool = False  # there may be work, but all that have credit are full
+    plenty: bool = False  # the last claim brought all it asked for
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
     # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
     void: dict[Link, bool] = field(default_factory=dict)
@@ -99,14 +100,16 @@ class Demand:
     def reserve(self, limit: int) -> list[tuple[Link, int]]:
         """Take up to `limit` credits out of the book, in runs: (link, how many), those who wait longest first.
 
-        Each link gets an equal share of the limit, at least one; what others leave goes round again. A link that has
-        ended gets nothing: its stream may take a while to notice, and what is claimed for it would only come back. One
-        that is full gets nothing either: it says when it has room again.
+        Each link gets an equal share of the limit, at least one; what others leave goes round again. While there is
+        plenty, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as twenty
+        jobs in it, so many links must not mean small frames. A link that has ended gets nothing: its stream may take a
+        while to notice, and what is claimed for it would only come back. One that is full gets nothing either: it says
+        when it has room again.
         """
         runs: dict[Link, int] = {}
         full: list[Link] = []
         left, blocked = min(limit, self.credit), 0
-        share = max(1, left // max(1, len(self.links)))
+        share = left if self.plenty else max(1, left // max(1, len(self.links)))
         while left:
             link = self.links.popleft()
             have = link.credit[self]

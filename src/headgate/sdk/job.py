@@ -133,6 +133,7 @@ class Job:
         "stage",
         "started_at",
         "tenant",
+        "took",
         "topic",
         "where",
     )
@@ -170,6 +171,7 @@ class Job:
         self.handler = handler
         self.stage = WAITING  # kept by the worker's ledger
         self.begun_at = 0.0  # by the monotonic clock, once its handler runs; kept for tasks with a time limit
+        self.took = 0.0  # seconds its handler ran, where the slot has measured them
         self.over_time = False  # its handler is being stopped because of that limit
         self.where: asyncio.Task[None] | None = None  # the slot on the user's loop that runs it, while it does
         self.created_us = created_us

@@ -13,19 +13,11 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.submit import SubmitAnswer, SubmitFlush, answers_of, submit_arguments
 
-# The two parts run in this order, and each statement within them has a snapshot of its own, so the claim finds what was
-# submitted. It reads the pause rows under their lock as always: a paused job is submitted and not claimed.
-SUBMIT_AND_CLAIM: Final = """
-SELECT s.ord, s.receipt, s.job_id, s.detail, NULL::uuid AS id, NULL::int AS topic_no, NULL::int AS epoch,
-       NULL::int AS attempt, NULL::int AS max_attempts, NULL::int AS priority, NULL::int AS rank_class,
-       NULL::bigint AS rank_at, NULL::timestamptz AS created_at, NULL::timestamptz AS lease_until, NULL::text AS worker,
-       NULL::jsonb AS headers, NULL::bytea AS payload
-  FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                          $20, $21, $22) AS s
- UNION ALL
-SELECT NULL, NULL, NULL, NULL, c.id, c.topic_no, c.epoch, c.attempt, c.max_attempts, c.priority, c.rank_class,
-       c.rank_at, c.created_at, c.lease_until, c.worker, c.headers, c.payload
-  FROM headgate.claim_v1($23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35) AS c"""
+SUBMIT_AND_CLAIM: Final = (
+    "SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, "
+    "created_at, lease_until, worker, headers, payload "
+    f"FROM headgate.hand_over_v1({', '.join(f'${place}' for place in range(1, 36))})"
+)
 
 
 async def submit_and_claim(

@@ -44,6 +44,13 @@ def attempt_sync(task: Task[Any, Any], job: Job) -> Outcome:
         return _ended(error, job)
 
 
+def unbegun(job: Job) -> Outcome | None:
+    """The outcome of a job that is not to be begun any more; None: it is another's by now, or was handed back."""
+    if job.lost or job.abandoned:
+        return None
+    return failure("Cancelled", "the job was cancelled on request before it started")
+
+
 def over_time(job: Job) -> Outcome:
     """The outcome of a handler that ran longer than its task allows."""
     limit = cast("Task[Any, Any]", job.handler).time_limit

@@ -41,6 +41,7 @@ class Ledger:
         *,
         concurrency: int,
         prefetch: int | None,
+        lead: int = 0,
         start: Start,
         reports: Reports,
     ) -> None:
@@ -54,6 +55,7 @@ class Ledger:
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
         self._concurrency, self._prefetch = concurrency, prefetch
+        self._startable = concurrency + lead  # `lead`: what slots take beyond their number, and keep in order themselves
         self._ahead = ReadAhead()
         self._started = 0
         self._waiting: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
@@ -145,12 +147,12 @@ class Ledger:
         self._hand_back(job)
 
     def start_waiting(self) -> None:
-        """Start waiting jobs while slots are free."""
+        """Hand waiting jobs to the slots while these take more."""
         if not self._waiting:
             return
         batch: list[Job] = []
         now = time.monotonic()
-        while self._waiting and self._started < self._concurrency:
+        while self._waiting and self._started < self._startable:
             job = self._waiting.popleft()
             if job.stage == FINISHED:  # lost, cancelled or handed back meanwhile
                 continue
@@ -172,7 +174,7 @@ class Ledger:
             return
         self._release(job)
         if now:
-            self._ahead.finished(now - job.started_at, now)
+            self._ahead.finished(job.took or now - job.started_at, now)
         if outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
             self._settle(job, outcome)
 

@@ -1,7 +1,8 @@
 """Slots for async handlers: a few long-lived tasks on the user's loop that take jobs from one inbox.
 
 The I/O thread extends the inbox and wakes the loop once per frame; it may also take back what no slot has begun
-(a deque's ends are safe to use from two threads). All else happens on the user's loop.
+(a deque's ends are safe to use from two threads). All else happens on the user's loop. The inbox holds more jobs than
+there are slots: a slot that had to ask the I/O thread for each next job would wait for it longer than a short job takes.
 
 A task per job would cost as much as the rest of a short job. So a slot runs one job after the other, and one slot is
 enough as long as handlers do not wait: only when it gives up control with jobs left are others woken. What a handler
@@ -20,7 +21,7 @@ from typing import Any, Final, cast
 
 from headgate.sdk.job import Job
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import attempt_async
+from headgate.sdk.worker.execution import attempt_async, unbegun
 from headgate.sdk.worker.outbox import Outcome
 
 Report = Callable[[Job, "Outcome | None"], None]
@@ -34,7 +35,7 @@ class LoopSlots:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, size: int) -> None:
         self._loop, self._report, self._size = loop, report, size
-        self._inbox: deque[Job] = deque()  # bounded by the ledger: never more than there are slots
+        self._inbox: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
         self._idle: list[asyncio.Future[None]] = []
         # Not a task group: leaving one would wait for a handler that ignores its cancellation.
         self._slots: set[asyncio.Task[None]] = set()
@@ -110,16 +111,17 @@ class LoopSlots:
             if inbox and not self._waking:
                 self._waking = True
                 self._loop.call_soon(self._wake_more)  # comes to run if this job waits for something
-            if job.lost or job.abandoned:
-                self._report(job, None)
+            if job.lost or job.abandoned or job.cancel_requested:
+                self._report(job, unbegun(job))
                 continue
             job.where, job.begun_at = me, monotonic()
             outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me)
-            job.where = None
+            now = monotonic()
+            job.where, job.took = None, now - job.begun_at
             self._report(job, outcome)
             if me.cancelling() or contextvars.copy_context() != clean:
                 break
-            if monotonic() > turn_ends:
+            if now > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN_SECONDS
         if not self._closed:

@@ -21,7 +21,7 @@ from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.inbound import Inbound
-from headgate.sdk.worker.ledger import Ledger
+from headgate.sdk.worker.ledger import UNACKNOWLEDGED_MAX, Ledger
 from headgate.sdk.worker.link import Link
 from headgate.sdk.worker.outbound import LinkSettings, Outbound
 from headgate.sdk.worker.patience import StuckSlots, TimeLimits
@@ -179,6 +179,7 @@ class Worker:
             self._tasks,
             concurrency=self._concurrency,
             prefetch=self._prefetch,
+            lead=slots.lead,
             start=start,
             reports=link,
         )
@@ -204,6 +205,9 @@ class Slots:
     def __init__(self, tasks: Mapping[str, Task[Any, Any]], *, concurrency: int, processes: int) -> None:
         self._kinds = {task.run_in for task in tasks.values()}
         self._concurrency, self._processes = concurrency, processes
+        self._only_loop = self._kinds == {"loop"}
+        # Slots of several kinds share their number, which only the ledger can see to.
+        self.lead = UNACKNOWLEDGED_MAX if self._only_loop else 0
 
     def open(self, report: Callable[[Job, Any], None]) -> None:
         """Make the slots that are needed; on the user's loop, before the link exists: processes come first."""
@@ -211,7 +215,6 @@ class Slots:
         self._process = ProcessSlots(report, size=self._processes) if "process" in self._kinds else None
         self._thread = ThreadSlots(report, size=size)
         self._loop = LoopSlots(asyncio.get_running_loop(), report, size=size)
-        self._only_loop = self._kinds == {"loop"}
 
     def start(self, jobs: list[Job]) -> None:
         """Hand jobs to their slots. From the I/O thread."""
