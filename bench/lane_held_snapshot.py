@@ -45,12 +45,12 @@ async def run(dsn: str, *, quick: bool = False) -> dict[str, object]:
         await db.close()
         await other.close()
     return {
-        "held_snapshot": {
-            "jobs": jobs,
-            "claim_pages_before": before,
-            "claim_pages_after": after,
+        "claim_pages": {
+            "first": before,
+            "last": after,
             "ratio": round(after / before, 3),
-            "claim_pages_after_without_watermark": from_head,
+            "last_without_watermark": from_head,
+            "jobs_passed": jobs,
         }
     }
 
@@ -125,4 +125,4 @@ async def _pages(db: Connection, topic: Topic, mark: Watermark | None) -> float:
     outcomes = OutcomeFlush()
     outcomes.add_completed(topic.tenant_no, got.ids, got.epochs, [b""] * len(got))
     await settle(db, outcomes)
-    return statistics.median(seen)
+    return float(statistics.median(seen))
