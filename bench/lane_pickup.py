@@ -23,10 +23,10 @@ async def run(*, quick: bool = False) -> dict[str, object]:
     count, rounds = (SUBMITS // 10, 1) if quick else (SUBMITS, ROUNDS)
     cores: dict[str, dict[str, float]] = {}
     report: dict[str, object] = {"cores": cores}
-    for name, options, times in (("pickup", (), rounds), ("pickup_poll_only", ("--poll-only",), 1)):
+    for name, options, each in (("pickup", (), count), ("pickup_poll_only", ("--poll-only",), count // 3)):
         async with stack(name, options=options) as made:
             meter, own, began = made.meter(), process_seconds(os.getpid()), time.monotonic()
-            runs = [await measure(made.addresses[0], count) for _ in range(times)]
+            runs = [await measure(made.addresses[0], each) for _ in range(rounds)]
             meter.stop(client=process_seconds(os.getpid()) - own)
             meter.note(name, time.monotonic() - began)
             cores |= made.busy()

@@ -222,7 +222,7 @@ def _headline(report: Report) -> str:
 
 
 def _figures(report: Report) -> Table:
-    table = Table(title="figures: median [least … most]")
+    table = Table(title="figures: median (least … most)")
     table.add_column("figure")
     table.add_column("value", justify="right", overflow="fold")
     table.add_column("unit")
@@ -253,7 +253,7 @@ def _store_table(report: Report) -> Table:
 
 def _shown(value: object) -> str:
     if isinstance(value, dict) and value.keys() == {"median", "min", "max"}:
-        return f"{value['median']:,} [{value['min']:,} … {value['max']:,}]"
+        return f"{value['median']:,} ({value['min']:,} … {value['max']:,})"
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_shown(one)}" for name, one in value.items())
     return f"{value:,}" if isinstance(value, int | float) else str(value)

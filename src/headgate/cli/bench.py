@@ -156,7 +156,7 @@ async def _take_back(topic: Topic) -> None:
     try:
         removed = await topic.take_back()
     except HeadgateError as error:
-        told = f'{error}; jobs may wait on topic "{topic.name}": headgate op cancel --filter topic:{topic.name}'
+        told = f'{error}; jobs may wait on topic "{topic.name}": headgate op start cancel --filter topic:{topic.name}'
     else:
         told = f'ended early: took {removed:,} jobs back from topic "{topic.name}"'
     print(told, file=sys.stderr, flush=True)
