@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping, Sequence
 
 from bench.figures import median, spread
@@ -38,8 +40,11 @@ def worst_fall(rates: Sequence[float]) -> float:
     return min(rate / max(rates[: place + 1]) for place, rate in enumerate(rates))
 
 
-async def backlog(*, quick: bool = False) -> dict[str, object]:
-    """1 k to 1 M jobs waiting, worked off by one link; each run of a million follows one of the `drain` lane's size."""
+async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, object]:
+    """1 k to 1 M jobs waiting, worked off by one link; each run of a million follows one of the `drain` lane's size.
+
+    No round is begun after `until`, on the monotonic clock, but the first.
+    """
     few, many = (10_000, 50_000) if quick else (DRAIN, MILLION)
     rates: dict[int, list[float]] = {}
     ratios = []
@@ -47,6 +52,8 @@ async def backlog(*, quick: bool = False) -> dict[str, object]:
         for _ in range(1 if quick else ROUNDS):
             for jobs in BACKLOGS[: 1 if quick else None]:
                 rates.setdefault(jobs, []).append(await preloaded(made, jobs))
+            if ratios and time.monotonic() > until:
+                continue
             usual = await preloaded(made, few)
             deep = await preloaded(made, many, name="backlog_1m_drain")
             rates.setdefault(few, []).append(usual)

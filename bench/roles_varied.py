@@ -12,7 +12,7 @@ from headgate import Headgate, Job, RetryPolicy
 
 TENANTS, TOPICS, PRIORITIES = 5, 10, (0, 10, -10)
 KEYS = 100
-CHUNK = 200
+CHUNK, IN_FLIGHT = 200, 8
 RETRY = RetryPolicy.fixed(timedelta(milliseconds=100))
 FAILS, SUCCEEDS = b"f" * 100, b"s" * 100
 
@@ -94,10 +94,15 @@ async def produce_keyed(addresses: str, count: int) -> None:
     """Jobs of a hundred limit keys, a chunk of one key after a chunk of another."""
     hg = Headgate(addresses)
     await hg.submit("warm-up", b"")
+    chunks = iter(range(0, count, CHUNK))
+
+    async def produce() -> None:
+        for first in chunks:
+            size = min(CHUNK, count - first)
+            await hg.submit_many(TOPIC, [b"x" * 100] * size, limit_key=f"customer-{first // CHUNK % KEYS}")
+
     cpu = wait_for_go()
     started = time.monotonic()
-    for first in range(0, count, CHUNK):
-        size = min(CHUNK, count - first)
-        await hg.submit_many(TOPIC, [b"x" * 100] * size, limit_key=f"customer-{first // CHUNK % KEYS}")
+    await asyncio.gather(*(produce() for _ in range(IN_FLIGHT)))
     tell(cpu, started=started, ended=time.monotonic())
     await hg.close()

@@ -4,7 +4,8 @@
     python -m tests.bench.counted sdk ADDRESS               a producer and a worker, in all threads
 
 Counted are calls of Python functions (a coroutine that goes on is one) and of built-in ones: work that a busy neighbour
-does not change, unlike time. At the end of its input the process is gone, so it never outlives a test.
+does not change, unlike time. The sums are two: all of them, and those of Python functions. At the end of its input the
+process is gone, so it never outlives a test.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ class Calls:
     """Counts from `start` on, in the thread that called it and in those begun later."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.built_in = self.python = 0
+
+    def __str__(self) -> str:
+        return f"{self.built_in + self.python} {self.python}"
 
     def start(self) -> None:
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
     def _note(self, _frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" or event == "c_call":
-            self.made += 1  # not exact between threads, and near enough
+        if event == "c_call":  # not exact between threads, and near enough
+            self.built_in += 1
+        elif event == "call":
+            self.python += 1
 
 
 def serve(calls: Calls, *arguments: str) -> None:
@@ -41,7 +47,7 @@ def serve(calls: Calls, *arguments: str) -> None:
 
     def answer() -> None:
         for _ in sys.stdin:
-            print(calls.made, flush=True)  # noqa: T201
+            print(calls, flush=True)  # noqa: T201
         os._exit(0)
 
     threading.Thread(target=answer, daemon=True).start()
@@ -50,7 +56,7 @@ def serve(calls: Calls, *arguments: str) -> None:
 
 
 async def sdk(calls: Calls, address: str) -> None:
-    """For a line `produce N` or `work N`, do that and say how many calls it took."""
+    """For a line `produce N` or `work N`, do that and say how many calls there were so far."""
     calls.start()
     handled, wanted = 0, 0
     enough = asyncio.Event()
@@ -65,7 +71,7 @@ async def sdk(calls: Calls, address: str) -> None:
             enough.set()
 
     while words := (await asyncio.to_thread(sys.stdin.readline)).split():
-        before, count = calls.made, int(words[1])
+        count = int(words[1])
         if words[0] == "produce":
             await hg.submit_many(TOPIC, [b"x" * 100] * count)
         else:
@@ -76,7 +82,7 @@ async def sdk(calls: Calls, address: str) -> None:
             await asyncio.wait((running, asyncio.create_task(enough.wait())), return_when=asyncio.FIRST_COMPLETED)
             worker.stop()
             await running
-        print(calls.made - before, flush=True)  # noqa: T201
+        print(calls, flush=True)  # noqa: T201
     os._exit(0)
 
 

@@ -13,7 +13,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +34,7 @@ GROWTH = 1.5
 ROUNDS, FRAMES, FRAME, SDK_JOBS = 3, 6, 500, 3_000
 COUNTERS = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS commits,
-       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal"""
+       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal_bytes"""
 
 
 class Counted:
@@ -42,12 +43,13 @@ class Counted:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def ask(self, line: str = "") -> int:
-        """Calls: of a server so far, of a client for what the line asks for."""
+    def ask(self, line: str = "") -> Counter[str]:
+        """Its calls so far; of a client, after it did what the line asks for."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return int(self.line())
+        every, python = map(int, self.line().split())
+        return Counter(calls=every, python_calls=python)
 
     def line(self) -> str:
         assert self._process.stdout is not None
@@ -111,10 +113,9 @@ async def test_commits_wal_and_server_calls_of_a_job_are_as_recorded(database: s
                 for frame in range(FRAMES):
                     await one_frame(producer, link, 2 + number * FRAMES + frame)
                 made, after = await asyncio.to_thread(server.ask), await counters(db)
-                rounds.append({"server_calls": made - calls, **{name: after[name] - before[name] for name in after}})
+                rounds.append({**named("server", made - calls), **(after - before)})
         await db.close()
-    least = {f"{name}_per_job": min(one[name] for one in rounds) / FRAMES / FRAME for name in rounds[0]}
-    judge({"wal_bytes_per_job": least.pop("wal_per_job"), **least})
+    judge(least_per_job(rounds, FRAMES * FRAME))
 
 
 async def one_frame(producer: Producer, link: Link, seq: int) -> None:
@@ -127,20 +128,31 @@ async def one_frame(producer: Producer, link: Link, seq: int) -> None:
     assert not await link.complete(*jobs)
 
 
-async def counters(db: Connection) -> dict[str, int]:
+async def counters(db: Connection) -> Counter[str]:
     """Transactions that wrote, and bytes of WAL, of this PostgreSQL; exact at once, unlike its statistics."""
     row = await db.fetchrow(COUNTERS)
     assert row is not None
-    return dict(row)
+    return Counter(dict(row))
 
 
 @pytest.mark.timeout(100)
 def test_calls_of_the_sdk_for_a_job_are_as_recorded(database: str) -> None:
-    produced, worked = [], []
+    rounds = []
     with served(database) as (_, address), counted("sdk", address) as client:
         client.ask("produce 1")
-        client.ask("work 1")
+        begin = client.ask("work 1")
         for _ in range(ROUNDS):
-            produced.append(client.ask(f"produce {SDK_JOBS}"))
-            worked.append(client.ask(f"work {SDK_JOBS}"))
-    judge({"producer_calls_per_job": min(produced) / SDK_JOBS, "worker_calls_per_job": min(worked) / SDK_JOBS})
+            produced = client.ask(f"produce {SDK_JOBS}")
+            worked = client.ask(f"work {SDK_JOBS}")
+            rounds.append({**named("producer", produced - begin), **named("worker", worked - produced)})
+            begin = worked
+    judge(least_per_job(rounds, SDK_JOBS))
+
+
+def named(whose: str, calls: Mapping[str, int]) -> dict[str, int]:
+    return {f"{whose}_{name}": count for name, count in calls.items()}
+
+
+def least_per_job(rounds: Sequence[Mapping[str, int]], jobs: int) -> dict[str, float]:
+    """What happens beside a round only ever adds to it."""
+    return {f"{name}_per_job": min(one[name] for one in rounds) / jobs for name in rounds[0]}
