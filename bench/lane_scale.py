@@ -47,7 +47,7 @@ async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, 
     """
     few, many = (10_000, 50_000) if quick else (DRAIN, MILLION)
     rates: dict[int, list[float]] = {}
-    ratios = []
+    ratios: list[float] = []
     async with stack("backlog") as made:
         for _ in range(1 if quick else ROUNDS):
             for jobs in BACKLOGS[: 1 if quick else None]:
