@@ -48,8 +48,8 @@ class Counted:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        every, python = map(int, self.line().split())
-        return Counter(calls=every, python_calls=python)
+        every, own = map(int, self.line().split())
+        return Counter(calls=every, own_calls=own)
 
     def line(self) -> str:
         assert self._process.stdout is not None
