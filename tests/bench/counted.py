@@ -5,7 +5,7 @@
 
 Counted are calls of Python functions (a coroutine that goes on is one) and of built-in ones: work that a busy neighbour
 does not change, unlike time. The sums are two: all of them, and those of our own functions, which are few for a frame,
-so that they tell if something is done job by job. At the end of its input the process is gone: it never outlives a test.
+so that they tell if something is done job by job. At the end of its input the process is gone, and outlives no test.
 """
 
 from __future__ import annotations
