@@ -68,6 +68,14 @@ LANES: dict[str, Callable[..., Awaitable[Report]]] = {
     "store": store,
     "backlog": backlog,
 }
+# What readers of the file may count on; there is more in it.
+KEYS = frozenset(
+    (
+        "sql_ceiling cycle cycle_default_sdk drain submit_stream submit_single submit_unary echo_unary stream_claim_us "
+        "unary_claim_us pickup_p50_ms pickup_p99_ms loaded_p99_ms commits_per_job wal_bytes_per_job cpu_us_per_job "
+        "idle_queries_per_s idle_links_rss_mb claim_pages sweep instances backlog_1m_drain"
+    ).split()
+)
 SETTINGS: Report = {
     "cycle_jobs": lane_cycle.JOBS,
     "rounds": lane_cycle.ROUNDS,
@@ -124,6 +132,8 @@ def main() -> int:
     del report["began"]
     report["seconds"] = _since(started)
     report["verdicts"] = verdicts(report)
+    if chosen.only == list(LANES):
+        assert report.keys() >= KEYS, f"no lane has measured {KEYS - report.keys()}"
     if chosen.only == list(LANES) and not chosen.quick:
         LATEST.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return 0 if show(report, Console(width=150)) else 1
