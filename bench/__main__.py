@@ -70,11 +70,30 @@ LANES: dict[str, Callable[..., Awaitable[Report]]] = {
 }
 # What readers of the file may count on; there is more in it.
 KEYS = frozenset(
-    (
-        "sql_ceiling cycle cycle_default_sdk drain submit_stream submit_single submit_unary echo_unary stream_claim_us "
-        "unary_claim_us pickup_p50_ms pickup_p99_ms loaded_p99_ms commits_per_job wal_bytes_per_job cpu_us_per_job "
-        "idle_queries_per_s idle_links_rss_mb claim_pages sweep instances backlog_1m_drain"
-    ).split()
+    [
+        "sql_ceiling",
+        "cycle",
+        "cycle_default_sdk",
+        "drain",
+        "submit_stream",
+        "submit_single",
+        "submit_unary",
+        "echo_unary",
+        "stream_claim_us",
+        "unary_claim_us",
+        "pickup_p50_ms",
+        "pickup_p99_ms",
+        "loaded_p99_ms",
+        "commits_per_job",
+        "wal_bytes_per_job",
+        "cpu_us_per_job",
+        "idle_queries_per_s",
+        "idle_links_rss_mb",
+        "claim_pages",
+        "sweep",
+        "instances",
+        "backlog_1m_drain",
+    ]
 )
 SETTINGS: Report = {
     "cycle_jobs": lane_cycle.JOBS,
