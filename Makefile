@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench explain requirements lock test-versions wire clean
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,10 @@ format: $(READY) ## format and fix what can be fixed
 
 bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 	@$(BIN)/python -m bench
+
+bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/recorded.json
+	@HEADGATE_BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
+	@cat tests/bench/recorded.json
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py

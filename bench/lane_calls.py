@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import grpc
 
-from bench.lane_cycle import spread
+from bench.figures import spread
 from bench.lane_store import make_ids
 from bench.stack import stack
 from headgate.sdk import rpc
@@ -43,9 +42,8 @@ async def run(*, quick: bool = False) -> dict[str, object]:
         finally:
             await channel.close()
     report: dict[str, object] = {name: spread(values) for name, values in found.items()}
-    report["submit_unary_to_echo"] = round(
-        statistics.median(found["submit_unary"]) / statistics.median(found["echo_unary"]), 3
-    )
+    pairs = zip(found["submit_unary"], found["echo_unary"], strict=True)  # of one round each, in the same seconds
+    report["submit_unary_to_echo"] = spread([submitted / echoed for submitted, echoed in pairs], 3)
     return report
 
 

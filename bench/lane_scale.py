@@ -1,59 +1,103 @@
-"""More links, more instances, a deeper backlog: what changes when Headgate grows."""
+"""More links, more instances, a deeper backlog: what changes when Headgate grows. Jobs a second of working off."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
+import time
+from collections.abc import Mapping, Sequence
 
+from bench.figures import median, spread
 from bench.lane_cycle import CONCURRENCY, PREFETCH, check_archive
 from bench.stack import Stack, stack
 
 PROCESSES = 4
 LINKS = (1, 4, 16, 64)
 INSTANCES = (1, 2, 3)
-JOBS = 100_000
-BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
+ROUNDS = 3
+SWEEP_JOBS = 60_000
+BACKLOGS = (1_000, 10_000)
+DRAIN, MILLION = 200_000, 1_000_000
 
 
-async def run(*, quick: bool = False) -> dict[str, object]:
-    """Jobs a second by links, by instances and by backlog."""
-    scale = 10 if quick else 1
-    report: dict[str, object] = {}
+async def sweep(*, quick: bool = False) -> dict[str, object]:
+    """1 to 64 links in up to four processes, which share the same number of slots; in turns, since minutes differ."""
+    jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
+    rates: dict[int, list[float]] = {links: [] for links in LINKS}
     async with stack("sweep") as made:
-        sweep = {links: await by_links(made, JOBS // scale, links) for links in LINKS}
-        report["sweep"] = {str(links): rate for links, rate in sweep.items()}
-        report["sweep_worst"] = round(
-            min(sweep[links] / max(sweep[few] for few in LINKS if few <= links) for links in LINKS), 3
-        )
-        backlogs = {}
-        for backlog in BACKLOGS[: 3 if quick else 4]:
-            runs = [await preloaded(made, backlog) for _ in range(1 if backlog > 200_000 else 3)]
-            backlogs[str(backlog)] = round(statistics.median(runs))
-        report["backlog"] = backlogs
-        deepest, before = sorted(backlogs, key=int)[-1], sorted(backlogs, key=int)[-2]
-        report["backlog_1m_drain"] = backlogs[deepest]
-        report["backlog_ratio"] = round(backlogs[deepest] / backlogs[before], 3)
-    rates = {}
-    for instances in INSTANCES:
-        async with stack("instances", servers=instances) as made:
-            rates[str(instances)] = await by_links(made, JOBS // scale, 2 * instances)
-    report["instances"] = rates
-    return report
+        for _ in range(rounds):
+            for links in LINKS:
+                rates[links].append(await by_links(made, jobs, links))
+    return {
+        "sweep": {str(links): spread(runs) for links, runs in rates.items()},
+        "sweep_worst": spread([worst_fall([rates[links][turn] for links in LINKS]) for turn in range(rounds)], 3),
+        "cores": made.busy(),
+    }
 
 
-async def by_links(made: Stack, jobs: int, links: int) -> int:
-    """A preloaded queue worked off by `links` links in up to four processes, which share the same number of slots."""
+def worst_fall(rates: Sequence[float]) -> float:
+    """The lowest share of a rate in the best one before it."""
+    return min(rate / max(rates[: place + 1]) for place, rate in enumerate(rates))
+
+
+async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, object]:
+    """1 k to 1 M jobs waiting, worked off by one link; each run of a million follows one of the `drain` lane's size.
+
+    No round is begun after `until`, on the monotonic clock, but the first.
+    """
+    few, many = (10_000, 50_000) if quick else (DRAIN, MILLION)
+    rates: dict[int, list[float]] = {}
+    ratios: list[float] = []
+    async with stack("backlog") as made:
+        for _ in range(1 if quick else ROUNDS):
+            for jobs in BACKLOGS[: 1 if quick else None]:
+                rates.setdefault(jobs, []).append(await preloaded(made, jobs))
+            if ratios and time.monotonic() > until:
+                continue
+            usual = await preloaded(made, few)
+            deep = await preloaded(made, many, name="backlog_1m_drain")
+            rates.setdefault(few, []).append(usual)
+            rates.setdefault(many, []).append(deep)
+            ratios.append(deep / usual)
+    return {
+        "backlog": {str(jobs): spread(runs) for jobs, runs in sorted(rates.items())},
+        "backlog_1m_drain": spread(rates[many]),
+        "backlog_ratio": spread(ratios, 3),
+        "cores": made.busy(),
+    }
+
+
+async def instances(*, quick: bool = False) -> dict[str, object]:
+    """1 to 3 servers on one PostgreSQL and two links for each, in turns."""
+    jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
+    rates: dict[int, list[float]] = {count: [] for count in INSTANCES}
+    async with stack("instances", servers=0) as made:
+        for _ in range(rounds):
+            for count in INSTANCES:
+                made.start_server()
+                rates[count].append(await by_links(made, jobs, 2 * count))
+            for _ in INSTANCES:
+                made.stop_server()
+    found: Mapping[str, object] = {str(count): spread(runs) for count, runs in rates.items()}
+    best = max(median(rate) for rate in found.values())
+    return {"instances": found, "instances_3_to_best": round(median(found["3"]) / best, 3)}
+
+
+async def by_links(made: Stack, jobs: int, links: int) -> float:
+    """A preloaded queue worked off by `links` links in up to four processes."""
     processes = min(PROCESSES, links)
-    each = links // processes
-    return round(await _drain(made, jobs, processes, each, CONCURRENCY // links or 1, PREFETCH // links))
+    each, name = links // processes, f"sweep of {links}"
+    return await _drain(made, jobs, processes, each, CONCURRENCY // links or 1, PREFETCH // links, name)
 
 
-async def preloaded(made: Stack, jobs: int) -> float:
+async def preloaded(made: Stack, jobs: int, *, name: str = "backlog") -> float:
     """The rate of working off a backlog by one link."""
-    return await _drain(made, jobs, 1, 1, CONCURRENCY, PREFETCH)
+    return await _drain(made, jobs, 1, 1, CONCURRENCY, PREFETCH, name)
 
 
-async def _drain(made: Stack, jobs: int, processes: int, links: int, concurrency: int, prefetch: int) -> float:
+async def _drain(
+    made: Stack, jobs: int, processes: int, links: int, concurrency: int, prefetch: int, name: str
+) -> float:
     await made.clean()
     await made.pause()
     with made.roles(("produce_many", str(jobs))) as (producer,):
@@ -63,10 +107,14 @@ async def _drain(made: Stack, jobs: int, processes: int, links: int, concurrency
     with made.roles(*crew) as workers:
         for worker in workers:
             worker.go()
+        meter = made.meter()
         await made.resume()
         await made.all_ended()
         for worker in workers:
             worker.stop()
         reports = [await asyncio.to_thread(worker.report) for worker in workers]
+        meter.stop(worker=sum(one["cpu"] for one in reports))
     await check_archive(made, jobs)
-    return jobs / (max(one["ended"] for one in reports) - await made.first_claim())
+    seconds = max(one["ended"] for one in reports) - await made.first_claim()
+    meter.note(name, seconds)
+    return jobs / seconds

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
-from bench.stack import process_seconds
-from headgate import Headgate, Job
-
-PAYLOAD = b"x" * 100
-TOPIC = "bench"
+from bench.stack import TOPIC, process_seconds
+from headgate import Headgate, Job, Worker
 
 
 def wait_for_go() -> float:
@@ -41,7 +39,8 @@ async def work(addresses: str, count: int, concurrency: int, prefetch: int, link
         del job
         handled += 1
 
-    await _work(hg, count, handled=lambda: handled, links=links, concurrency=concurrency, prefetch=prefetch)
+    workers = [hg.worker(concurrency=concurrency, prefetch=prefetch) for _ in range(links)]
+    await work_until([hg], workers, count, found=lambda: {"handled": handled})
 
 
 async def work_default(addresses: str, count: int) -> None:
@@ -55,12 +54,13 @@ async def work_default(addresses: str, count: int) -> None:
         handled += 1
         return left + right
 
-    await _work(hg, count, handled=lambda: handled)
+    await work_until([hg], [hg.worker()], count, found=lambda: {"handled": handled})
 
 
-async def _work(hg: Headgate, count: int, *, handled: Callable[[], int], links: int = 1, **options: int) -> None:
-    """Until `count` completions are acknowledged, or (0) until told to stop: then the time of the last one counts."""
-    workers = [hg.worker(**options) for _ in range(links)]  # type: ignore[arg-type]  # the options are a worker's own
+async def work_until(
+    clients: Sequence[Headgate], workers: Sequence[Worker], count: int, *, found: Callable[[], dict[str, float]]
+) -> None:
+    """Until `count` outcomes are acknowledged, or (0) until told to stop: then the time of the last one counts."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
     while not all(worker.connected for worker in workers):
         await asyncio.sleep(0.01)
@@ -77,18 +77,19 @@ async def _work(hg: Headgate, count: int, *, handled: Callable[[], int], links: 
         if count and applied >= count:
             break
         await asyncio.sleep(0.002)
-    tell(cpu, started=started, ended=ended, handled=handled(), applied=applied)
+    tell(cpu, started=started, ended=ended, applied=applied, **found())
     for worker in workers:
         worker.stop()
     await asyncio.gather(*running)
-    await hg.close()
+    for hg in clients:
+        await hg.close()
 
 
 async def produce_many(addresses: str, count: int, size: int = 100) -> None:
     """One call for all of them."""
     hg = Headgate(addresses)
     await hg.submit("warm-up", b"")
-    body = b"x" * size
+    body = b"x" * size if size <= 100 else os.urandom(size)  # PostgreSQL would compress a long row of one letter
     cpu = wait_for_go()
     started = time.monotonic()
     await hg.submit_many(TOPIC, (body for _ in range(count)))
@@ -120,9 +121,17 @@ async def produce_tasks(addresses: str, count: int, tasks: int) -> None:
     await hg.close()
 
 
-ROLES = {"work": work, "work_default": work_default, "produce_many": produce_many, "produce_tasks": produce_tasks}
+def main(role: str, addresses: str, *numbers: str) -> None:
+    """Play one role to its end."""
+    from bench import roles_idle, roles_paced, roles_varied
+
+    logging.disable(logging.ERROR)  # a lane of failing jobs is not about log lines
+    for module in (sys.modules[__name__], roles_paced, roles_varied, roles_idle):
+        if play := getattr(module, role, None):
+            uvloop.run(play(addresses, *map(int, numbers)))
+            return
+    raise SystemExit(f"there is no role {role}")
 
 
 if __name__ == "__main__":
-    role, where, *numbers = sys.argv[1:]
-    uvloop.run(ROLES[role](where, *map(int, numbers)))  # type: ignore[operator]
+    main(*sys.argv[1:])

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.figures import medians
 from headgate import embedded
 from headgate.store import control
 from headgate.store.connect import Connection, connect
@@ -25,6 +26,7 @@ from headgate.store.migrate import migrate
 
 FOLDER = Path("build/bench")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TOPIC = "bench"
 SERVE = ("-m", "headgate.cli", "serve", "--dev", "--port", "0", "--log-level", "WARNING")
 
 
@@ -35,9 +37,13 @@ class Role:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.roles", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._arguments = arguments
+
+    def ready(self) -> None:
+        """Wait until it can begin."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line == "ready\n", f"{arguments}: {line!r}"
+        assert line == "ready\n", f"{self._arguments}: {line!r}"
 
     @property
     def pid(self) -> int:
@@ -56,7 +62,7 @@ class Role:
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
-    def report(self, *, seconds: float = 300) -> dict[str, float]:
+    def report(self, *, seconds: float = 120) -> dict[str, float]:
         """Wait for its end; what it has to say."""
         out, _ = self._process.communicate(timeout=seconds)
         assert self._process.returncode == 0, f"a role ended with {self._process.returncode}"
@@ -76,8 +82,13 @@ class Stack:
 
     dsn: str
     postmaster: int
+    aside: str = ""
+    """Another database of the same PostgreSQL: looking from there does not add to the transactions counted here."""
+    options: tuple[str, ...] = ()
     addresses: list[str] = field(default_factory=list)
-    servers: list[int] = field(default_factory=list)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    cores: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """By lane and run, how many cores each party kept busy."""
 
     @contextmanager
     def roles(self, *commands: tuple[str, ...]) -> Iterator[list[Role]]:
@@ -86,15 +97,17 @@ class Stack:
         try:
             for name, *rest in commands:
                 started.append(Role(name, ",".join(self.addresses), *rest))
+            for role in started:
+                role.ready()
             yield started
         finally:
             for role in started:
                 role.kill()
 
     @asynccontextmanager
-    async def database(self) -> AsyncIterator[Connection]:
+    async def database(self, dsn: str | None = None) -> AsyncIterator[Connection]:
         """A connection for looking."""
-        db = await connect(self.dsn, application_name="headgate bench", statement_timeout=None)
+        db = await connect(dsn or self.dsn, application_name="headgate bench", statement_timeout=None)
         try:
             yield db
         finally:
@@ -127,14 +140,50 @@ class Stack:
             )
             return time.monotonic() - float(ago)
 
-    async def all_ended(self, *, seconds: float = 300) -> None:
-        """Wait until no job is left."""
+    async def all_ended(self, *, seconds: float = 120) -> None:
+        """Wait until no job of the lane's topics is left."""
         async with asyncio.timeout(seconds), self.database() as db:
             left = (
-                "SELECT EXISTS (SELECT FROM headgate.jobs j JOIN headgate.topics t USING (topic_no) WHERE t.name = $1)"
+                "SELECT EXISTS (SELECT FROM headgate.jobs j JOIN headgate.topics t USING (topic_no) "
+                "WHERE starts_with(t.name, $1))"
             )
-            while await db.fetchval(left, "bench"):
+            while await db.fetchval(left, TOPIC):
                 await asyncio.sleep(0.1)
+
+    def start_server(self) -> None:
+        """One more instance, ready when this returns."""
+        process = subprocess.Popen(
+            [sys.executable, *SERVE, *self.options],
+            env=os.environ | {"HEADGATE_DATABASE_URL": self.dsn},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        self.addresses.append(process.stdout.readline().rsplit(" ", 1)[1].strip())
+
+    def stop_server(self) -> None:
+        """The newest instance ends."""
+        process = self.processes.pop()
+        self.addresses = self.addresses[: len(self.processes)]
+        process.terminate()
+        try:
+            process.wait(40)
+        finally:
+            process.kill()
+
+    @property
+    def servers(self) -> list[int]:
+        """Their process ids."""
+        return [process.pid for process in self.processes]
+
+    def busy(self) -> dict[str, dict[str, float]]:
+        """By lane, the median of cores that each party kept busy."""
+        return {lane: medians(runs) for lane, runs in self.cores.items()}
+
+    def meter(self) -> Meter:
+        """Begin to watch the processors."""
+        return Meter(self)
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time used so far by the servers and by PostgreSQL with its children."""
@@ -144,38 +193,59 @@ class Stack:
         }
 
 
+class Meter:
+    """Who kept the processors busy from its making to `stop`: our parties, and what else runs on this machine."""
+
+    def __init__(self, made: Stack) -> None:
+        self._made = made
+        self._began, self._cpu, self._machine = time.monotonic(), made.cpu_seconds(), machine_seconds()
+        self._others = 0.0
+        self.spent: dict[str, float] = {}
+
+    def stop(self, **roles: float) -> dict[str, float]:
+        """Processor seconds of each party until now; `roles` are those of processes that say it themselves."""
+        elapsed = time.monotonic() - self._began
+        self.spent = {name: used - self._cpu[name] for name, used in self._made.cpu_seconds().items()} | roles
+        self._others = max(0.0, machine_seconds() - self._machine - sum(self.spent.values())) / elapsed
+        return self.spent
+
+    def note(self, lane: str, seconds: float) -> None:
+        """Keep it as cores of a run of `lane` that took so long: starting and ending processes is not part of it."""
+        cores = {name: used / seconds for name, used in self.spent.items()} | {"others": self._others}
+        self._made.cores.setdefault(lane, []).append(cores)
+
+
 @asynccontextmanager
 async def stack(name: str, *, servers: int = 1, options: tuple[str, ...] = ()) -> AsyncIterator[Stack]:
     """Start it; everything is gone afterwards."""
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     cluster = await asyncio.to_thread(embedded.start, folder)
-    processes: list[subprocess.Popen[str]] = []
+    assert cluster.pid is not None
+    made = Stack(cluster.dsn(), cluster.pid, cluster.dsn("template1"), options)
     try:
-        db = await connect(cluster.dsn(), application_name="headgate bench")
-        await migrate(db)
-        await db.close()
-        assert cluster.pid is not None
-        made = Stack(cluster.dsn(), cluster.pid)
+        async with made.database() as db:
+            await migrate(db)
         for _ in range(servers):
-            process = subprocess.Popen(
-                [sys.executable, *SERVE, *options],
-                env=os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn()},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            processes.append(process)
-            assert process.stdout is not None
-            made.addresses.append(process.stdout.readline().rsplit(" ", 1)[1].strip())
-            made.servers.append(process.pid)
+            made.start_server()
         yield made
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(40)
+        while made.processes:
+            made.stop_server()
         await asyncio.to_thread(cluster.stop)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine_seconds() -> float:
+    """Processor time that all processes of this machine have used, and what a hypervisor took."""
+    user, nice, system, _idle, _waiting, *rest = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
+    return (user + nice + system + sum(rest[:3])) / TICKS_PER_SECOND
+
+
+def memory_mb(pid: int) -> float:
+    """What a process has in memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def process_seconds(pid: int) -> float:

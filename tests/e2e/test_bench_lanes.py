@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
-from bench import lane_calls, lane_cycle, stack
+from bench import lane_calls, lane_cycle, lane_loaded, lane_varied, stack
 
 stack.FOLDER = Path(sys.argv[1])  # not build/bench: a benchmark may be running in this tree
 
@@ -31,7 +31,12 @@ async def main():
             await lane_cycle.check_archive(made, 2_001)
         except AssertionError as error:
             refused = str(error)
-    print(json.dumps({"calls": calls, "rate": rate, "cost": cost, "refused": refused}))
+        paced = await lane_loaded.paced(made, 200, 1_500, name="paced")
+        failing = await lane_varied.failing(made, 500)
+    print(json.dumps({
+        "calls": calls, "rate": rate, "cost": cost, "refused": refused, "paced": paced, "failing": failing,
+        "cores": made.busy(),
+    }))
 
 asyncio.run(main())
 """
@@ -63,11 +68,16 @@ def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_cou
     told = json.loads(out.splitlines()[-1])
     calls = told["calls"]
     assert set(calls) == {"submit_unary", "echo_unary", "stream_claim_us", "unary_claim_us", "submit_unary_to_echo"}
-    assert calls.pop("submit_unary_to_echo") > 0
     for name, figure in calls.items():
         assert 0 < figure["min"] <= figure["median"] <= figure["max"], name
     # It raises unless the archive holds exactly so many jobs completed at their first attempt; and it would.
     assert told["rate"] > 0
     assert min(told["cost"].values()) >= 0
     assert told["cost"]["commits"] > 0
+    # 300 jobs by a timetable, of which those of the first second are not counted.
+    assert told["paced"]["per_s"] == 200
+    assert 0 < told["paced"]["p50_ms"] <= told["paced"]["p99_ms"] <= told["paced"]["max_ms"]
+    assert told["failing"] > 0  # it raises unless three in ten were tried twice, and all others once
+    assert told["cores"].keys() == {"cycle", "paced", "failing"}
+    assert told["cores"]["cycle"].keys() == {"server", "postgres", "producer", "worker", "others"}
     assert told["refused"] == "of 2001 jobs, completed and not completed at once: (2000, 0)"

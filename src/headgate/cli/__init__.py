@@ -22,6 +22,7 @@ app = App(
 for _name, _where, _help in (
     ("audit", "dispatch:audit_command", "Show who changed what."),
     ("batch", "batch:batch", "Look at batches."),
+    ("bench", "bench:bench_command", "Measure a running server, with jobs that do nothing."),
     ("dead", "dead:dead", "Dead letters by their kind; redrive or discard them."),
     ("dev", "dev:dev_command", "An embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Look at jobs, and act on them."),

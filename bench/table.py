@@ -1,0 +1,259 @@
+"""The table: every figure with its spread, its bound and aim, and what bounds it where it falls short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import median, what_bounds
+
+Report = dict[str, object]
+HELD, AIMED, BROKEN = "holds", "reaches its aim", "BROKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What a figure must keep to, and what it should reach."""
+
+    figure: str
+    where: tuple[str, ...]
+    bound: float
+    aim: float
+    at_most: bool = False
+    lane: str = ""
+    """Whose processors explain it."""
+    why: Callable[[Report], str] | None = None
+    """What explains it otherwise."""
+
+    def verdict(self, value: float) -> str:
+        """By the median."""
+        if self.at_most:
+            return AIMED if value <= self.aim else HELD if value <= self.bound else BROKEN
+        return AIMED if value >= self.aim else HELD if value >= self.bound else BROKEN
+
+
+def _unary(report: Report) -> str:
+    echo, submitted = median(report["echo_unary"]), median(report["submit_unary"])
+    return f"a submit takes {(1 / submitted - 1 / echo) * 1e6:,.0f} µs more than a call that does nothing"
+
+
+def _links(report: Report) -> str:
+    rates = report["sweep"]
+    assert isinstance(rates, dict)
+    worst = min(rates, key=lambda links: median(rates[links]))
+    cores = _cores(report, f"sweep of {worst}")
+    return f"at {worst} links: {what_bounds(cores)}" if cores else ""
+
+
+BOUNDS: Final = (
+    Bound(figure="cycle / ceiling", where=("to_ceiling", "cycle"), bound=0.80, aim=1.0, lane="cycle"),
+    Bound(
+        figure="cycle_default_sdk / ceiling",
+        where=("to_ceiling", "cycle_default_sdk"),
+        bound=0.45,
+        aim=0.7,
+        lane="cycle_default_sdk",
+    ),
+    Bound(figure="drain / ceiling", where=("to_ceiling", "drain"), bound=1.2, aim=1.6, lane="drain"),
+    Bound(
+        figure="submit_stream / ceiling",
+        where=("to_ceiling", "submit_stream"),
+        bound=2.2,
+        aim=3.0,
+        lane="submit_stream",
+    ),
+    Bound(
+        figure="submit_single / ceiling",
+        where=("to_ceiling", "submit_single"),
+        bound=0.20,
+        aim=0.4,
+        lane="submit_single",
+    ),
+    Bound(figure="submit_unary / echo_unary", where=("submit_unary_to_echo",), bound=0.6, aim=0.8, why=_unary),
+    Bound(figure="pickup_p50_ms", where=("pickup_p50_ms",), bound=3.0, aim=1.5, at_most=True, lane="pickup"),
+    Bound(figure="pickup_p99_ms", where=("pickup_p99_ms",), bound=6.0, aim=3.0, at_most=True, lane="pickup"),
+    Bound(figure="backlog_1m_drain / drain", where=("backlog_ratio",), bound=0.9, aim=1.0, lane="backlog_1m_drain"),
+    Bound(
+        figure="claim_pages: last / first under a held snapshot",
+        where=("claim_pages", "ratio"),
+        bound=1.5,
+        aim=1.1,
+        at_most=True,
+        why=lambda report: "dead entries the watermark does not skip",
+    ),
+    Bound(figure="sweep: worst / best before it", where=("sweep_worst",), bound=0.9, aim=1.0, why=_links),
+    Bound(
+        figure="commits_per_job",
+        where=("commits_per_job",),
+        bound=0.02,
+        aim=0.02,
+        at_most=True,
+        why=lambda report: "flushes too small",
+    ),
+    Bound(
+        figure="idle_queries_per_s",
+        where=("idle_queries_per_s",),
+        bound=3.0,
+        aim=1.0,
+        at_most=True,
+        why=lambda report: f"calls of an instance's clockwork, with {report['idle_links']} links",
+    ),
+    Bound(
+        figure="store / yardstick, µs at 500",
+        where=("store_to_yardstick",),
+        bound=1.5,
+        aim=1.2,
+        at_most=True,
+        why=lambda report: "the statements themselves; see the table of steps",
+    ),
+)
+FIGURES: Final = (
+    ("sql_ceiling", "cycles/s"),
+    ("cycle", "jobs/s"),
+    ("cycle_default_sdk", "jobs/s"),
+    ("drain", "jobs/s"),
+    ("submit_stream", "jobs/s"),
+    ("submit_single", "jobs/s"),
+    ("submit_unary", "calls/s"),
+    ("echo_unary", "calls/s"),
+    ("stream_claim_us", "µs"),
+    ("unary_claim_us", "µs"),
+    ("pickup_p50_ms", "ms"),
+    ("pickup_p99_ms", "ms"),
+    ("pickup_poll_only_p50_ms", "ms"),
+    ("pickup_poll_only_p99_ms", "ms"),
+    ("loaded_50_p50_ms", "ms"),
+    ("loaded_50_p99_ms", "ms"),
+    ("loaded_80_p50_ms", "ms"),
+    ("loaded_80_p99_ms", "ms"),
+    ("mixed", "jobs/s"),
+    ("payload_1k", "jobs/s"),
+    ("payload_64k", "jobs/s"),
+    ("failing", "jobs/s"),
+    ("limits", "jobs/s"),
+    ("commits_per_job", ""),
+    ("wal_bytes_per_job", "bytes"),
+    ("cpu_us_per_job", "µs"),
+    ("idle_queries_per_s", "1/s"),
+    ("idle_links_rss_mb", "MB"),
+    ("claim_pages", "pages"),
+    ("sweep", "jobs/s"),
+    ("backlog", "jobs/s"),
+    ("instances", "jobs/s"),
+)
+
+
+def show(report: Report, console: Console) -> bool:
+    """Print the tables; True when every bound that was measured holds."""
+    console.print(_headline(report))
+    if "store_us_per_job" in report:
+        console.print(_store_table(report))
+    console.print(_figures(report))
+    table, good = _verdicts(report)
+    console.print(table)
+    return good
+
+
+def verdicts(report: Report) -> dict[str, dict[str, object]]:
+    """For the file: by figure, the measured value, bound, aim, verdict, and the explanation of one that is broken."""
+    found: dict[str, dict[str, object]] = {}
+    for bound in BOUNDS:
+        value = _look_up(report, bound.where)
+        if value is not None:
+            verdict = bound.verdict(median(value))
+            found[bound.figure] = {"value": value, "bound": bound.bound, "aim": bound.aim, "verdict": verdict}
+            if verdict is BROKEN:
+                found[bound.figure]["what_bounds_it"] = _explained(report, bound)
+    return found
+
+
+def _verdicts(report: Report) -> tuple[Table, bool]:
+    table = Table(title="verdicts, by medians")
+    for heading in ("figure", "measured", "bound (aim)", "verdict", "if broken: what bounds it"):
+        table.add_column(heading, overflow="fold")
+    good = True
+    found = verdicts(report)
+    for bound in BOUNDS:
+        if bound.figure in found:
+            row = found[bound.figure]
+            good &= row["verdict"] is not BROKEN
+            limit = f"{'≤' if bound.at_most else '≥'} {bound.bound:g} ({bound.aim:g})"
+            table.add_row(
+                bound.figure, _shown(row["value"]), limit, str(row["verdict"]), str(row.get("what_bounds_it", ""))
+            )
+    return table, good
+
+
+def _explained(report: Report, bound: Bound) -> str:
+    if bound.why is not None:
+        return bound.why(report)
+    cores = _cores(report, bound.lane)
+    return what_bounds(cores) if cores else ""
+
+
+def _cores(report: Report, lane: str) -> Mapping[str, float]:
+    found = _look_up(report, ("cores", lane))
+    return found if isinstance(found, dict) else {}
+
+
+def _look_up(report: Report, where: tuple[str, ...]) -> object:
+    found: object = report
+    for name in where:
+        if not isinstance(found, dict) or name not in found:
+            return None
+        found = found[name]
+    return found
+
+
+def _headline(report: Report) -> str:
+    machine = report["machine"]
+    assert isinstance(machine, dict)
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, load {machine['load_at_start']}; "
+        f"Python {machine['python']}; "
+        + ", ".join(f"{name} {value}" for name, value in machine["versions"].items())
+        + "; PostgreSQL "
+        + ", ".join(f"{name}={value}" for name, value in machine["postgres"].items())
+    )
+
+
+def _figures(report: Report) -> Table:
+    table = Table(title="figures: median (least … most)")
+    table.add_column("figure")
+    table.add_column("value", justify="right", overflow="fold")
+    table.add_column("unit")
+    for name, unit in FIGURES:
+        if name in report:
+            table.add_row(name, _shown(report[name]), unit)
+    return table
+
+
+def _store_table(report: Report) -> Table:
+    yardstick, steps = report["yardstick_us"], report["store_us_per_job"]
+    assert isinstance(yardstick, dict)
+    assert isinstance(steps, dict)
+    table = Table(title="µs per job, one connection, 100-byte payloads (medians of 3)")
+    for heading in ("flush", "submit", "claim", "settle", "sum", "renew"):
+        table.add_column(heading, justify="right")
+    inserted, claimed, settled = yardstick["insert_us"], yardstick["claim_us"], yardstick["settle_us"]
+    table.add_row(
+        "yardstick, 500", f"{inserted}", f"{claimed}", f"{settled}", f"{inserted + claimed + settled:.2f}", ""
+    )
+    for flush, row in steps.items():
+        total = row["submit"] + row["claim"] + row["settle"]
+        table.add_row(
+            flush, f"{row['submit']}", f"{row['claim']}", f"{row['settle']}", f"{total:.2f}", f"{row['renew']}"
+        )
+    return table
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict) and value.keys() == {"median", "min", "max"}:
+        return f"{value['median']:,} ({value['min']:,} … {value['max']:,})"
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_shown(one)}" for name, one in value.items())
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

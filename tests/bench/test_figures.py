@@ -1,0 +1,71 @@
+"""The arithmetic of the benchmark's table."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.figures import median, percentile, spread, what_bounds
+from bench.lane_scale import worst_fall
+from bench.table import BROKEN, show, verdicts
+
+YARDSTICK = "64d686414efef41324d768a7add8979b"
+
+
+def test_a_spread_is_median_least_and_most() -> None:
+    assert spread([3, 1, 2]) == {"median": 2, "min": 1, "max": 3}
+    assert spread([0.1234, 0.4567], 2) == {"median": 0.29, "min": 0.12, "max": 0.46}
+    assert (median(spread([3, 1, 2])), median(7.5)) == (2, 7.5)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])
+def test_a_percentile_is_one_of_the_values(share: float, value: int) -> None:
+    assert percentile(list(range(100, 0, -1)), share) == value
+
+
+def test_a_fall_is_held_against_the_best_before_it() -> None:
+    assert worst_fall([10, 20, 15, 30]) == 0.75
+    assert worst_fall([10, 20, 30]) == 1.0
+
+
+def test_what_bounds_a_run_is_read_off_the_cores() -> None:
+    assert what_bounds({"postgres": 1.3, "server": 0.6}, of=2).startswith("all 2 cores busy: postgres 1.30")
+    assert what_bounds({"postgres": 0.3, "server": 0.95}, of=4).startswith("the server's one core is full")
+    assert what_bounds({"postgres": 0.3, "server": 0.5}, of=2).startswith("waiting (commits, round trips): 0.8 of 2")
+
+
+def test_verdicts_go_by_medians_and_a_broken_one_is_explained() -> None:
+    report: dict[str, object] = {
+        "to_ceiling": {"cycle": spread([0.7, 0.9, 0.85], 2), "drain": spread([1.0, 1.1, 1.3], 2)},
+        "cores": {"drain": {"postgres": 1.2, "server": 0.7, "worker": 0.1}},
+        "commits_per_job": 0.004,
+        "machine": {
+            "cpu": "?",
+            "cores": 2,
+            "memory_gib": 1,
+            "load_at_start": 0,
+            "python": "3",
+            "versions": {},
+            "postgres": {},
+        },
+    }
+    found = verdicts(report)
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "cycle / ceiling": "holds",
+        "drain / ceiling": BROKEN,
+        "commits_per_job": "reaches its aim",
+    }
+    assert str(found["drain / ceiling"]["what_bounds_it"]).startswith("all ")
+    console = Console(width=150, record=True, quiet=True)
+    assert not show(report, console)
+    report["to_ceiling"] = {"cycle": 1.0}
+    assert show(report, console)
+
+
+def test_the_yardstick_is_the_one_that_was_frozen() -> None:
+    """Ratios to it are compared between releases, so not a byte of it may change."""
+    text = (Path(__file__).parents[2] / "bench/reference.py").read_bytes()
+    assert hashlib.sha256(text).hexdigest()[:32] == YARDSTICK
