@@ -21,8 +21,6 @@ from random import uniform
 from uuid import UUID
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc import operator_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
@@ -30,6 +28,7 @@ from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.topic_service import TopicService
@@ -342,9 +341,9 @@ class Server:
                 ),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._health.methods(),))
         if self.options.dev:
-            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+            server.add_generic_rpc_handlers((Reflection(SERVICES).methods(),))
         try:
             where = f"{self.options.host}:{self.options.port}"
             port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
