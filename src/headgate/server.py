@@ -54,6 +54,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.ops.files import connections_allowed
 from headgate.store import operations
 from headgate.store.batches import expire_batches
 from headgate.store.control import controls
@@ -322,6 +323,8 @@ class Server:
                 ("grpc.max_send_message_length", 4 * MESSAGE_LIMIT),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", 1000),
+                # Else a crowd of strangers takes the files that connections to the database need.
+                ("grpc.max_allowed_incoming_connections", connections_allowed()),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
