@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from datetime import datetime, timedelta
@@ -49,6 +50,25 @@ def number(text: str) -> int | None:
     return int(text) if re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text) else None
 
 
+def seconds(value: float, *, field: str) -> timedelta:
+    """A number of seconds that a clock can count; NaN and infinity are none."""
+    try:
+        return timedelta(seconds=value)
+    except (ValueError, OverflowError):
+        raise InvalidInput(field, f"must be a number of seconds, got {shown(value)}") from None
+
+
+def level_of(text: str) -> int:
+    """A log level by its name."""
+    levels = logging.getLevelNamesMapping()
+    found = levels.get(text.upper())
+    if found is None:
+        raise InvalidInput(
+            "--log-level", f"is not a level, got {shown(text)}", hint="write DEBUG, INFO, WARNING or ERROR"
+        )
+    return found
+
+
 def priority(text: str) -> int | str:
     """A number, or the name of a tier, which the SDK knows."""
     found = number(text)
@@ -61,7 +81,7 @@ def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:
     Nothing at all is an empty object.
     """
     source, body = "", (text or "{}").encode("utf-8", "surrogateescape")
-    if text == "-":
+    if text in ("-", "@-"):
         source, body = "standard input ", sys.stdin.buffer.read()
     elif text.startswith("@"):
         path = Path(text[1:])
@@ -80,7 +100,7 @@ def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:
 def _not_json(body: bytes) -> str:
     """Where it stops to be JSON; nothing if it never does."""
     try:
-        json.loads(body)
+        json.loads(body.decode())  # UTF-8 and nothing else: handlers read no other
     except json.JSONDecodeError as error:
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     except UnicodeDecodeError as error:

@@ -30,7 +30,8 @@ class Reflection:
         """One answer for each question."""
         try:
             while (question := await next_message(stream, pb.ServerReflectionRequest)) is not None:
-                async for answer in self._answers.ServerReflectionInfo(_only(question), stream):
+                # The stubs take the generator for a coroutine.
+                async for answer in self._answers.ServerReflectionInfo(_only(question), stream):  # type: ignore[attr-defined]
                     await stream.write(answer)
         except HeadgateError as error:
             await end_with(stream, error)
