@@ -38,7 +38,7 @@ _ANSWERS = {
 
 async def ask(wire: Wire, path: str, request: Message | bytes) -> Any:
     """Make the call; raises grpc.aio.AioRpcError."""
-    call = wire.channel.unary_unary(f"/headgate.v1.{path}", response_deserializer=_ANSWERS[path].FromString)
+    call: Any = wire.channel.unary_unary(f"/headgate.v1.{path}", response_deserializer=_ANSWERS[path].FromString)
     raw = request if isinstance(request, bytes) else request.SerializeToString()
     return await call(raw, timeout=WAIT, metadata=wire.metadata, wait_for_ready=True)
 

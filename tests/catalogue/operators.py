@@ -125,7 +125,7 @@ SCHEDULES = [
 READS = [
     Case(
         row=43,
-        name="a job that never was",
+        name="reading a job that never was",
         code="not_found",
         says=("no job",),
         grpc=lambda _: ("ProducerService/GetJob", producer_pb2.GetJobRequest(id=new_id())),
@@ -136,7 +136,7 @@ READS = [
     ),
     Case(
         row=43,
-        name="a job of another tenant",
+        name="reading a job of another tenant",
         code="not_found",
         says=("no job",),
         grpc=lambda world: ("ProducerService/GetJob", producer_pb2.GetJobRequest(id=UUID(world.theirs).bytes)),

@@ -8,7 +8,7 @@ from uuid import UUID
 from headgate import RetryPolicy
 from headgate.sdk.errors import PayloadError, SubmitConflict, SubmitRefused
 from headgate.wire import batches_pb2, producer_pb2
-from tests.catalogue.table import Case, Submit, World, new_job, submitting
+from tests.catalogue.table import Ask, Case, Submit, World, new_job, submitting
 from tests.support.wire import new_id
 
 PB = producer_pb2
@@ -27,6 +27,10 @@ def _topic(row: int, name: str, topic: str, *says: str, code: str = "invalid_inp
         sdk=Submit(topic=topic),
         cli=("submit", topic),
     )
+
+
+def _open_for(milliseconds: int) -> Ask:
+    return lambda _: ("BatchService/OpenBatch", batches_pb2.OpenBatchRequest(expires_in_ms=milliseconds))
 
 
 def _own_parent(_: World) -> tuple[str, PB.SubmitRequest]:
@@ -146,7 +150,7 @@ ATTEMPTS = [
             row=30,
             name=f"a batch open for {value} ms",
             says=(name,),
-            grpc=lambda _, value=value: ("BatchService/OpenBatch", batches_pb2.OpenBatchRequest(expires_in_ms=value)),
+            grpc=_open_for(value),
         )
         for value, name in ((2**62, "expires_in_ms"), (-1, "expires_in_ms"), (1, "expires_in"), (10**14, "expires_in"))
     ),
@@ -311,6 +315,8 @@ LINKS = [
     ),
     new_job(36, "needs of a kind nobody knows", ("needs", "succeeded, ended"), needs=7, depends_on=[new_id()]),
 ]
+RING: list[object] = []
+RING.append(RING)
 PAYLOADS = [
     Case(
         row=82,
@@ -326,7 +332,7 @@ PAYLOADS = [
         ("a number of 100 digits", {"a": 10**100}, "payload.a"),
         ("not a number", {"a": [float("nan")]}, "payload.a[0]"),
         ("an object", {"a": object()}, "a"),
-        ("a circle", (lambda ring: (ring.append(ring), ring)[1])([]), "payload"),
+        ("a circle", RING, "payload"),
         ("keys that are no texts", {"a": {(1, 2): 3}}, "a"),
     )
 ]

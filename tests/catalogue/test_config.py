@@ -76,7 +76,6 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
         78,
         ("tokens.json", "token 1", "tenant"),
     ),
-    ("a certificate without a key", (*DEV, "--tls-cert", "x.pem"), {}, "", 78, ("--tls-cert", "--tls-key")),
 ]
 
 

@@ -96,7 +96,7 @@ async def test_a_handler_that_does_its_worst_costs_its_own_job_only(unharmed_wor
     running = asyncio.create_task(worker.run())
     try:
         for how in ("unsendable", "exit", "interrupt"):
-            handle = await worst.submit(how, options={"max_attempts": 1})
+            handle = await worst.with_options(max_attempts=1).submit(how)
             with pytest.raises(HeadgateError, match="is dead: "):
                 await handle.result(10)
         assert await (await worst.submit("thread")).result(10) == "left a thread"

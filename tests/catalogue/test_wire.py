@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import grpc
@@ -55,7 +56,8 @@ async def test_bytes_that_are_no_message_are_refused_by_every_kind_of_call(wire:
     for path in ("WorkerService/Claim", "ProducerService/Submit", "ScheduleService/Put", "TopicService/SetTopic"):
         _is_unreadable(await refused(wire, path, b"\xff\xff\xff\xff"), "headgate.v1.")
     for path in ("/headgate.v1.WorkerService/StreamJobs", "/grpc.health.v1.Health/Watch"):
-        call = wire.channel.unary_stream(path)(b"\xff\xff\xff\xff", metadata=wire.metadata)
+        begin: Any = wire.channel.unary_stream(path)
+        call = begin(b"\xff\xff\xff\xff", metadata=wire.metadata)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 5)
         _is_unreadable(Ended.of(ended.value), "Request")
@@ -95,8 +97,9 @@ async def test_an_unknown_method_is_unimplemented(wire: Wire) -> None:
         "/nobody/Nothing",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ):
+        call: Any = wire.channel.unary_unary(path)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await wire.channel.unary_unary(path)(b"", timeout=5)
+            await call(b"", timeout=5)
         assert ended.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -105,7 +108,7 @@ async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -
     for token in ("", "garbage", "x" * 5_000, OURS + "x", OURS[:-1], "ü", "' OR 1=1--"):
         async with Wire(unharmed.address) as wire:
             if token.isascii():  # others cannot even be said in metadata
-                call = wire.channel.unary_unary("/headgate.v1.OperatorService/Status")
+                call: Any = wire.channel.unary_unary("/headgate.v1.OperatorService/Status")
                 with pytest.raises(grpc.aio.AioRpcError) as ended:
                     await call(b"", timeout=5, metadata=(("authorization", f"Bearer {token}"),))
                 assert Ended.of(ended.value).code == "unauthenticated"
@@ -152,7 +155,7 @@ def test_what_is_not_even_http2_is_hung_up_on(unharmed: ServerProcess) -> None:
 
 
 async def test_a_deadline_that_is_over_and_a_huge_header_are_refused(wire: Wire, world: World) -> None:
-    wait = wire.channel.unary_unary("/headgate.v1.ProducerService/WaitResult")
+    wait: Any = wire.channel.unary_unary("/headgate.v1.ProducerService/WaitResult")
     request = producer_pb2.WaitResultRequest(id=UUID(world.pending).bytes, wait_ms=20_000).SerializeToString()
     with pytest.raises(grpc.aio.AioRpcError) as late:
         await wait(request, timeout=0, metadata=wire.metadata)

@@ -94,7 +94,7 @@ def fuzz_readers(seconds: float, first: int) -> int:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src", site)))}
     failed = []
     for name in parsers.TARGETS:
-        command = [ENVIRONMENT / "bin/python", "-m", "tests.fuzz.atheris_lane", name, f"-seed={first}"]
+        command = [str(ENVIRONMENT / "bin/python"), "-m", "tests.fuzz.atheris_lane", name, f"-seed={first}"]
         bounds = [f"-max_total_time={share}", "-max_len=4096", "-timeout=10", f"-artifact_prefix={ENVIRONMENT}/{name}-"]
         ran = subprocess.run(
             [*command, *bounds], cwd=ROOT, env=environ, capture_output=True, timeout=share + 120, check=False
@@ -116,7 +116,7 @@ def _installed() -> bool:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True, timeout=120)
     if subprocess.run([python, "-c", "import atheris"], capture_output=True, timeout=60, check=False).returncode:
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "atheris"]
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "atheris"]
         done = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             sys.stderr.write(done.stderr[-2_000:])

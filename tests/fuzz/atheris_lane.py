@@ -1,6 +1,6 @@
 """One reader under atheris, which knows which input reached new code. Run by `make fuzz` with its own Python.
 
-    python -m tests.fuzz.atheris_lane NAME -seed=1 -max_total_time=60 …       (further arguments are libFuzzer's)
+python -m tests.fuzz.atheris_lane NAME -seed=1 -max_total_time=60 …       (further arguments are libFuzzer's)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import atheris
+import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]  # installed by the lane itself
 
 with atheris.instrument_imports(include=["headgate"]):
     from tests.fuzz import parsers

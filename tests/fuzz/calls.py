@@ -136,8 +136,10 @@ class Caller:
                 frames = [hello(self._token), *frames]
             return await self._converse(call, frames)
         if method.many_out:
-            return await self._converse(self._channel.unary_stream(method.path)(frames[0], metadata=metadata), ())
-        call = self._channel.unary_unary(method.path)(frames[0], metadata=metadata, timeout=CALL_SECONDS)
+            ask: Any = self._channel.unary_stream(method.path)
+            return await self._converse(ask(frames[0], metadata=metadata), ())
+        ask = self._channel.unary_unary(method.path)
+        call = ask(frames[0], metadata=metadata, timeout=CALL_SECONDS)
         try:
             await call
         except grpc.aio.AioRpcError as error:
