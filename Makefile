@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,12 @@ check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tools/generate_wire.py --check
+
+fuzz: $(READY) ## wrong bytes for MINUTES=5 from SEED=1: every call of a real server, every reader of text
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+
+catalogue: $(READY) ## the rows of bad input: which surface is tested, which waits
+	@$(BIN)/python -m tests.catalogue
 
 wire: $(READY) ## generate src/headgate/wire from proto/
 	@$(BIN)/python tools/generate_wire.py

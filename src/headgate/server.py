@@ -21,8 +21,6 @@ from random import uniform
 from uuid import UUID
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from headgate.api.grpc import operator_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
@@ -30,6 +28,7 @@ from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.topic_service import TopicService
@@ -55,6 +54,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.ops.files import connections_allowed
 from headgate.store import operations
 from headgate.store.batches import expire_batches
 from headgate.store.control import controls
@@ -323,6 +323,8 @@ class Server:
                 ("grpc.max_send_message_length", 4 * MESSAGE_LIMIT),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", 1000),
+                # Else a crowd of strangers takes the files that connections to the database need.
+                ("grpc.max_allowed_incoming_connections", connections_allowed()),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -342,9 +344,9 @@ class Server:
                 ),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._health.methods(),))
         if self.options.dev:
-            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+            server.add_generic_rpc_handlers((Reflection(SERVICES).methods(),))
         try:
             where = f"{self.options.host}:{self.options.port}"
             port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())

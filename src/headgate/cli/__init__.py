@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -41,10 +43,18 @@ for _name, _where, _help in (
     app.command(f"headgate.cli.{_where}", name=_name, help=_help)
 
 
+def _with_stdin(tokens: Sequence[str]) -> Iterator[str]:
+    """`-` for a payload, as `@-`: the parser would take it for an option without a name."""
+    for before, word in pairwise(("", *tokens)):
+        yield "@-" if word == "-" and (not before.startswith("--") or before == "--payload") else word
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
-    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    tokens = [*_with_stdin(sys.argv[1:] if arguments is None else arguments)]
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that knows no … gets a ? and no crash
         app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
         sys.stdout.flush()  # here, where a closed pipe can still be answered, and not while the interpreter ends
     except CycloptsError as error:

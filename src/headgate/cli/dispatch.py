@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from headgate.cli import values
+from headgate.domain.errors import InvalidInput
+from headgate.domain.validation import shown
 from headgate.sdk import Headgate
 from headgate.sdk.admin import AuditEntry, PauseInfo, Status
 
@@ -21,7 +23,7 @@ def pause_command(
     tenant: bool = False,
     everything: bool = False,
     reason: str = "",
-    until: str = "",
+    until: str | None = None,
     output: Output = "text",
     url: str = "",
 ) -> None:
@@ -178,11 +180,14 @@ def _plain(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
-def _end(until: str) -> datetime | None:
-    if not until:
+def _end(until: str | None) -> datetime | None:
+    if until is None:
         return None
-    if until[0].isdigit() and "T" not in until and ":" not in until:
-        return datetime.now(UTC) + values.span(until, field="--until")
+    if until[:1].isdigit() and "T" not in until and ":" not in until:
+        try:
+            return datetime.now(UTC) + values.span(until, field="--until")
+        except OverflowError:
+            raise InvalidInput("--until", f"lies beyond any calendar, got {shown(until)}") from None
     return values.moment(until, field="--until")
 
 

@@ -58,14 +58,26 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (UnsuitableDatabase, 78),
 )
 # By their codes: to import the SDK's own errors, and gRPC with them, would cost every command most of a second.
-_BY_CODE = {"not_connected": 5, "not_acknowledged": 5}
+_BY_CODE = {
+    **dict.fromkeys(("not_connected", "not_acknowledged", "outbox_full", "result_timeout"), 5),
+    **dict.fromkeys(("unauthenticated", "forbidden", "version_mismatch", "submit_conflict", "superseded"), 4),
+}
+# What the server itself called it, where the SDK has one error for many of its codes.
+_REFUSALS = ("conflict", "operation_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed")
+_BY_REPORT = {
+    "not_found": 3,
+    **dict.fromkeys((*_REFUSALS, "unique_taken", "backlog_full", "permission_denied", "protocol_error"), 4),
+    **dict.fromkeys(("overloaded", "store_unavailable", "store_busy", "outcome_unknown", "read_only"), 5),
+    **dict.fromkeys(("storage_full", "shutting_down"), 5),
+    **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),
+}
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 
 
 def exit_code(error: HeadgateError) -> int:
     """The process's exit code for an error; scripts depend on these numbers."""
     found = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILURE)
-    return _BY_CODE.get(error.code, found)
+    return _BY_REPORT.get(getattr(error, "reported", ""), _BY_CODE.get(error.code, found))
 
 
 def complain(text: str) -> None:

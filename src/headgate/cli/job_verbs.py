@@ -51,8 +51,9 @@ def cancel_command(*job_ids: str, reason: str = "", output: Output = "text", url
 
 def redrive_command(
     *job_ids: str,
-    payload: str = "",
-    delay: str = "",
+    payload: str | None = None,
+    raw: bool = False,
+    delay: str | None = None,
     per_second: float = 0.0,
     reason: str = "",
     output: Output = "text",
@@ -66,6 +67,8 @@ def redrive_command(
         Their ids.
     payload
         Another body, for one job only: JSON, `@file`, or `-` for standard input.
+    raw
+        Send the payload's bytes as they are, JSON or not.
     delay
         How long to wait before the first is due: 30s, 5m, 2h.
     per_second
@@ -77,8 +80,8 @@ def redrive_command(
     url
         The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
-    body = values.payload(payload) if payload else None
-    wait = values.span(delay, field="--delay") if delay else 0
+    body = None if payload is None else values.payload(payload, raw=raw)
+    wait = 0 if delay is None else values.span(delay, field="--delay")
     _act(
         url,
         output,

@@ -68,7 +68,7 @@ def start_command(
     """
     options: PlanOptions = {"reason": reason}
     if priority:
-        options["priority"] = int(priority) if priority.lstrip("+-").isdigit() else priority
+        options["priority"] = values.priority(priority)
     if topic:
         options["topic"] = topic
     if delay:

@@ -68,6 +68,7 @@ def put_command(
     topic: str,
     payload: str = "",
     *,
+    raw: bool = False,
     cron: str = "",
     zone: str = "UTC",
     every: str = "",
@@ -77,9 +78,9 @@ def put_command(
     overlap: str = "allow",
     catch_up: str = "one",
     priority: str = "0",
-    max_attempts: int = 0,
+    max_attempts: int | None = None,
     tags: str = "",
-    ends_at: str = "",
+    ends_at: str | None = None,
     version: Version = -1,
     output: Output = "text",
     url: Url = "",
@@ -92,6 +93,8 @@ def put_command(
         Where its jobs go.
     payload
         JSON, `@file`, or `-` for standard input.
+    raw
+        Send the payload's bytes as they are, JSON or not.
     cron
         minute hour day-of-month month day-of-week, or @hourly, @daily, @weekly, @monthly, @yearly.
     zone
@@ -119,16 +122,16 @@ def put_command(
     """
     options: ScheduleOptions = {
         "overlap": overlap,
-        "catch_up": int(catch_up) if catch_up.isdigit() else catch_up,
-        "priority": int(priority) if priority.lstrip("+-").isdigit() else priority,
+        "catch_up": catch_up if (most := values.number(catch_up)) is None else most,
+        "priority": values.priority(priority),
     }
-    if max_attempts:
+    if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if tags:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
-    if ends_at:
+    if ends_at is not None:
         options["ends_at"] = values.moment(ends_at, field="--ends-at")
-    body = values.payload(payload)
+    body = values.payload(payload, raw=raw)
 
     async def work(schedules: Schedules) -> None:
         info = await schedules.put(

@@ -11,9 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 
 from headgate.cli.database import chosen_database
-from headgate.domain.validation import check_lease
+from headgate.cli.values import level_of, seconds
+from headgate.domain import limits
+from headgate.domain.validation import check_integer, check_lease, check_span, check_text
 from headgate.ops.settings import Settings, version
 from headgate.server import Server, ServerOptions
+
+GRACE_MAX = timedelta(days=1)
 
 
 def serve_command(
@@ -61,7 +65,11 @@ def serve_command(
     """
     import uvloop
 
-    logging.basicConfig(stream=sys.stderr, level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    check_integer(port, field="--port", low=0, high=65_535)
+    check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
+    logging.basicConfig(
+        stream=sys.stderr, level=level_of(log_level), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
     settings = Settings.from_environ(os.environ)
     uvloop.run(
         _serve(
@@ -75,8 +83,8 @@ def serve_command(
                 "tokens_file": tokens,
                 "dev": dev,
                 "unsafe": unsafe,
-                "lease": check_lease(timedelta(seconds=lease)),
-                "grace": timedelta(seconds=grace),
+                "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),
+                "grace": check_span(seconds(grace, field="--grace"), field="--grace", low=timedelta(0), high=GRACE_MAX),
                 "pooler": pooler,
                 "notifications": not poll_only,
                 "name": name,

@@ -15,22 +15,23 @@ def submit_command(
     topic: str,
     payload: str = "",
     *,
+    raw: bool = False,
     priority: str = "0",
-    delay: str = "",
-    at: str = "",
-    max_attempts: int = 0,
-    key: str = "",
-    key_window: str = "",
-    unique: str = "",
+    delay: str | None = None,
+    at: str | None = None,
+    max_attempts: int | None = None,
+    key: str | None = None,
+    key_window: str | None = None,
+    unique: str | None = None,
     on_conflict: Literal["keep", "replace", "reschedule"] = "keep",
-    debounce_max: str = "",
-    depends_on: str = "",
+    debounce_max: str | None = None,
+    depends_on: str | None = None,
     needs: Literal["succeeded", "ended"] = "succeeded",
     on_parent_failure: Literal["cancel", "ignore", "block"] = "cancel",
-    batch: str = "",
-    tags: str = "",
-    limit_key: str = "",
-    wait: str = "",
+    batch: str | None = None,
+    tags: str | None = None,
+    limit_key: str | None = None,
+    wait: str | None = None,
     url: str = "",
 ) -> None:
     """Submit one job and print its id.
@@ -41,6 +42,8 @@ def submit_command(
         Where it goes.
     payload
         JSON, `@file`, or `-` for standard input.
+    raw
+        Send the payload's bytes as they are, JSON or not.
     priority
         A number, or a tier: bulk, normal, high, urgent.
     delay
@@ -78,32 +81,32 @@ def submit_command(
     """
     options: JobOptions = {}
     options["priority"] = values.priority(priority)
-    if delay:
+    if delay is not None:
         options["delay"] = values.span(delay, field="--delay")
-    if at:
+    if at is not None:
         options["run_at"] = values.moment(at, field="--at")
-    if max_attempts:
+    if max_attempts is not None:
         options["max_attempts"] = max_attempts
-    if key:
+    if key is not None:
         options["key"] = key
-    if key_window:
+    if key_window is not None:
         options["key_window"] = values.span(key_window, field="--key-window")
-    if unique:
-        longest = values.span(debounce_max, field="--debounce-max") if debounce_max else None
+    if unique is not None:
+        longest = None if debounce_max is None else values.span(debounce_max, field="--debounce-max")
         options["unique"] = Unique(key=unique, on_conflict=on_conflict, debounce_max=longest)
-    elif on_conflict != "keep" or debounce_max:
+    elif on_conflict != "keep" or debounce_max is not None:
         raise InvalidInput("--unique", "is missing, so --on-conflict and --debounce-max have nothing to apply to")
-    if depends_on:
+    if depends_on is not None:
         options["depends_on"] = [one.strip() for one in depends_on.split(",")]
         options["needs"], options["on_parent_failure"] = needs, on_parent_failure
-    if batch:
+    if batch is not None:
         options["batch"] = batch
-    if tags:
+    if tags is not None:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
-    if limit_key:
+    if limit_key is not None:
         options["limit_key"] = limit_key
-    patience = values.span(wait, field="--wait").total_seconds() if wait else 0.0
-    asyncio.run(_submit(url or None, topic, values.payload(payload), options, patience))
+    patience = 0.0 if wait is None else values.span(wait, field="--wait").total_seconds()
+    asyncio.run(_submit(url or None, topic, values.payload(payload, raw=raw), options, patience))
 
 
 async def _submit(url: str | None, topic: str, payload: bytes, options: JobOptions, patience: float) -> None:

@@ -15,6 +15,7 @@ from headgate.cli import values
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.topic_limits import Rate
+from headgate.domain.validation import shown
 from headgate.sdk import Headgate
 from headgate.sdk.admin.topics import TopicInfo, TopicSettings
 
@@ -151,9 +152,11 @@ def set_command(
 
 def rate_of(text: str, *, field: str) -> Rate:
     """`100/1s`, or `100/1s:20` with a burst of 20."""
-    found = re.fullmatch(r"(\d+)/([^:]+)(?::(\d+))?", text)
+    found = re.fullmatch(r"([0-9]{1,18})/([^:]+)(?::([0-9]{1,18}))?", text)
     if found is None:
-        raise InvalidInput(field, f'"{text}" is not a rate', hint="write 100/1s, or 100/1s:20 with a burst of 20")
+        raise InvalidInput(
+            field, f"is not a rate, got {shown(text)}", hint="write 100/1s, or 100/1s:20 with a burst of 20"
+        )
     return Rate(
         count=int(found[1]), period=values.span(found[2], field=field), burst=int(found[3]) if found[3] else None
     )
@@ -164,7 +167,9 @@ def policy_of(text: str) -> RetryPolicy:
     kind, *spans = text.split(":")
     kinds = {one.name.lower(): one for one in BackoffKind if one is not BackoffKind.EXPLICIT}
     if kind not in kinds or not 1 <= len(spans) <= 2:
-        raise InvalidInput("--retry", f'"{text}" is not a policy', hint=f"write KIND:BASE[:CAP], of {', '.join(kinds)}")
+        raise InvalidInput(
+            "--retry", f"is not a policy, got {shown(text)}", hint=f"write KIND:BASE[:CAP], of {', '.join(kinds)}"
+        )
     base, *cap = (values.span(one, field="--retry") // timedelta(milliseconds=1) for one in spans)
     default = RetryPolicy()
     return RetryPolicy(kind=kinds[kind], base_ms=base, cap_ms=cap[0] if cap else max(base, default.cap_ms))
@@ -222,14 +227,15 @@ def _rate(rate: Rate) -> str:
 
 
 def _number(text: str, field: str) -> int:
-    if not text.isdigit():
-        raise InvalidInput(_option(field), f'"{text}" is not a whole number', hint="or none, to take it away")
-    return int(text)
+    found = values.number(text)
+    if found is None:
+        raise InvalidInput(_option(field), f"is not a whole number, got {shown(text)}", hint="or none, to take it away")
+    return found
 
 
 def _yes(text: str, field: str) -> bool:
     if text not in ("yes", "no"):
-        raise InvalidInput(_option(field), f'must be yes or no, got "{text}"')
+        raise InvalidInput(_option(field), f"must be yes or no, got {shown(text)}")
     return text == "yes"
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
 from headgate.sdk import Headgate, WorkerOptions
 
@@ -45,7 +46,9 @@ def worker_command(
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
-    logging.basicConfig(stream=sys.stderr, level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=level_of(log_level), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
     if topics:
         options["topics"] = [topic.strip() for topic in topics.split(",")]

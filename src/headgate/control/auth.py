@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from headgate.domain.errors import InvalidSetting
+from headgate.domain.errors import InvalidInput, InvalidSetting
 from headgate.domain.identity import Identity, Scope, Unauthenticated
 from headgate.domain.validation import check_tenant, check_topic
 
@@ -59,7 +59,10 @@ class TokenFile:
         self._path = path
         self._stamp: tuple[int, int] | None = None
         self._tokens = StaticTokens({})
-        self.refresh()
+        try:
+            self.refresh()
+        except OSError as error:
+            raise InvalidSetting("--tokens", f"{path} cannot be read ({error.strerror})") from error
 
     def identify(self, token: str) -> Identity:
         return self._tokens.identify(token)
@@ -70,7 +73,11 @@ class TokenFile:
         stamp = (status.st_mtime_ns, status.st_size)
         if stamp == self._stamp:
             return False
-        self._tokens = StaticTokens(parse_tokens(self._path.read_text(), source=str(self._path)))
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InvalidSetting(str(self._path), "is not UTF-8") from None
+        self._tokens = StaticTokens(parse_tokens(text, source=str(self._path)))
         self._stamp = stamp
         return True
 
@@ -80,7 +87,9 @@ def parse_tokens(text: str, *, source: str) -> dict[str, Identity]:
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise InvalidSetting(source, f"is not JSON: {error}") from error
+        raise InvalidSetting(source, f"is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidSetting(source, "is not JSON of ours: it is nested too deep") from None
     if not isinstance(entries, dict):
         raise InvalidSetting(source, 'must be an object {"TOKEN": {"tenant": …, "scopes": […], "topics": […]}}')
     tokens: dict[str, Identity] = {}
@@ -89,13 +98,18 @@ def parse_tokens(text: str, *, source: str) -> dict[str, Identity]:
             raise InvalidSetting(source, f"token {number} has {len(token)} characters; it needs 16 or more")
         if not isinstance(entry, dict) or not {"tenant"} <= set(entry) <= {"tenant", "scopes", "topics", "subject"}:
             raise InvalidSetting(source, f"token {number} must have tenant, and may have scopes, topics and subject")
-        tokens[token] = Identity(
-            tenant=check_tenant(entry["tenant"]),
-            subject=str(entry.get("subject", f"token {number}")),
-            scopes=_scopes(entry.get("scopes"), source, number),
-            topics=_topics(entry.get("topics")),
-            token=token,
-        )
+        try:
+            tokens[token] = Identity(
+                tenant=check_tenant(entry["tenant"]),
+                subject=str(entry.get("subject", f"token {number}")),
+                scopes=_scopes(entry.get("scopes"), source, number),
+                topics=_topics(entry.get("topics")),
+                token=token,
+            )
+        except InvalidSetting:
+            raise
+        except InvalidInput as error:
+            raise InvalidSetting(source, f"token {number}: {error}") from None
     return tokens
 
 
@@ -104,8 +118,8 @@ def _scopes(value: object, source: str, number: int) -> frozenset[Scope]:
         return WORKER_SCOPES
     try:
         return frozenset(Scope(str(one)) for one in _list(value))
-    except ValueError as error:
-        raise InvalidSetting(source, f"token {number}: {error}; known are {', '.join(Scope)}") from error
+    except ValueError:
+        raise InvalidSetting(source, f"token {number}: knows no such scope; there are {', '.join(Scope)}") from None
 
 
 def _topics(value: object) -> frozenset[str] | None:

@@ -116,7 +116,7 @@ class Submitter:
 
     async def _claiming_along(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow] | None:
         """Submit and claim in one call if somebody waits for these jobs; None if that was not done, or who knows."""
-        if self._claim_with is None or len(flush) > CLAIMED_ALONG_ROWS or not flush.plain:
+        if self._claim_with is None or not 0 < len(flush) <= CLAIMED_ALONG_ROWS or not flush.plain:
             return None
         said: Mapping[int, SubmitAnswerRow] | None = None
 

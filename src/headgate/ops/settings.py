@@ -7,8 +7,10 @@ HEADGATE_DATA                  the folder of the embedded PostgreSQL; without it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Self
@@ -16,6 +18,16 @@ from typing import Self
 from headgate.domain.errors import InvalidSetting
 
 _SCHEMES = ("postgresql://", "postgres://")
+KNOWN = frozenset(
+    {
+        *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA"),
+        *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # the SDK's
+        *("HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
+    }
+)
+"""Every variable that means something to some part of Headgate."""
+# Kubernetes tells every pod of a service named headgate: HEADGATE_SERVICE_HOST, HEADGATE_PORT_7070_TCP_ADDR, …
+_OF_OTHERS = re.compile(r"HEADGATE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +40,15 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Read and check them; raises InvalidSetting naming the variable, never its value."""
+        """Read and check them; raises InvalidSetting naming the variable, never its value.
+
+        One that nobody knows is refused: HEADGATE_DATABSE_URL would else quietly mean the embedded database.
+        """
+        for name in environ:
+            if name.startswith("HEADGATE_") and name not in KNOWN and not _OF_OTHERS.fullmatch(name):
+                near = get_close_matches(name, KNOWN, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(KNOWN))}"
+                raise InvalidSetting(name, "is no setting of this release", hint=hint)
         data = environ.get("HEADGATE_DATA", "").strip()
         return cls(
             database_url=_url(environ, "HEADGATE_DATABASE_URL"),

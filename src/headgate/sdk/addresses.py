@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.validation import shown
 
 DEFAULT_PORT: Final = 7070
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -79,14 +80,14 @@ def addresses_of(url: str | Sequence[str] | None, trust: Trust = Trust()) -> tup
 
 
 def _parse(text: str, trust: Trust) -> Address:
-    split = urlsplit(text if "://" in text else f"//{text}")
     try:
+        split = urlsplit(text if "://" in text else f"//{text}")
         host, port = split.hostname, split.port
     except ValueError:
-        raise InvalidInput("url", f"is not an address, got {text[:80]!r}", hint=_FORM) from None
+        raise InvalidInput("url", f"is not an address, got {shown(text)}", hint=_FORM) from None
     known = not split.scheme or split.scheme in (*_PLAIN, *_TLS)
     if not host or not known or split.path.strip("/") or split.query or split.username:
-        raise InvalidInput("url", f"is not an address, got {text[:80]!r}", hint=_FORM)
+        raise InvalidInput("url", f"is not an address, got {shown(text)}", hint=_FORM)
     bracketed = f"[{host}]" if ":" in host else host
     tls = split.scheme in _TLS
     return Address(f"{bracketed}:{port or DEFAULT_PORT}", tls=tls, trust=trust if tls else Trust())

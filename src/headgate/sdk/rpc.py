@@ -176,7 +176,9 @@ def explain(
                 "use an SDK and a server of the same release, and check that this is Headgate's gRPC port"
             )
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return SubmitRefused("request", details, reported=reported or "invalid_input")
+            return _refused(details, reported or "invalid_input")
+        case _ if reported == "too_large":
+            return _refused(details, reported)
         case _ if (kind := _OWN_KINDS.get(reported)) is not None:
             return kind(details)
         case _:
@@ -185,6 +187,14 @@ def explain(
                 f"{address} answered {reported or word}: {details[:500] or 'no reason given'}",
                 reported=reported or word,
             )
+
+
+def _refused(details: str, reported: str) -> SubmitRefused:
+    """The server's sentence begins with the field that is wrong."""
+    field, colon, problem = details.partition(": ")
+    if not colon:
+        field, problem = "request", details
+    return SubmitRefused(field, problem, reported=reported)
 
 
 _HANDSHAKES: Final = (

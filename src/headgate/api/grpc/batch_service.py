@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -42,7 +41,7 @@ class BatchService:
             name=request.name,
             needs=codec.needs_of(request.needs),
             on_failure=codec.on_failure_of(request.on_failure),
-            expires_in=timedelta(milliseconds=request.expires_in_ms)
+            expires_in=codec.span(request.expires_in_ms, "expires_in_ms")
             if request.expires_in_ms
             else limits.BATCH_EXPIRY_DEFAULT,
         )

@@ -195,11 +195,11 @@ def outcome_of(message: jobs_pb2.Outcome) -> Outcome:
             error = ErrorInfo(type=failed.type or "Error", message=failed.message, traceback=failed.traceback)
             return Failed(error=error, permanent=failed.permanent)
         case "nack":
-            return Nack(delay=_span(message.nack.delay_ms, "nack.delay_ms"), reason=message.nack.reason)
+            return Nack(delay=span(message.nack.delay_ms, "nack.delay_ms"), reason=message.nack.reason)
         case "abandon":
             return Abandon()
         case "snooze":
-            return Snooze(delay=_span(message.snooze.delay_ms, "snooze.delay_ms"))
+            return Snooze(delay=span(message.snooze.delay_ms, "snooze.delay_ms"))
         case _:
             raise InvalidInput("outcome", "none of completed, failed, nack, abandon, snooze is set")
 
@@ -214,7 +214,8 @@ def progress_of(progress: jobs_pb2.Progress) -> dict[str, object]:
     return {"done": done, "total": total, "message": message, "at_us": time.time_ns() // 1000}
 
 
-def _span(milliseconds: int, field: str) -> timedelta:
+def span(milliseconds: int, field: str) -> timedelta:
+    """A span of the wire; raises InvalidInput for one that no clock can count."""
     if not 0 <= milliseconds <= 10**15:
         raise InvalidInput(field, f"must be 0 or more milliseconds, got {milliseconds}")
     return milliseconds * _MS
@@ -233,14 +234,14 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, new_id),
         payload=job.payload,
         priority=job.priority,
-        delay=_span(job.delay_ms, "delay_ms") if job.delay_ms else None,
+        delay=span(job.delay_ms, "delay_ms") if job.delay_ms else None,
         run_at=_moment(job.run_at_us) if job.run_at_us else None,
         max_attempts=job.max_attempts or None,
         policy=retry_policy(job.retry) if job.HasField("retry") else None,
         headers=dict(job.headers),
         tags=tuple(job.tags),
         key=job.key or None,
-        key_window=_span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
+        key_window=span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
         limit_key=job.limit_key or None,
         fresh=job.fresh or not job.id,
         unique=_unique(job.unique) if job.HasField("unique") else None,
@@ -286,7 +287,7 @@ def _unique(unique: producer_pb2.Unique) -> Unique:
     return Unique(
         key=unique.key,
         on_conflict=_member(OnConflict, unique.on_conflict, field="on_conflict").label,
-        debounce_max=_span(unique.debounce_max_ms, "debounce_max_ms") if unique.debounce_max_ms else None,
+        debounce_max=span(unique.debounce_max_ms, "debounce_max_ms") if unique.debounce_max_ms else None,
     )
 
 

@@ -170,6 +170,8 @@ class ProducerService:
     async def _plain(self, identity: Identity, plain: producer_pb2.PlainJobs):  # type: ignore[no-untyped-def]
         check_topic(plain.topic)
         identity.allowed([plain.topic])
+        if not plain.ids:
+            raise InvalidInput("plain.ids", "is empty; give one for each job")
         if len(plain.ids) > limits.SUBMIT_FLUSH_MAX_ROWS:
             raise TooLarge("plain.ids", size=len(plain.ids), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs")
         if len(plain.payloads) != len(plain.ids):

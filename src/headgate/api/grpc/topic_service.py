@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, retry_policy
+from headgate.api.grpc.codec import at_us, retry_policy, span
 from headgate.api.grpc.methods import unary
 from headgate.control.auth import TokenValidator
 from headgate.control.topics import Topics, TopicView
@@ -74,7 +74,7 @@ def changes_of(settings: pb.TopicSettings) -> dict[str, object]:
     for name in ("rate", "key_rate"):
         if settings.HasField(name):
             rate: pb.Rate = getattr(settings, name)
-            period = min(rate.period_ms, 10**14) * _MS  # a span too long for a timedelta is refused as any other
+            period = span(rate.period_ms, f"{name}.period_ms")
             changes[name] = Rate(count=rate.count, period=period, burst=rate.burst or None)
     return changes
 

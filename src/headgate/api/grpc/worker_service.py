@@ -351,14 +351,18 @@ class WorkerService:
         wrong: HeadgateError | None = None
         for word in words:
             try:
-                codec.check_ids([word.id], [word.epoch], field="progress.id")
-                progress = codec.progress_of(word.progress)
+                job_id, epoch, progress = self._word(word)
             except HeadgateError as error:
                 wrong = wrong or error.with_traceback(None)
                 continue
-            (job_id,) = self._parts.store.uuids([word.id])
-            self._parts.progress.note(link.tenant_no, job_id, word.epoch, progress)
+            self._parts.progress.note(link.tenant_no, job_id, epoch, progress)
         return wrong
+
+    def _word(self, word: worker_pb2.JobProgress) -> tuple[UUID, int, dict[str, object]]:
+        """How far a job is; raises InvalidInput."""
+        codec.check_ids([word.id], [word.epoch], field="progress.id")
+        (job_id,) = self._parts.store.uuids([word.id])
+        return job_id, word.epoch, codec.progress_of(word.progress)
 
     # ------------------------------------------------------------------ unary twins
 
@@ -370,13 +374,13 @@ class WorkerService:
             lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
             ids = self._parts.store.uuids(request.held.ids)
+            # All of it is judged before anything is renewed: a call that is refused has done nothing.
+            words = [self._word(word) for word in request.progress]
             answers = (
                 await self._parts.leases.renew({(tenant_no, lease_ms): (ids, list(request.held.epochs))}) if ids else {}
             )
-            for word in request.progress:
-                codec.check_ids([word.id], [word.epoch], field="progress.id")
-                (job_id,) = self._parts.store.uuids([word.id])
-                self._parts.progress.note(tenant_no, job_id, word.epoch, codec.progress_of(word.progress))
+            for job_id, epoch, progress in words:
+                self._parts.progress.note(tenant_no, job_id, epoch, progress)
             for link in self._parts.links:
                 if link.tenant_no == tenant_no and link.worker_id == request.worker_id:
                     link.heard()
@@ -441,8 +445,8 @@ class WorkerService:
             check_worker_id(request.worker_id)
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
             topics = self._allowed(identity, request.topics, field="topics")
-            known = await parts.store.topics(identity.tenant, topics)
             lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+            known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
             tenant_no = await parts.store.tenant_no(identity.tenant)
         except HeadgateError as error:
             await end_with(stream, error)
@@ -478,8 +482,8 @@ class WorkerService:
             check_worker_id(request.worker_id)
             count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
             topics = self._allowed(identity, request.topics, field="topics")
-            known = await parts.store.topics(identity.tenant, topics)
             lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+            known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
             tenant_no = await parts.store.tenant_no(identity.tenant)
         except HeadgateError as error:
             await end_with(context, error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.wire import operator_pb2 as pb
@@ -32,6 +33,8 @@ class AuditEntry:
 
 async def audit(connection: Connection, *, before: int, limit: int) -> list[AuditEntry]:
     """A page of changes, newest first."""
+    check_page_size(limit)
+    check_integer(before, field="before", low=0, high=2**63 - 1)
     answer = await connection.call(LIST, pb.ListAuditRequest(before=before, limit=limit))
     return [
         AuditEntry(

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from headgate.domain.filters import Field, Glob, Term, parse
 from headgate.domain.states import State
+from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.operations import OperationInfo, Operations
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
@@ -50,6 +51,7 @@ class Dead:
 
     async def groups(self, topic: str = "", *, limit: int = 100) -> DeadGroups:
         """Dead letters by topic and kind of error; `topic` may have wildcards."""
+        check_page_size(limit)
         found = await self._connection.call(GROUPS, pb.ListDeadGroupsRequest(topic=topic, limit=limit))
         return DeadGroups(
             groups=[

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headgate.domain.filters import parse
+from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info, state_word
 from headgate.sdk.rpc import Method
@@ -43,12 +44,14 @@ class MatchingJobs:
 
     async def page(self, *, limit: int = 50, cursor: str = "") -> JobPage:
         """One page; pass its cursor for the next."""
+        check_page_size(limit)
         request = pb.ListJobsRequest(filter=self.filter, limit=limit, cursor=cursor, oldest_first=self.oldest_first)
         found = await self._connection.call(LIST_JOBS, request)
         return JobPage(jobs=[job_info(job) for job in found.jobs], cursor=found.cursor)
 
     async def count(self, *, up_to: int = 10_000) -> JobCount:
         """Count them, up to a bound."""
+        check_integer(up_to, field="up_to", low=1, high=100_000)
         found = await self._connection.call(COUNT_JOBS, pb.CountJobsRequest(filter=self.filter, up_to=up_to))
         return JobCount(total=found.total, exact=found.exact, by_state=by_state(found.counts))
 

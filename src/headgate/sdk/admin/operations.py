@@ -13,7 +13,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import parse
 from headgate.domain.ids import parse_job_id
 from headgate.domain.operations import Verb
-from headgate.domain.validation import check_priority, priority_of_tier, shown
+from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
 from headgate.sdk.admin.listing import by_state
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info
@@ -137,6 +137,7 @@ class Operations:
     ) -> list[OperationInfo]:
         """Operations, newest first; `before` is the last one of the page before."""
         last = b"" if before is None else parse_job_id(before).bytes
+        check_page_size(limit)
         request = pb.ListOperationsRequest(active=active, limit=limit, before=last)
         return [operation_info(one) for one in (await self._connection.call(LIST, request)).operations]
 
@@ -213,5 +214,5 @@ def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:
     if "delay" in options:
         plan.delay_ms = delay_in_ms(options["delay"])
     if "per_second" in options:
-        plan.per_second = options["per_second"]
+        plan.per_second = check_integer(options["per_second"], field="per_second", low=1, high=2**31 - 1)
     return plan

@@ -9,9 +9,10 @@ from typing import Final, TypeAlias, Unpack
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from headgate.domain import limits
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.rank import unix_us
-from headgate.domain.validation import check_topic
+from headgate.domain.validation import check_integer, check_page_size, check_topic
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes, new_id_maker
@@ -130,7 +131,7 @@ class Schedules:
         """As `put`, for one that is in its wire form already; says whether anything changed."""
         request = pb.PutScheduleRequest(name=name, spec=made)
         if version is not None:
-            request.expected_version = version
+            request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         answer = await self._call(PUT, request, name)
         return schedule_info(answer.schedule), answer.changed
 
@@ -146,7 +147,7 @@ class Schedules:
         """Remove it. The jobs it made stay."""
         request = pb.DeleteScheduleRequest(name=name, reason=reason)
         if version is not None:
-            request.expected_version = version
+            request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         await self._call(DELETE, request, name)
 
     async def pause(self, name: str, *, reason: str = "") -> ScheduleInfo:
@@ -165,6 +166,7 @@ class Schedules:
 
     async def next(self, name: str, count: int = 5) -> Moments:
         """The next occurrences, by the clocks of its zone."""
+        check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
         return _moments(await self._call(NEXT, pb.NextRequest(name=name, count=count), name))
 
     async def preview(
@@ -179,11 +181,13 @@ class Schedules:
     ) -> Moments:
         """The occurrences such a schedule would have from `start` (now); nothing is stored."""
         when = timing(cron=cron, zone=zone, every=every, anchor=anchor)
+        check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
         request = pb.NextRequest(timing=when, count=count, after_us=0 if start is None else unix_us(start))
         return _moments(await self._call(NEXT, request, "preview"))
 
     async def jobs(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Runs:
         """The jobs it made, newest occurrence first."""
+        check_page_size(limit)
         request = pb.ScheduleJobsRequest(name=name, limit=limit, before_us=0 if before is None else unix_us(before))
         return [
             ScheduledRun(

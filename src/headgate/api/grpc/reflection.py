@@ -1,0 +1,48 @@
+"""The standard reflection service, for development: what calls there are.
+
+The library's own answers behind a reader of ours: its own raises on what is no message, and gRPC calls that UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeAlias
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2 as pb
+
+from headgate.api.grpc.errors import GONE, end_with
+from headgate.api.grpc.methods import bidi_stream, next_message
+from headgate.domain.errors import HeadgateError
+
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Reflection:
+    """Tells of these services."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._answers = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME))
+
+    async def info(self, _requests: object, stream: Call) -> None:
+        """One answer for each question."""
+        try:
+            while (question := await next_message(stream, pb.ServerReflectionRequest)) is not None:
+                # The stubs take the generator for a coroutine.
+                async for answer in self._answers.ServerReflectionInfo(_only(question), stream):  # type: ignore[attr-defined]
+                    await stream.write(answer)
+        except HeadgateError as error:
+            await end_with(stream, error)
+        except GONE:
+            raise asyncio.CancelledError from None  # it asks no more
+
+    def methods(self) -> grpc.GenericRpcHandler:
+        """The service as gRPC wants it."""
+        handler = bidi_stream(self.info, pb.ServerReflectionRequest, pb.ServerReflectionResponse)
+        return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": handler})
+
+
+async def _only(question: pb.ServerReflectionRequest) -> AsyncIterator[pb.ServerReflectionRequest]:
+    yield question
