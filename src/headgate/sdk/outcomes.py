@@ -114,6 +114,11 @@ def failure(kind: str, message: str, *, trace: str = "", permanent: bool = False
     )
 
 
+def cancelled_unbegun() -> pb.Outcome:
+    """A job whose cancellation came before its handler began."""
+    return failure("Cancelled", "the job was cancelled on request before it started")
+
+
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -13,11 +13,11 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.submit import SubmitAnswer, SubmitFlush, answers_of, submit_arguments
 
-SUBMIT_AND_CLAIM: Final = (
-    "SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, "
-    "created_at, lease_until, worker, headers, payload "
-    f"FROM headgate.hand_over_v1({', '.join(f'${place}' for place in range(1, 36))})"
-)
+SUBMIT_AND_CLAIM: Final = """
+SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,
+       created_at, lease_until, worker, headers, payload
+  FROM headgate.hand_over_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
+                             $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)"""
 
 
 async def submit_and_claim(

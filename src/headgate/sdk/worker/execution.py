@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from headgate.sdk.codec import encode_result
 from headgate.sdk.job import Job
-from headgate.sdk.outcomes import Cancelled, failure, outcome_of
+from headgate.sdk.outcomes import Cancelled, cancelled_unbegun, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.outbox import Outcome, abandon
 
@@ -48,7 +48,7 @@ def unbegun(job: Job) -> Outcome | None:
     """The outcome of a job that is not to be begun any more; None: it is another's by now, or was handed back."""
     if job.lost or job.abandoned:
         return None
-    return failure("Cancelled", "the job was cancelled on request before it started")
+    return cancelled_unbegun()
 
 
 def over_time(job: Job) -> Outcome:

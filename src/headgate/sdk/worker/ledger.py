@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from headgate.sdk.job import FINISHED, STARTED, Job, Reports
-from headgate.sdk.outcomes import failure
+from headgate.sdk.outcomes import cancelled_unbegun
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.outbox import Outbox, Outcome, abandon
 from headgate.sdk.worker.read_ahead import ReadAhead
@@ -55,7 +55,8 @@ class Ledger:
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
         self._concurrency, self._prefetch = concurrency, prefetch
-        self._startable = concurrency + lead  # `lead`: what slots take beyond their number, and keep in order themselves
+        # `lead`: what slots take beyond their number, and keep in order themselves.
+        self._startable = concurrency + lead
         self._ahead = ReadAhead()
         self._started = 0
         self._waiting: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
@@ -197,7 +198,7 @@ class Ledger:
             return True
         if job.stage != FINISHED:
             self._release(job)
-            self._settle(job, failure("Cancelled", "the job was cancelled on request before it started"))
+            self._settle(job, cancelled_unbegun())
         return False
 
     def hand_back_waiting(self) -> None:

@@ -1,8 +1,8 @@
 """Slots for async handlers: a few long-lived tasks on the user's loop that take jobs from one inbox.
 
 The I/O thread extends the inbox and wakes the loop once per frame; it may also take back what no slot has begun
-(a deque's ends are safe to use from two threads). All else happens on the user's loop. The inbox holds more jobs than
-there are slots: a slot that had to ask the I/O thread for each next job would wait for it longer than a short job takes.
+(a deque's ends are safe to use from two threads). All else happens on the user's loop. The inbox may hold more jobs
+than there are slots: a slot that had to ask the I/O thread for each next job would wait longer than a short job takes.
 
 A task per job would cost as much as the rest of a short job. So a slot runs one job after the other, and one slot is
 enough as long as handlers do not wait: only when it gives up control with jobs left are others woken. What a handler
