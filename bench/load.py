@@ -172,7 +172,9 @@ async def loaded(name: str, *, tenants: Iterable[str], options: Iterable[str] = 
     tokens = {tenant: secrets.token_hex(16) for tenant in tenants}
     known = logs / "tokens.json"
     known.write_text(
-        json.dumps({token: {"tenant": tenant, "scopes": ["submit", "work", "read"]} for tenant, token in tokens.items()})
+        json.dumps(
+            {token: {"tenant": tenant, "scopes": ["submit", "work", "read"]} for tenant, token in tokens.items()}
+        )
     )
     cluster = embedded.start(folder)
     made: Loaded | None = None

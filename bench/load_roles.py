@@ -94,13 +94,14 @@ class Meter:
                 self.tell()
 
     def listen(self) -> None:
-        """Commands come one a line."""
-        line = sys.stdin.readline()
-        if line.startswith("rate "):
-            self.rate = float(line[5:])
-        else:  # also at the end of the input: nobody is there any more
-            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-            self.stop.set()
+        """Commands come one a line, and each in one piece."""
+        told = os.read(sys.stdin.fileno(), 4096).decode()  # not readline: a second line would stay in its buffer
+        for line in told.splitlines() or ["stop"]:  # at the end of the input nobody is there any more
+            if line.startswith("rate "):
+                self.rate = float(line[5:])
+            else:
+                asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+                self.stop.set()
 
     async def pace(self, send: Callable[[int], Awaitable[None]], *, least: int = 1, most: int = 1_000) -> None:
         """Call `send` with how many are due, at least `least` at once, until told to stop."""
@@ -173,7 +174,9 @@ async def calls(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
             # An explicit refusal is one by all of its three marks.
             right = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             hint = int(trailers.get("headgate-retry-after-ms", 0))
-            meter.refused(code if right and hint else f"{error.code().name} {code}", hint)
+            meter.refused(
+                code if right and hint else f"{error.code().name} {code} {(error.details() or str())[:90]}", hint
+            )
         else:
             meter.acked([raw])
             meter.timed(time.monotonic() - at)
