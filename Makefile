@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench explain requirements lock test-versions wire clean
+.PHONY: help demo dev test test-e2e check format bench bench-long overload soak explain requirements lock test-versions wire clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,17 @@ format: $(READY) ## format and fix what can be fixed
 
 bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 	@$(BIN)/python -m bench
+
+SECONDS ?= 120
+overload: $(READY) ## three times what this machine can do, for SECONDS: goodput, refusals, memory, recovery
+	@$(BIN)/python -m bench.overload --seconds $(SECONDS)
+
+MINUTES ?= 30
+soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: nothing may grow or drift
+	@$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
+bench-long: $(READY) ## a snapshot held for three minutes under load, and the soak
+	@$(BIN)/python -m bench.long --soak-minutes $(MINUTES)
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py

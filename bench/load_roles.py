@@ -1,7 +1,7 @@
 """Producers and workers of the long lanes, each a process: `python -m bench.load_roles KIND ADDRESSES TOKEN OPTIONS`.
 
-Open loop: what is due by the clock is sent, whether or not earlier sends were answered. They hear `rate N` and `stop` on
-standard input, and print one JSON line a second, the last one of them with `"ended": true` (see `load.LoadProcess`).
+Open loop: what is due by the clock is sent, whether or not earlier sends were answered. They hear `rate N` and `stop`
+on standard input, and print one JSON line a second, the last of them with `"ended": true` (see `load.LoadProcess`).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ async def calls(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
             right = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             hint = int(trailers.get("headgate-retry-after-ms", 0))
             meter.refused(
-                code if right and hint else f"{error.code().name} {code} {(error.details() or str())[:90]}", hint
+                code if right and hint else f"{error.code().name} {code} {(error.details() or '')[:90]}", hint
             )
         else:
             meter.acked([raw])

@@ -155,6 +155,7 @@ class Server:
             claim_with=self.coordinator.claim_with,
             on_due_in=self.coordinator.due_in,
             on_due_at=self.coordinator.due_at,
+            outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
         )
         self.progress = ProgressWriter(self.store)
         self.freer = Freer(self.store, on_free=self._requeued)

@@ -27,6 +27,9 @@ QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
 one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
 CALL_BYTES = 4_000
 """What a unary call that waits keeps in memory besides its job."""
+REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.0, 0.25
+"""After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
+would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
 SubmitAccount: TypeAlias = "Account[SubmitParcel]"
 CLAIMED_ALONG_ROWS = 16
 """Flushes up to this size take along the claim of a demand that waits. Larger ones come under load, where claims of
@@ -67,6 +70,7 @@ class Submitter:
         claim_with: Callable[[int, Claim], Awaitable[None]] | None = None,
         on_due_in: Callable[[float], None] = lambda _: None,
         on_due_at: Callable[[datetime], None] = lambda _: None,
+        outcomes_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._on_submitted = on_submitted  # topics that have new jobs, once they are committed; their mean weight
@@ -74,8 +78,9 @@ class Submitter:
         # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
         self._on_due_in, self._on_due_at = on_due_in, on_due_at
         self.writer: GroupWriter[SubmitParcel] = GroupWriter(
-            "submits", self._write, queue_rows=QUEUE_ROWS, queue_bytes=QUEUE_BYTES
+            "submits", self._write, queue_rows=QUEUE_ROWS, queue_bytes=QUEUE_BYTES, rest=self._rest
         )
+        self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
         self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
 
     def account_of_calls(self, tenant: str) -> SubmitAccount:
@@ -121,6 +126,12 @@ class Submitter:
             admitted=admitted,
         )
         return await answer
+
+    def _rest(self, rows: int, spent: float) -> float:
+        """Work that was taken goes first. Where no outcomes wait (few workers, or slow ones), nothing is held back."""
+        if rows < REST_FROM_ROWS or not self._outcomes_wait():
+            return 0.0
+        return min(REST_MOST_SECONDS, REST_TIMES * spent)
 
     async def _write(self, parcels: list[SubmitParcel]) -> None:
         flush = parcels[0].flush

@@ -21,7 +21,6 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from headgate.domain.errors import HeadgateError, OutcomeUnknown
 
-
 SHORTEST_HINT_MS: Final = 50
 LONGEST_HINT_MS: Final = 5_000
 
@@ -77,12 +76,14 @@ class GroupWriter(Generic[P]):
         max_bytes: int = 2_000_000,
         queue_rows: int = 50_000,
         queue_bytes: int = 64_000_000,
+        rest: Callable[[int, float], float] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._write = write
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._queue_rows, self._queue_bytes = queue_rows, queue_bytes  # full: `put` refuses
+        self._rest = rest  # how long to wait after a flush of so many rows that took so long, for others' sake
         self._now = now
         self._waiting: deque[Account[P]] = deque()  # those with parcels, in the order of their turns
         self._everyone: Account[P] = Account()
@@ -165,6 +166,8 @@ class GroupWriter(Generic[P]):
                 for parcel in (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)):
                     parcel.fail(OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"))
                 raise
+            if self._rest is not None and not self._closing and (pause := self._rest(rows, self._now() - began)) > 0:
+                await asyncio.sleep(pause)
             spent, self._began = self._now() - began, None
             self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
             self.flushes += 1

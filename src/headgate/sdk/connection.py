@@ -104,7 +104,7 @@ class Connection:
     async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """Hand over one page. Waits for room, up to the timeout, unless told not to: then OutboxFull."""
         if self.box is not None:
-            return self._boxed(topic, ids, payloads, options)
+            return _boxed(self.box, topic, ids, payloads, options)
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.room.take(len(ids), size):
@@ -116,7 +116,7 @@ class Connection:
     def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """As `put`, blocking this thread."""
         if self.box is not None:
-            return self._boxed(topic, ids, payloads, options)
+            return _boxed(self.box, topic, ids, payloads, options)
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.room.take(len(ids), size):
@@ -124,11 +124,6 @@ class Connection:
                 raise full()
             producer.room.wait_blocking(len(ids), size, seconds=options.timeout)
         return self._hand_over(topic, ids, payloads, options, size, deadline, None)
-
-    def _boxed(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-        assert self.box is not None
-        self.box.take(topic, [job_id.bytes for job_id in ids], payloads, options)
-        return Page(ids, None)
 
     def _hand_over(
         self,
@@ -209,3 +204,8 @@ class Connection:
             await calls.close()
 
         return io.start(end())
+
+
+def _boxed(box: Box, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
+    box.take(topic, [job_id.bytes for job_id in ids], payloads, options)
+    return Page(ids, None)

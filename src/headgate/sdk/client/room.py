@@ -103,6 +103,6 @@ def full(seconds: float = 0.0) -> OutboxFull:
     """The error for what found no room."""
     waited = f", also after {seconds:g} s" if seconds else ""
     return OutboxFull(
-        f"too many submits of this client wait for their answers{waited}: the server takes jobs more slowly than they are "
-        "submitted; submit less at once, or allow more time (timeout=...)"
+        f"too many submits of this client wait for their answers{waited}: the server takes jobs more slowly than they "
+        "are submitted; submit less at once, or allow more time (timeout=...)"
     )
