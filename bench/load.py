@@ -89,9 +89,9 @@ class LoadProcess:
 class ServerUnderLoad:
     """`headgate serve` with a log file; a restarted one takes the same port."""
 
-    def __init__(self, dsn: str, folder: Path, options: Iterable[str] = ()) -> None:
+    def __init__(self, dsn: str, log: Path, options: Iterable[str] = ()) -> None:
         self._dsn, self._options = dsn, tuple(options)
-        self.log = folder / "server.log"
+        self.log = log
         self.port = 0
         self.start()
 
@@ -141,14 +141,20 @@ class Loaded:
     dsn: str
     postmaster: int
     folder: Path
-    server: ServerUnderLoad
+    servers: list[ServerUnderLoad]
     tokens: Mapping[str, str]
     processes: list[LoadProcess] = field(default_factory=list)
+
+    @property
+    def server(self) -> ServerUnderLoad:
+        """The first one, which nobody restarts."""
+        return self.servers[0]
 
     def begin(self, kind: str, tenant: str, **options: int) -> LoadProcess:
         """Another producer or worker of a tenant."""
         log = self.folder / "load.log"
-        made = LoadProcess(kind, self.server.address, self.tokens[tenant], log=log, **options)
+        addresses = ",".join(server.address for server in self.servers)
+        made = LoadProcess(kind, addresses, self.tokens[tenant], log=log, **options)
         self.processes.append(made)
         return made
 
@@ -163,7 +169,9 @@ class Loaded:
 
 
 @asynccontextmanager
-async def loaded(name: str, *, tenants: Iterable[str], options: Iterable[str] = ()) -> AsyncIterator[Loaded]:
+async def loaded(
+    name: str, *, tenants: Iterable[str], servers: int = 1, options: Iterable[str] = ()
+) -> AsyncIterator[Loaded]:
     """Start it; all processes are gone afterwards, the logs stay in build/bench/NAME-logs."""
     folder, logs = FOLDER / name, FOLDER / f"{name}-logs"
     for old in (folder, logs):
@@ -185,14 +193,17 @@ async def loaded(name: str, *, tenants: Iterable[str], options: Iterable[str] = 
         await db.execute(f"ALTER DATABASE {database} SET track_functions = 'pl'")
         await db.close()
         assert cluster.pid is not None
-        server = ServerUnderLoad(cluster.dsn(), logs, ("--tokens", str(known), "--log-level", "INFO", *options))
-        made = Loaded(cluster.dsn(), cluster.pid, logs, server, tokens)
+        made = Loaded(cluster.dsn(), cluster.pid, logs, [], tokens)
+        for number in range(1, servers + 1):
+            log = logs / f"server-{number}.log"
+            made.servers.append(ServerUnderLoad(cluster.dsn(), log, ("--tokens", str(known), *options)))
         yield made
     finally:
         if made is not None:
             for process in made.processes:
                 process.kill()
-            made.server.kill()
+            for server in made.servers:
+                server.kill()
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
 

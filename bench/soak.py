@@ -1,7 +1,8 @@
 """`make soak MINUTES=30`: mixed load at 60 % of the maximum, small faults now and then, and nothing may grow or drift.
 
-Faults, one every 20 to 60 seconds in turn: a worker is restarted, a backend of PostgreSQL is killed, the server is
-restarted. It ends with a drain and a check that every acknowledged job was completed, once.
+Two servers and two workers; the first of each lives on, so that a leak has the time to show. Faults, one every 20 to 60
+seconds in turn: the second worker is restarted, a backend of PostgreSQL is killed, the second server is restarted. It ends
+with a drain and a check that every acknowledged job was completed, once.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ async def maximum(load: Load) -> float:
 
 async def run(minutes: float, *, rate: float | None = None, faults: bool = True) -> dict[str, object]:
     """All of it; a given rate is taken as it is."""
-    async with loaded("soak", tenants=(TENANT,), options=("--lease", "20", "--grace", "15")) as made:
+    async with loaded("soak", tenants=(TENANT,), servers=2, options=("--lease", "20", "--grace", "15")) as made:
         async with made.database() as db:
             machine = await describe(db)
         load = Load(made)
@@ -117,8 +118,8 @@ async def disturb(made: Loaded, load: Load, seconds: float, *, faults: bool) -> 
         if kind == "worker":
             await load.restart_worker()
         elif kind == "server":
-            await asyncio.to_thread(made.server.stop)
-            await asyncio.to_thread(made.server.start)
+            await asyncio.to_thread(made.servers[1].stop)
+            await asyncio.to_thread(made.servers[1].start)
         else:
             async with made.database() as db:
                 await db.execute(
@@ -181,7 +182,7 @@ async def drained(made: Loaded, load: Load) -> dict[str, object]:
 def told(samples: Sequence[Sample], made: Loaded, *, warm_up: float) -> dict[str, object]:
     """Medians of the thirds of everything that must not grow, and what the log has to say."""
     names = sorted({name for sample in samples for name in sample} - {"at", "unseen"})
-    log = made.server.log.read_text(errors="replace")
+    log = "".join(server.log.read_text(errors="replace") for server in made.servers)
     lines = [line for line in log.splitlines() if " ERROR " in line or " CRITICAL " in line or "Traceback" in line]
     span = samples[-1]["at"] - samples[0]["at"] if len(samples) > 1 else 1.0
     return {

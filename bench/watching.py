@@ -59,7 +59,7 @@ class Watch:
                 found[f"{name}_threads"] = threads(pid)
             except (FileNotFoundError, ProcessLookupError):  # between two lives
                 continue
-        found["log_bytes"] = self.made.server.log.stat().st_size
+        found["log_bytes"] = sum(server.log.stat().st_size for server in self.made.servers)
         recent = [line for worker in self.workers() for line in worker.since(now - EVERY_SECONDS - 1) if "p99" in line]
         if recent:
             found["e2e_p99"] = round(statistics.median(line["p99"] for line in recent), 1)

@@ -178,3 +178,30 @@ async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:
     database.allow(3)
     await asyncio.wait_for(running, 5)
     assert writer.rows_written == 6
+
+
+async def test_a_writer_that_rests_for_others_counts_that_as_its_pace_and_fails_what_waits_when_it_is_ended() -> None:
+    database = Database()
+    resting = asyncio.Event()
+
+    def rest(rows: int, spent: float) -> float:
+        assert spent == pytest.approx(database.seconds)
+        resting.set()
+        return 60.0 if rows > 1 else 0.0
+
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=5, rest=rest, now=lambda: database.at)
+    running = asyncio.create_task(writer.run())
+    written, waits = Rows(5), Rows(5)
+    writer.put(written)
+    writer.put(waits)
+    database.allow(2)
+    await asyncio.wait_for(resting.wait(), 5)
+    await asyncio.sleep(0)
+    assert len(database.flushes) == 1  # the second waits until the rest is over
+    database.at += 9.9
+    assert writer.retry_after_ms() == LONGEST_HINT_MS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert written.failure is None  # it was written, and has its answer
+    assert waits.failure is not None
+    assert waits.failure.code == "outcome_unknown"

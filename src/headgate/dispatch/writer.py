@@ -157,17 +157,19 @@ class GroupWriter(Generic[P]):
             rows = sum(parcel.rows for parcel in parcels)
             began = self._began = self._now()
             try:
-                await self._write(parcels)
-            except HeadgateError as error:
-                for parcel in parcels:
-                    parcel.fail(error)
+                try:
+                    await self._write(parcels)
+                except HeadgateError as error:
+                    for parcel in parcels:
+                        parcel.fail(error)
+                parcels = []  # each has its answer
+                if self._rest is not None and not self._closing:
+                    await asyncio.sleep(self._rest(rows, self._now() - began))
             except BaseException:  # cancelled, or a fault of ours that ends the instance: nobody may wait for ever
                 self.close()
                 for parcel in (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)):
                     parcel.fail(OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"))
                 raise
-            if self._rest is not None and not self._closing and (pause := self._rest(rows, self._now() - began)) > 0:
-                await asyncio.sleep(pause)
             spent, self._began = self._now() - began, None
             self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
             self.flushes += 1
