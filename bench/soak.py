@@ -1,8 +1,8 @@
 """`make soak MINUTES=30`: mixed load at 60 % of the maximum, small faults now and then, and nothing may grow or drift.
 
 Two servers and two workers; the first of each lives on, so that a leak has the time to show. Faults, one every 20 to 60
-seconds in turn: the second worker is restarted, a backend of PostgreSQL is killed, the second server is restarted. It ends
-with a drain and a check that every acknowledged job was completed, once.
+seconds in turn: the second worker is restarted, a backend of PostgreSQL is killed, the second server is restarted. It
+ends with a drain and a check that every acknowledged job was completed, once.
 """
 
 from __future__ import annotations

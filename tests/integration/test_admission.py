@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.dispatch.submits import QUEUE_ROWS, SubmitParcel
+from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, SubmitParcel, Submitter
 from headgate.dispatch.writer import Account, Overloaded
 from headgate.domain.states import State
 from tests.support.dispatching import SOON, Hold, Instance, completing
@@ -71,6 +71,16 @@ async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_on
     await asyncio.wait_for(_until(lambda: bool(polite)), SOON.total_seconds())
     assert len(answered) <= 4  # what was in flight, and what went along
     await asyncio.wait_for(_until(lambda: not one.submitter.writer.waiting_rows), SOON.total_seconds())
+
+
+async def test_submits_rest_only_after_large_flushes_and_only_while_outcomes_wait(one: Instance) -> None:
+    waiting = False
+    submitter = Submitter(one.store, on_submitted=lambda *_, claimed: None, outcomes_wait=lambda: waiting)
+    assert submitter._rest(2_000, 0.1) == 0.0  # a burst with nobody working is taken at full speed
+    waiting = True
+    assert submitter._rest(1, 0.1) == 0.0
+    assert submitter._rest(2_000, 0.1) == pytest.approx(0.1 * REST_TIMES)
+    assert submitter._rest(2_000, 60.0) == REST_MOST_SECONDS
 
 
 async def _until(check: object) -> None:

@@ -34,6 +34,7 @@ from headgate import (
 )
 from headgate.domain.backoff import BackoffKind
 from headgate.sdk.addresses import addresses_of
+from headgate.sdk.client.producer import WINDOW
 from headgate.sdk.connection import Connection
 from headgate.sdk.ids import new_id_maker
 from headgate.wire import jobs_pb2, producer_pb2
@@ -357,6 +358,22 @@ async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_onc
         assert len(server.producers[0].frames()) > 2  # it was tried again meanwhile
         with pytest.raises(InvalidInput, match="when_busy"):
             task.with_options(when_busy="later")  # type: ignore[typeddict-item]
+
+
+async def test_what_had_no_turn_behind_others_is_told_so_and_not_that_nobody_answers() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        behind = []
+        for number in range(WINDOW):
+            behind.append(asyncio.ensure_future(task.submit(f"{number}", options={"timeout": 60})))
+            await server.producer(frames=number + 1)
+        with pytest.raises(Overloaded, match="had no turn"):
+            await task.submit("x", options={"timeout": 0.1})
+        server.answers_submits = True
+        for frame in server.producers[0].frames():
+            server.producers[0].reply(frame.seq)
+        await asyncio.gather(*behind)
 
 
 async def test_submit_many_sends_arrays_in_frames_of_bounded_size() -> None:

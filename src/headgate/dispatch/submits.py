@@ -27,7 +27,7 @@ QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
 one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
 CALL_BYTES = 4_000
 """What a unary call that waits keeps in memory besides its job."""
-REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.0, 0.25
+REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.5, 0.25
 """After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
 would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
 SubmitAccount: TypeAlias = "Account[SubmitParcel]"

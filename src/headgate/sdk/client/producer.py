@@ -60,6 +60,7 @@ class Producer:
         self._call: rpc.ProduceCall | None = None
         self._pauses = 0  # timers that run because the server asked for a pause
         self._trouble: HeadgateError | None = None  # what the last attempt to connect met
+        self._greeted = False
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Producer:
             finally:
                 timer.cancel()
             self._rotation.succeeded()
-            self._trouble = None
+            self._trouble, self._greeted = None, True
             reader = self._io.loop.create_task(self._read(call), name="headgate produce replies")
             return await self._write(call, reader)
         except asyncio.CancelledError:
@@ -151,7 +152,7 @@ class Producer:
         except Exception as error:  # noqa: BLE001 -- whatever broke the stream, the outbox survives it
             return error
         finally:
-            self._call = None
+            self._call, self._greeted = None, False
             call.cancel()
             if reader is not None:
                 await asyncio.wait((reader,))
@@ -287,9 +288,19 @@ class Producer:
             if self._call is not None and now - oldest > REPLY_SECONDS:
                 self._call.cancel()
 
+    def _never_sent(self) -> HeadgateError:
+        address = self._rotation.current
+        if not self._greeted:
+            return rpc.not_connected(address)
+        return Overloaded(
+            f"{address} takes jobs more slowly than they are submitted: in the time allowed this one had no turn, and "
+            "was not stored; submit less at once, or allow more time (timeout=...)",
+            retry_after=1.0,
+        )
+
     def _too_late(self, parcel: Parcel) -> HeadgateError:
         if not parcel.sent:
-            return parcel.refusal or self._trouble or rpc.not_connected(self._rotation.current)
+            return parcel.refusal or self._trouble or self._never_sent()
         job_id = id_from_bytes(parcel.ids[0])
         return NotAcknowledged(
             f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
