@@ -27,6 +27,7 @@ from bench.watching import Sample, Watch, column
 LATEST = Path("bench/latest-long.json")
 RATE = 5_000.0
 MINUTES = 3.0
+PARTS = ("held", "free", "soak")
 SHOWN = (
     "claim_ms",
     "claim_us_per_job",
@@ -79,11 +80,13 @@ def by_minute(samples: Sequence[Sample], began: float) -> list[dict[str, float]]
 
 
 def verdicts(found: dict[str, object]) -> list[Row]:
-    """Last minute to first: with the snapshot, and without."""
+    """Last minute to first, with the snapshot and without; and the soak's own."""
     rows = []
-    for name in ("held", "free"):
-        part = found[name]
+    for name, part in found.items():
         assert isinstance(part, dict)
+        if name == "soak":
+            rows += soak.verdicts(part)
+            continue
         first, last = part["minutes"][0], part["minutes"][-1]
         kept = part["conserved"]
         lost = abs(kept["acked"] - kept["completed"]) + kept["twice"] + kept["left"] + kept["other_end"]
@@ -105,11 +108,11 @@ def _ratio(first: dict[str, float], last: dict[str, float], name: str) -> float:
     return round(last[name] / first[name], 3) if first[name] else 1.0
 
 
-async def run(minutes: float, soak_minutes: float) -> dict[str, object]:
-    """Both lanes."""
-    found: dict[str, object] = {"held": await passing(minutes, held=True), "free": await passing(minutes, held=False)}
-    if soak_minutes:
-        found["soak"] = await soak.run(soak_minutes)
+async def run(parts: Sequence[str], minutes: float, soak_minutes: float) -> dict[str, object]:
+    """The parts in turn."""
+    found: dict[str, object] = {}
+    for part in parts:
+        found[part] = await (soak.run(soak_minutes) if part == "soak" else passing(minutes, held=part == "held"))
     return found
 
 
@@ -117,18 +120,17 @@ def main() -> int:
     """Measure, print, write the file; a broken bound is exit code 1."""
     parser = argparse.ArgumentParser(prog="make bench-long", description=__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of each half of (a)")
-    parser.add_argument("--soak-minutes", type=float, default=30, help="0: no soak")
+    parser.add_argument("--soak-minutes", type=float, default=30)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these; the file keeps the others")
     chosen = parser.parse_args()
-    found = uvloop.run(run(chosen.minutes, chosen.soak_minutes))
-    LATEST.write_text(json.dumps(found, indent=1) + "\n")
-    console = Console(width=120)
-    rows = verdicts(found)
-    shown = {name: part["minutes"] for name in ("held", "free") if isinstance(part := found[name], dict)}
-    lasting = found.get("soak")
-    if isinstance(lasting, dict):
-        rows += soak.verdicts(lasting)
-        shown |= {name: value for name, value in lasting.items() if name != "samples"}
-    return 0 if show("bench-long", shown, rows, console) else 1
+    found = uvloop.run(run(chosen.only, chosen.minutes, chosen.soak_minutes))
+    known = json.loads(LATEST.read_text()) if LATEST.exists() else {}
+    LATEST.write_text(json.dumps(known | found, indent=1) + "\n")
+    rows, shown = verdicts(found), dict[str, object]()
+    for name, part in found.items():
+        assert isinstance(part, dict)
+        shown |= {f"{name}: {key}": value for key, value in part.items() if key != "samples"}
+    return 0 if show("bench-long", shown, rows, Console(width=120)) else 1
 
 
 if __name__ == "__main__":
