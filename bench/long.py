@@ -48,6 +48,7 @@ async def passing(minutes: float, *, held: bool, rate: float = RATE) -> dict[str
             load = soak.Load(made, flaky=10, slow=0, delayed=0)
             load.offer(rate)
             await asyncio.sleep(10)
+            await other.execute("SET idle_in_transaction_session_timeout = 0")  # ours is a minute
             transaction = other.transaction(isolation="repeatable_read", readonly=True)
             await transaction.start()
             await other.fetchval("SELECT count(*) FROM headgate.tenants")  # the snapshot is taken here
@@ -61,6 +62,7 @@ async def passing(minutes: float, *, held: bool, rate: float = RATE) -> dict[str
             stop.set()
             await watching
             if held:
+                assert await other.fetchval("SELECT pg_backend_pid()"), "the snapshot was held to the end"
                 await transaction.rollback()
         ended = await soak.drained(made, load)
     samples = watch.samples[1:]  # the first counts from the beginning of all
