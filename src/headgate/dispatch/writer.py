@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from headgate.domain.errors import HeadgateError, OutcomeUnknown
 
 SHORTEST_HINT_MS: Final = 50
-LONGEST_HINT_MS: Final = 5_000
+LONGEST_HINT_MS: Final = 2_000
 
 
 class Overloaded(HeadgateError):
