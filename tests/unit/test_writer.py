@@ -120,12 +120,12 @@ async def test_the_hint_follows_the_pace_of_the_database_and_an_outage() -> None
         while len(database.flushes) < 2:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        for _ in range(21):
+        for _ in range(11):
             writer.put(Rows(10))
         await asyncio.sleep(0)
         pace = 0.8 * 10 + 0.2 * 100
-        assert writer.waiting_rows == 200
-        assert writer.retry_after_ms() == pytest.approx(1000 * 100 / pace, abs=1)
+        assert writer.waiting_rows == 100
+        assert writer.retry_after_ms() == pytest.approx(1000 * 50 / pace, abs=1)
         database.at += 60  # the flush in flight has no answer for a minute
         assert writer.retry_after_ms() == LONGEST_HINT_MS
 
