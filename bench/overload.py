@@ -14,7 +14,7 @@ import asyncio
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -262,8 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if show("overload", found, verdicts(found), Console(width=120)) else 1
 
 
-def _sum(processes: Sequence[LoadProcess] | object, what: str) -> float:
-    return sum(line.get(what, 0) for process in processes for line in tuple(process.lines))  # type: ignore[attr-defined]
+def _sum(processes: Iterable[LoadProcess], what: str) -> float:
+    return sum(line.get(what, 0) for process in processes for line in tuple(process.lines))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from headgate.wire import producer_pb2
 from tests.fault.conftest import Servers
 from tests.support.wire import new_id
 
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
 PAGE = 1_000
 FRAMES = QUEUE_ROWS // PAGE // 2 + 4  # half of the queue, what is in flight, and one that is refused for sure
 
@@ -61,7 +63,7 @@ async def test_what_does_not_fit_is_refused_with_a_code_and_a_hint_and_the_sdk_w
         await channel.close()
 
 
-async def flooded(stream: grpc.aio.StreamStreamCall) -> grpc.aio.StreamStreamCall:
+async def flooded(stream: Stream) -> Stream:
     await stream.write(producer_pb2.ProducerFrame(hello=producer_pb2.ProducerHello()))
     await stream.read()
     for seq in range(1, FRAMES + 1):
@@ -71,7 +73,7 @@ async def flooded(stream: grpc.aio.StreamStreamCall) -> grpc.aio.StreamStreamCal
     return stream
 
 
-async def anext_reply(stream: grpc.aio.StreamStreamCall) -> producer_pb2.ProducerReply:
+async def anext_reply(stream: Stream) -> producer_pb2.ProducerReply:
     reply = await stream.read()
     assert isinstance(reply, producer_pb2.ProducerReply)
     return reply

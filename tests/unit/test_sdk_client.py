@@ -334,7 +334,8 @@ async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_th
         waiting = []
         for number in range(3):
             waiting.append(asyncio.ensure_future(task.submit(f"{number}")))
-            link = await server.producer(frames=number + 1)
+            await server.producer(frames=number + 1)
+        link = server.producers[0]
         began = asyncio.get_running_loop().time()
         for seq in (1, 2, 3):
             link.reply(seq, error=BUSY)
@@ -357,7 +358,7 @@ async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_onc
             await task.submit("y", options={"timeout": 0.3})
         assert len(server.producers[0].frames()) > 2  # it was tried again meanwhile
         with pytest.raises(InvalidInput, match="when_busy"):
-            task.with_options(when_busy="later")  # type: ignore[typeddict-item]
+            task.with_options(when_busy="later")
 
 
 async def test_what_had_no_turn_behind_others_is_told_so_and_not_that_nobody_answers() -> None:

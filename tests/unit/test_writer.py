@@ -47,9 +47,18 @@ class Database:
 
 
 @asynccontextmanager
-async def writing(database: Database, **bounds: int) -> AsyncIterator[GroupWriter[Rows]]:
+async def writing(
+    database: Database, *, max_rows: int = 2_000, queue_rows: int = 50_000, queue_bytes: int = 64_000_000
+) -> AsyncIterator[GroupWriter[Rows]]:
     """A writer that runs, with one row in flight, so that everything else waits."""
-    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, now=lambda: database.at, **bounds)
+    writer: GroupWriter[Rows] = GroupWriter(
+        "rows",
+        database.write,
+        max_rows=max_rows,
+        queue_rows=queue_rows,
+        queue_bytes=queue_bytes,
+        now=lambda: database.at,
+    )
     running = asyncio.create_task(writer.run())
     writer.put(Rows(1, "first"))
     await asyncio.wait_for(database.asked.wait(), 5)
