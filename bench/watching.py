@@ -1,19 +1,25 @@
 """Samples of a loaded system every few seconds, and what can be said of them on a machine that does other things too.
 
 A slope over a few minutes is mostly noise. So what has passed after the warm-up is cut into thirds, and their medians
-are compared: a leak moves all of them, a neighbour's build only one sample in some.
+are compared: a leak moves all of them, a neighbour's build only one sample in some. Each sample also says how much of
+the processors others used (`foreign`, in cores); times are judged by calm samples only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.load import Loaded, LoadProcess, clock, descriptors, memory_mib, threads
+from bench.stack import TICKS_PER_SECOND, process_seconds, tree_seconds
 
 EVERY_SECONDS = 5.0
+CALM_CORES = 0.3
+"""Others may use so much of the processors during a sample that counts for a verdict about time."""
 HOT_TABLES = ("jobs", "payloads", "flow_deltas")
 Sample = dict[str, float]
 
@@ -39,6 +45,7 @@ class Watch:
     _last: dict[str, tuple[float, float]] = field(default_factory=dict)
     _pages: float = 0.0
     _jobs: float = 0.0
+    _used: tuple[float, float, float] | None = None  # when, by all processes, by ours
 
     async def run(self, stop: asyncio.Event) -> None:
         """One sample every few seconds. A database that is away leaves its part of a sample out."""
@@ -59,6 +66,7 @@ class Watch:
                 found[f"{name}_threads"] = threads(pid)
             except (FileNotFoundError, ProcessLookupError):  # between two lives
                 continue
+        self._neighbours(found)
         found["log_bytes"] = sum(server.log.stat().st_size for server in self.made.servers)
         recent = [line for worker in self.workers() for line in worker.since(now - EVERY_SECONDS - 1) if "p99" in line]
         if recent:
@@ -76,6 +84,21 @@ class Watch:
             found["unseen"] = 1
             print(f"sample without the database: {error!r}"[:120], flush=True)
         return found
+
+    def _neighbours(self, found: Sample) -> None:
+        ours = tree_seconds(self.made.postmaster) + process_seconds(os.getpid())
+        pids = [server.pid for server in self.made.servers]
+        for pid in (*pids, *(one.pid for one in (*self.producers, *self.workers()))):
+            try:
+                ours += process_seconds(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+        now = (found["at"], (user + nice + system + irq + softirq) / TICKS_PER_SECOND, ours)
+        if self._used is not None and ours >= self._used[2]:  # less: one of ours was restarted, and counts anew
+            spent, span = (now[1] - self._used[1]) - (ours - self._used[2]), now[0] - self._used[0]
+            found["foreign"] = round(max(0.0, spent / span), 2)
+        self._used = now
 
     async def _look(self, found: Sample) -> None:
         async with self.made.database() as db:
@@ -99,11 +122,13 @@ def column(samples: Sequence[Sample], name: str) -> list[float]:
     return [sample[name] for sample in samples if name in sample]
 
 
-def thirds(samples: Sequence[Sample], name: str, *, warm_up: float) -> list[float]:
-    """Medians of the thirds of what came after the warm-up."""
+def thirds(samples: Sequence[Sample], name: str, *, warm_up: float, calm: bool = False) -> list[float]:
+    """Medians of the thirds of what came after the warm-up; `calm`: only of samples during which others did little."""
     if not samples:
         return []
     warm = [sample for sample in samples if sample["at"] >= samples[0]["at"] + warm_up]
+    if calm:
+        warm = [sample for sample in warm if sample.get("foreign", 0.0) <= CALM_CORES]
     values = column(warm, name)
     if len(values) < 3:
         return []

@@ -21,6 +21,14 @@ def test_thirds_leave_the_warm_up_out_and_gaps_too() -> None:
     assert thirds([], "rss", warm_up=30) == []
 
 
+def test_samples_during_which_a_neighbour_worked_do_not_count_for_times() -> None:
+    taken = [{"at": float(place), "ms": 1.0, "foreign": 0.1} for place in range(9)]
+    for sample in taken[5:8]:
+        sample |= {"ms": 9.0, "foreign": 1.5}
+    assert thirds(taken, "ms", warm_up=0) == [1.0, 1.0, 9.0]
+    assert thirds(taken, "ms", warm_up=0, calm=True) == [1.0, 1.0, 1.0]
+
+
 def test_a_leak_grows_in_each_step_and_a_disturbance_in_one() -> None:
     noise = random.Random(1)
     leaking = thirds(samples([100 + place + noise.uniform(-5, 5) for place in range(90)]), "rss", warm_up=0)
