@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,17 @@ bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/recorded.json
 	@HEADGATE_BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
 	@cat tests/bench/recorded.json
+
+SECONDS ?= 120
+overload: $(READY) ## three times what this machine can do, for SECONDS: goodput, refusals, memory, recovery
+	@$(BIN)/python -m bench.overload --seconds $(SECONDS)
+
+MINUTES ?= 30
+soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: nothing may grow or drift
+	@$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
+bench-long: $(READY) ## a snapshot held for three minutes under load, and the soak
+	@$(BIN)/python -m bench.long --soak-minutes $(MINUTES)
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py

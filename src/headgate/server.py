@@ -155,6 +155,7 @@ class Server:
             claim_with=self.coordinator.claim_with,
             on_due_in=self.coordinator.due_in,
             on_due_at=self.coordinator.due_at,
+            outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
         )
         self.progress = ProgressWriter(self.store)
         self.freer = Freer(self.store, on_free=self._requeued)
@@ -329,6 +330,12 @@ class Server:
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
+                # gRPC's own refusals have neither our code nor a hint. It counts streams that are over and not put away
+                # against the 1,000, and would refuse one call in two while this loop is behind. Calls that nobody has
+                # looked at yet stay bounded.
+                ("grpc.http.overload_protection", 0),
+                ("grpc.server.max_pending_requests", 4_000),
+                ("grpc.server.max_pending_requests_hard_limit", 8_000),
             ]
         )
         server.add_generic_rpc_handlers(

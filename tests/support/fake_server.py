@@ -161,7 +161,7 @@ class ProduceLink(Peer):
     def take(self, frame: producer_pb2.ProducerFrame) -> None:
         self.received.append(frame)
         if frame.seq and self._server.answers_submits:
-            self._out.put_nowait(producer_pb2.ProducerReply(seq=frame.seq))
+            self._out.put_nowait(producer_pb2.ProducerReply(seq=frame.seq, error=self._server.refuses_submits))
 
 
 class FakeServer:
@@ -178,6 +178,7 @@ class FakeServer:
         self.answers_quiet = True
         self.answers_beats = True
         self.answers_submits = True
+        self.refuses_submits: jobs_pb2.Error | None = None
         self.greets = True
         self.beat_seconds = 20
         self.lost: worker_pb2.Held | None = None

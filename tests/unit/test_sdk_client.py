@@ -22,6 +22,7 @@ from headgate import (
     NotConnected,
     NotFound,
     OutboxFull,
+    Overloaded,
     PayloadError,
     ResultTimeout,
     RetryPolicy,
@@ -33,6 +34,7 @@ from headgate import (
 )
 from headgate.domain.backoff import BackoffKind
 from headgate.sdk.addresses import addresses_of
+from headgate.sdk.client.producer import WINDOW
 from headgate.sdk.connection import Connection
 from headgate.sdk.ids import new_id_maker
 from headgate.wire import jobs_pb2, producer_pb2
@@ -272,24 +274,107 @@ async def test_a_closed_client_says_so_and_sends_what_waits_first() -> None:
             await mail(unused).submit("z")
 
 
-async def test_a_full_outbox_is_an_error_and_not_a_queue_without_end() -> None:
-    async with fake_server() as server:
-        connection = Connection(addresses_of(server.address), token="", room=3)
-        app = Headgate(server.address)
-        app._connection = connection
+def small(address: str, room: int) -> Headgate:
+    """A client that keeps no more than so many jobs until they are answered."""
+    app = Headgate(address)
+    app._connection = Connection(addresses_of(address), token="", room=room)
+    return app
+
+
+async def test_a_full_outbox_makes_submits_wait_their_turn() -> None:
+    async with fake_server() as server, small(server.address, 3) as app:
         task = mail(app)
         server.answers_submits = False
-        waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(3)]
-        await asyncio.sleep(0)
+        waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(6)]
+        left = asyncio.ensure_future(task.submit("changes its mind"))
+        many = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
+        await until(lambda: server.producers and len(server.producers[0].ids()) == 3, "three were sent")
         with pytest.raises(OutboxFull):
-            await task.submit("one too many")
-        await until(lambda: server.producers and len(server.producers[0].ids()) == 3, "all were sent")
+            await task.submit("does not wait", options={"when_busy": "raise"})
+        with pytest.raises(OutboxFull, match=r"after 0\.05 s"):
+            await task.submit("does not wait long", options={"timeout": 0.05})
+        with pytest.raises(OutboxFull):
+            await task.submit_many([(f"{n}",) for n in range(4)])  # more than there ever is room for
+        left.cancel()
+        link = server.producers[0]
+        server.answers_submits = True
+        for frame in link.frames():
+            link.reply(frame.seq)
+        await asyncio.gather(*waiting, many)
+        assert [payload for frame in link.frames() for payload in frame.plain.payloads] == [
+            *(f'{{"to":"{n}"}}'.encode() for n in range(6)),
+            b'{"to":"a"}',
+            b'{"to":"b"}',
+        ]
+        await task.submit("room again", options={"when_busy": "raise"})
+
+
+async def test_a_full_outbox_blocks_threads_until_there_is_room() -> None:
+    async with fake_server() as server, small(server.address, 1) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = [asyncio.ensure_future(asyncio.to_thread(app.sync.submit, task, f"{n}")) for n in range(3)]
+        await until(lambda: server.producers and len(server.producers[0].ids()) == 1, "one was sent")
+        with pytest.raises(OutboxFull):
+            await asyncio.to_thread(app.sync.submit, task.with_options(timeout=0.05), "impatient")
+        link = server.producers[0]
+        server.answers_submits = True
+        link.reply(link.frames()[0].seq)
+        await asyncio.gather(*waiting)
+        assert len(link.ids()) == 3
+
+
+BUSY = jobs_pb2.Error(code="overloaded", message="submits: 16000 rows wait", retry_after_ms=40)
+
+
+async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_their_order() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = []
+        for number in range(3):
+            waiting.append(asyncio.ensure_future(task.submit(f"{number}")))
+            await server.producer(frames=number + 1)
+        link = server.producers[0]
+        began = asyncio.get_running_loop().time()
+        for seq in (1, 2, 3):
+            link.reply(seq, error=BUSY)
+        server.answers_submits = True
+        handles = await asyncio.gather(*waiting)
+        assert asyncio.get_running_loop().time() - began >= 0.04
+        (again,) = link.frames()[3:]
+        assert list(again.plain.ids) == [handle.id.bytes for handle in handles]
+        assert again.plain.fresh  # nothing was written, so nobody has to look for a twin
+
+
+async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_once_that_nothing_was_stored() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.refuses_submits = BUSY
+        with pytest.raises(Overloaded, match="16000 rows wait") as caught:
+            await task.submit("x", options={"when_busy": "raise"})
+        assert caught.value.retry_after == 0.04
+        with pytest.raises(Overloaded):  # and not NotAcknowledged: it is known that it was not stored
+            await task.submit("y", options={"timeout": 0.3})
+        assert len(server.producers[0].frames()) > 2  # it was tried again meanwhile
+        with pytest.raises(InvalidInput, match="when_busy"):
+            task.with_options(when_busy="later")
+
+
+async def test_what_had_no_turn_behind_others_is_told_so_and_not_that_nobody_answers() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        behind = []
+        for number in range(WINDOW):
+            behind.append(asyncio.ensure_future(task.submit(f"{number}", options={"timeout": 60})))
+            await server.producer(frames=number + 1)
+        with pytest.raises(Overloaded, match="had no turn"):
+            await task.submit("x", options={"timeout": 0.1})
+        server.answers_submits = True
         for frame in server.producers[0].frames():
             server.producers[0].reply(frame.seq)
-        await asyncio.gather(*waiting)
-        server.answers_submits = True
-        await task.submit("room again")
-        await app.close()
+        await asyncio.gather(*behind)
 
 
 async def test_submit_many_sends_arrays_in_frames_of_bounded_size() -> None:

@@ -14,14 +14,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from random import uniform
-from typing import Protocol, Unpack
+from typing import Protocol, TypeAlias, Unpack
 
 from headgate.dispatch.ports import Claim, ClaimCall, ClaimedJobs, SubmitAnswerRow, SubmitRows, SubmitStore
-from headgate.dispatch.writer import GroupWriter
+from headgate.dispatch.writer import Account, GroupWriter
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreUnavailable
 
 log = logging.getLogger("headgate.submit")
 PATIENCE_SECONDS = 5.0
+QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
+"""What may wait to be submitted: a fraction of a second's worth. One stream alone may have half of it, which is what
+one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
+CALL_BYTES = 4_000
+"""What a unary call that waits keeps in memory besides its job."""
+REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.5, 0.25
+"""After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
+would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
+SubmitAccount: TypeAlias = "Account[SubmitParcel]"
 CLAIMED_ALONG_ROWS = 16
 """Flushes up to this size take along the claim of a demand that waits. Larger ones come under load, where claims of
 their own run beside them."""
@@ -61,17 +70,33 @@ class Submitter:
         claim_with: Callable[[int, Claim], Awaitable[None]] | None = None,
         on_due_in: Callable[[float], None] = lambda _: None,
         on_due_at: Callable[[datetime], None] = lambda _: None,
+        outcomes_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._on_submitted = on_submitted  # topics that have new jobs, once they are committed; their mean weight
         self._claim_with = claim_with  # claims for a topic by a call that submits to it, if anybody waits for that
         # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
         self._on_due_in, self._on_due_at = on_due_in, on_due_at
-        self.writer: GroupWriter[SubmitParcel] = GroupWriter("submits", self._write)
+        self.writer: GroupWriter[SubmitParcel] = GroupWriter(
+            "submits", self._write, queue_rows=QUEUE_ROWS, queue_bytes=QUEUE_BYTES, rest=self._rest
+        )
+        self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
+        self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
 
-    def put(self, parcel: SubmitParcel) -> None:
-        """Queue one frame's jobs. Raises Overloaded."""
-        self.writer.put(parcel)
+    def account_of_calls(self, tenant: str) -> SubmitAccount:
+        """The account that all unary calls of a tenant share."""
+        found = self._callers.get(tenant)
+        if found is None:
+            found = self._callers[tenant] = Account()
+        return found
+
+    def admit(self, rows: int, size: int, account: SubmitAccount) -> None:
+        """Raises Overloaded if so much has no place now: asked before a frame is read any further."""
+        self.writer.admit(rows, size, account)
+
+    def put(self, parcel: SubmitParcel, account: SubmitAccount | None = None, *, admitted: bool = False) -> None:
+        """Queue one frame's jobs. Raises Overloaded, unless it was admitted just now."""
+        self.writer.put(parcel, account, admitted=admitted)
 
     def submitted(self, flush: SubmitRows, *, claimed: bool = False) -> None:
         """Jobs were committed, here or by another way: let dispatch know."""
@@ -85,7 +110,9 @@ class Submitter:
         if run_at is not None:
             self._on_due_at(run_at)
 
-    async def submit(self, flush: SubmitRows, *, size: int) -> Mapping[int, SubmitAnswerRow]:
+    async def submit(
+        self, flush: SubmitRows, *, size: int, account: SubmitAccount | None = None, admitted: bool = False
+    ) -> Mapping[int, SubmitAnswerRow]:
         """Submit and wait: for unary calls."""
         answer: asyncio.Future[Mapping[int, SubmitAnswerRow]] = asyncio.get_running_loop().create_future()
         self.put(
@@ -94,9 +121,17 @@ class Submitter:
                 size,
                 done=lambda answers: None if answer.done() else answer.set_result(answers),
                 failed=lambda error: None if answer.done() else answer.set_exception(error),
-            )
+            ),
+            account,
+            admitted=admitted,
         )
         return await answer
+
+    def _rest(self, rows: int, spent: float) -> float:
+        """Work that was taken goes first. Where no outcomes wait (few workers, or slow ones), nothing is held back."""
+        if rows < REST_FROM_ROWS or not self._outcomes_wait():
+            return 0.0
+        return min(REST_MOST_SECONDS, REST_TIMES * spent)
 
     async def _write(self, parcels: list[SubmitParcel]) -> None:
         flush = parcels[0].flush

@@ -3,23 +3,36 @@
 One flush is in flight; what arrives meanwhile is the next one. So an idle writer sends a single row at once, and a
 busy one makes its flushes as large as the database is slow. Callers hand in parcels (a frame's rows) and are called
 back after the commit; there is no future, task or await per row.
+
+What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
+that only grows would answer everybody late. A caller with an account may have as much waiting as there is room left for
+others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
+accounts in turns: who sends little does not wait behind who sends much.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
 
 from headgate.domain.errors import HeadgateError, OutcomeUnknown
 
+SHORTEST_HINT_MS: Final = 50
+LONGEST_HINT_MS: Final = 2_000
+
 
 class Overloaded(HeadgateError):
-    """The queue in front of the database is full: the caller must wait and send again."""
+    """The queue in front of the database is full: nothing was taken, the caller must wait and send again."""
 
     code = "overloaded"
-    retry_after_ms = 500
+
+    def __init__(self, what: str, *, retry_after_ms: int) -> None:
+        super().__init__(f"{what}; nothing of this was taken: send it again in {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
 
 
 class ShuttingDown(HeadgateError):
@@ -41,6 +54,16 @@ class Parcel(Protocol):
 P = TypeVar("P", bound=Parcel)
 
 
+class Account(Generic[P]):
+    """What one caller has waiting: a stream, or the unary calls of one tenant."""
+
+    __slots__ = ("parcels", "rows", "size")
+
+    def __init__(self) -> None:
+        self.parcels: deque[P] = deque()  # bounded by the writer's `admit`
+        self.rows = self.size = 0
+
+
 class GroupWriter(Generic[P]):
     """One queue, one flush in flight."""
 
@@ -53,60 +76,104 @@ class GroupWriter(Generic[P]):
         max_bytes: int = 2_000_000,
         queue_rows: int = 50_000,
         queue_bytes: int = 64_000_000,
+        rest: Callable[[int, float], float] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._write = write
         self._max_rows, self._max_bytes = max_rows, max_bytes
-        # Full: `put` refuses. Links stop reading their stream while their own frame waits, so this is reached only by
-        # very many callers at once.
-        self._queue_rows, self._queue_bytes = queue_rows, queue_bytes
-        self._queue: deque[P] = deque()
+        self._queue_rows, self._queue_bytes = queue_rows, queue_bytes  # full: `put` refuses
+        self._rest = rest  # how long to wait after a flush of so many rows that took so long, for others' sake
+        self._now = now
+        self._waiting: deque[Account[P]] = deque()  # those with parcels, in the order of their turns
+        self._everyone: Account[P] = Account()
         self._rows = self._bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
-        self.flushes = self.rows_written = 0
+        self._pace = 0.0  # rows a second, lately
+        self._began: float | None = None  # the flush in flight
+        self.flushes = self.rows_written = self.rows_refused = 0
 
     @property
     def waiting_rows(self) -> int:
         """Rows that are queued, without those in flight."""
         return self._rows
 
-    def put(self, parcel: P) -> None:
-        """Queue a parcel. Raises Overloaded when the queue is full."""
+    def admit(self, rows: int, size: int, account: Account[P] | None = None) -> None:
+        """Raises Overloaded if so much more has no place in the queue: cheap, for asking before anything is read."""
         if self._closing:
             raise ShuttingDown("this instance is shutting down; send it to another one")
-        if self._rows + parcel.rows > self._queue_rows or self._bytes + parcel.size > self._queue_bytes:
-            raise Overloaded(
-                f"{self._name}: {self._rows} rows wait for the database, the limit is {self._queue_rows}; "
-                f"send again in {Overloaded.retry_after_ms} ms"
-            )
-        self._queue.append(parcel)
-        self._rows += parcel.rows
-        self._bytes += parcel.size
+        free_rows, free_bytes = self._queue_rows - self._rows, self._queue_bytes - self._bytes
+        if rows > free_rows or size > free_bytes:
+            what = f"{self._name}: {self._rows} rows wait for the database, the limit is {self._queue_rows}"
+        elif (
+            account is not None
+            and account.rows
+            and (account.rows + rows > free_rows or account.size + size > free_bytes)
+        ):
+            what = f"{self._name}: {account.rows} rows of this caller wait for the database, there is room for no more"
+        else:
+            return
+        self.rows_refused += rows
+        raise Overloaded(what, retry_after_ms=self.retry_after_ms())
+
+    def retry_after_ms(self) -> int:
+        """When half of what waits should be written: then there is room, and the queue has not run dry."""
+        lately = self._rows / 2 / self._pace if self._pace else 0.0
+        stuck = self._now() - self._began if self._began is not None else 0.0  # the database is away, or hangs
+        return round(1000 * min(LONGEST_HINT_MS / 1000, max(SHORTEST_HINT_MS / 1000, lately, stuck)))
+
+    def put(self, parcel: P, account: Account[P] | None = None, *, admitted: bool = False) -> None:
+        """Queue a parcel. Raises Overloaded when it has no place, unless `admit` was asked just before."""
+        if self._closing or not admitted:
+            self.admit(parcel.rows, parcel.size, account)
+        queue = self._everyone if account is None else account
+        if not queue.parcels:
+            self._waiting.append(queue)
+        queue.parcels.append(parcel)
+        self._count(parcel.rows, parcel.size, queue)
         self._wake.set()
+
+    @contextmanager
+    def holding(self, rows: int, size: int, account: Account[P]) -> Iterator[None]:
+        """Count rows that are written by another way meanwhile as if they waited here. Raises Overloaded."""
+        self.admit(rows, size, account)
+        self._count(rows, size, account)
+        try:
+            yield
+        finally:
+            self._count(-rows, -size, account)
 
     async def run(self) -> None:
         """Write until `close`, and then what is left."""
         while True:
-            if not self._queue:
+            if not self._waiting:
                 if self._closing:
                     return
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             parcels = self._take()
+            rows = sum(parcel.rows for parcel in parcels)
+            began = self._began = self._now()
             try:
-                await self._write(parcels)
-            except HeadgateError as error:
-                for parcel in parcels:
-                    parcel.fail(error)
+                try:
+                    await self._write(parcels)
+                except HeadgateError as error:
+                    for parcel in parcels:
+                        parcel.fail(error)
+                parcels = []  # each has its answer
+                if self._rest is not None and not self._closing:
+                    await asyncio.sleep(self._rest(rows, self._now() - began))
             except BaseException:  # cancelled, or a fault of ours that ends the instance: nobody may wait for ever
                 self.close()
-                for parcel in (*parcels, *self._queue):
+                for parcel in (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)):
                     parcel.fail(OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"))
                 raise
+            spent, self._began = self._now() - began, None
+            self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
             self.flushes += 1
-            self.rows_written += sum(parcel.rows for parcel in parcels)
+            self.rows_written += rows
 
     def close(self) -> None:
         """Take no more; `run` returns when everything queued is written."""
@@ -114,16 +181,28 @@ class GroupWriter(Generic[P]):
         self._wake.set()
 
     def _take(self) -> list[P]:
+        """The next flush: a parcel of each account in turn, until it is full."""
         parcels: list[P] = []
         rows = size = 0
-        queue = self._queue
-        while queue and (
-            not parcels or (rows + queue[0].rows <= self._max_rows and size + queue[0].size <= self._max_bytes)
-        ):
-            parcel = queue.popleft()
+        waiting = self._waiting
+        while waiting:
+            account = waiting[0]
+            parcel = account.parcels[0]
+            if parcels and (rows + parcel.rows > self._max_rows or size + parcel.size > self._max_bytes):
+                break
+            account.parcels.popleft()
+            self._count(-parcel.rows, -parcel.size, account)
+            if account.parcels:
+                waiting.rotate(-1)
+            else:
+                waiting.popleft()
             parcels.append(parcel)
             rows += parcel.rows
             size += parcel.size
-        self._rows -= rows
-        self._bytes -= size
         return parcels
+
+    def _count(self, rows: int, size: int, account: Account[P]) -> None:
+        account.rows += rows
+        account.size += size
+        self._rows += rows
+        self._bytes += size

@@ -14,7 +14,8 @@ from headgate.domain.ids import JobId
 from headgate.sdk.addresses import Address
 from headgate.sdk.client.calls import PATIENCE_SECONDS, Calls
 from headgate.sdk.client.parcels import FRAME_BYTES, FRAME_JOBS, Answer, Parcel
-from headgate.sdk.client.producer import OUTBOX_JOBS, Producer
+from headgate.sdk.client.producer import Producer
+from headgate.sdk.client.room import JOBS, Room, full
 from headgate.sdk.errors import Closed
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import IoThread, io_thread
@@ -47,7 +48,7 @@ class Page:
 class Connection:
     """Opens the producer and the unary calls when first needed."""
 
-    def __init__(self, addresses: tuple[Address, ...], *, token: str, room: int = OUTBOX_JOBS) -> None:
+    def __init__(self, addresses: tuple[Address, ...], *, token: str, room: int = JOBS) -> None:
         self.addresses, self.token = addresses, token
         self.box: Box | None = None
         self._ids = new_id_maker()
@@ -64,7 +65,7 @@ class Connection:
                     raise Closed("this Headgate client was closed; make another one")
                 if self._open is None:
                     io = io_thread()
-                    producer = Producer(io, self.addresses, token=self.token, room=self._room)
+                    producer = Producer(io, self.addresses, token=self.token, room=Room(self._room))
                     self._open = io, producer, Calls(self.addresses, token=self.token)
                 opened = self._open
         if opened[0].pid != os.getpid():
@@ -77,43 +78,69 @@ class Connection:
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
-    def submit(self, topic: str, payload: bytes, options: Prepared, *, loop: asyncio.AbstractEventLoop | None) -> Page:
-        """Hand over one job; the page's future, for `loop` or else for a blocked thread, gets the answer."""
+    async def submit(self, topic: str, payload: bytes, options: Prepared) -> Page:
+        """Hand over one job, as soon as there is room; the page's future, for the running loop, gets the answer."""
         job_id = options.id or self._ids.next_id()
-        return self._put(topic, [job_id], [payload], options, loop)
+        return await self.put(topic, [job_id], [payload], options)
 
-    def pages(
-        self, topic: str, payloads: Iterable[bytes], options: Prepared, *, loop: asyncio.AbstractEventLoop | None
-    ) -> Iterator[Page]:
-        """Hand over many jobs, a frame's worth at each step; the caller bounds how many are on their way."""
+    def submit_blocking(self, topic: str, payload: bytes, options: Prepared) -> Page:
+        """As `submit`; the page's future is for a blocked thread."""
+        job_id = options.id or self._ids.next_id()
+        return self.put_blocking(topic, [job_id], [payload], options)
+
+    def pages(self, payloads: Iterable[bytes]) -> Iterator[tuple[list[JobId], list[bytes]]]:
+        """Cut many jobs into frames' worths, each with new ids."""
         page: list[bytes] = []
         size = 0
         for payload in payloads:
             if page and (len(page) >= FRAME_JOBS or size + len(payload) > FRAME_BYTES):
-                yield self._put(topic, self._ids.make(len(page)), page, options, loop)
+                yield self._ids.make(len(page)), page
                 page, size = [], 0
             page.append(payload)
             size += len(payload)
         if page:
-            yield self._put(topic, self._ids.make(len(page)), page, options, loop)
+            yield self._ids.make(len(page)), page
 
-    def _put(
+    async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
+        """Hand over one page. Waits for room, up to the timeout, unless told not to: then OutboxFull."""
+        if self.box is not None:
+            return _boxed(self.box, topic, ids, payloads, options)
+        io, producer, _ = self._opened()
+        size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
+        if not producer.room.take(len(ids), size):
+            if not options.waits:
+                raise full()
+            await producer.room.wait(len(ids), size, seconds=options.timeout)
+        return self._hand_over(topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
+
+    def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
+        """As `put`, blocking this thread."""
+        if self.box is not None:
+            return _boxed(self.box, topic, ids, payloads, options)
+        io, producer, _ = self._opened()
+        size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
+        if not producer.room.take(len(ids), size):
+            if not options.waits:
+                raise full()
+            producer.room.wait_blocking(len(ids), size, seconds=options.timeout)
+        return self._hand_over(topic, ids, payloads, options, size, deadline, None)
+
+    def _hand_over(
         self,
         topic: str,
         ids: list[JobId],
         payloads: list[bytes],
         options: Prepared,
+        size: int,
+        deadline: float,
         loop: asyncio.AbstractEventLoop | None,
     ) -> Page:
         raw = [job_id.bytes for job_id in ids]
-        if self.box is not None:
-            self.box.take(topic, raw, payloads, options)
-            return Page(ids, None)
-        io, producer, _ = self._opened()
-        deadline = io.loop.time() + options.timeout
         # An id of the caller's own choice may have been sent before, perhaps by another process.
-        parcel = Parcel(topic, raw, payloads, options, deadline=deadline, fresh=options.id is None, loop=loop)
-        producer.put(parcel)
+        parcel = Parcel(
+            topic, raw, payloads, options, deadline=deadline, fresh=options.id is None, loop=loop, size=size
+        )
+        self._opened()[1].put(parcel)
         return Page(ids, parcel.future)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -177,3 +204,8 @@ class Connection:
             await calls.close()
 
         return io.start(end())
+
+
+def _boxed(box: Box, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
+    box.take(topic, [job_id.bytes for job_id in ids], payloads, options)
+    return Page(ids, None)

@@ -50,9 +50,19 @@ class ForkedProcess(HeadgateError):
 
 
 class OutboxFull(HeadgateError):
-    """More submits wait for an answer than the client will keep in memory; wait for some of them first."""
+    """More submits wait for an answer than the client will keep in memory, and this one was not to wait longer."""
 
     code = "outbox_full"
+
+
+class Overloaded(HeadgateError):
+    """The server has more to do than it can and did not take this; nothing was stored. Try again in `retry_after` s."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Unauthenticated(HeadgateError):

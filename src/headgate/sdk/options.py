@@ -33,6 +33,8 @@ class JobOptions(TypedDict, total=False):
 
     `unique`: at most one live job of the topic has this key. `depends_on`: jobs this one waits for, by id or handle;
     `needs` says what of them, and `on_parent_failure` what becomes of this one if they fail. `batch`: an open batch.
+    `timeout`: how long a submit may wait for its answer, also because the server or this client has too much to do;
+    with `when_busy="raise"` it does not wait for that, but raises `Overloaded` or `OutboxFull` at once.
     """
 
     priority: int | str
@@ -52,6 +54,7 @@ class JobOptions(TypedDict, total=False):
     limit_key: str
     id: UUID | str
     timeout: float
+    when_busy: Literal["wait", "raise"]
 
 
 KNOWN: Final = frozenset(JobOptions.__annotations__)
@@ -61,7 +64,7 @@ SUBMIT_TIMEOUT: Final = 30.0
 class Prepared:
     """Options in the form they are sent in. `plain` if a job needs nothing but id, payload and priority."""
 
-    __slots__ = ("_template", "given", "id", "plain", "priority", "timeout")
+    __slots__ = ("_template", "given", "id", "plain", "priority", "timeout", "waits")
 
     def __init__(self, given: JobOptions) -> None:
         unknown = sorted(given.keys() - KNOWN)
@@ -69,10 +72,11 @@ class Prepared:
             raise InvalidInput("options", f"has no {', '.join(unknown)}", hint=f"there are {', '.join(sorted(KNOWN))}")
         self.given = given
         self.timeout = _timeout(given.get("timeout", SUBMIT_TIMEOUT))
+        self.waits = _waits(given.get("when_busy", "wait"))
         self.id: JobId | None = parse_job_id(given["id"]) if "id" in given else None
         self.priority = priority_of(given.get("priority", 0))
         # An id given by the caller may have been sent before, by another process: that is said on NewJob only.
-        self.plain = not (given.keys() - {"priority", "timeout"})
+        self.plain = not (given.keys() - {"priority", "timeout", "when_busy"})
         self._template = _template(given)
         self._template.priority = self.priority
 
@@ -104,6 +108,12 @@ def _timeout(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidInput("timeout", f"must be a number of seconds greater than 0, got {check.shown(value)}")
     return float(value)
+
+
+def _waits(value: object) -> bool:
+    if value not in ("wait", "raise"):
+        raise InvalidInput("when_busy", f"must be 'wait' or 'raise', got {check.shown(value)}")
+    return value == "wait"
 
 
 def priority_of(value: object) -> int:

@@ -35,7 +35,7 @@ async def submit(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> JobHandle[Any]:
     """Submit one job and wait until it is stored."""
-    page = connection.submit(topic, payload, options, loop=asyncio.get_running_loop())
+    page = await connection.submit(topic, payload, options)
     answer = _CREATED if page.future is None else await cast("asyncio.Future[Answer]", page.future)
     job_id, created = _read_one(page.ids[0], answer, options)
     return JobHandle(connection, job_id, returns, created=created)
@@ -45,7 +45,7 @@ def submit_blocking(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> SyncHandle[Any]:
     """As `submit`, blocking this thread."""
-    page = connection.submit(topic, payload, options, loop=None)
+    page = connection.submit_blocking(topic, payload, options)
     job_id, created = _read_one(page.ids[0], _blocked(page), options)
     return SyncHandle(connection, job_id, returns, created=created)
 
@@ -62,8 +62,8 @@ async def submit_many(
         page = waiting.popleft()
         sum_up.add(page, _CREATED if page.future is None else await cast("asyncio.Future[Answer]", page.future))
 
-    for page in connection.pages(topic, payloads, options, loop=asyncio.get_running_loop()):
-        waiting.append(page)
+    for ids, bodies in connection.pages(payloads):
+        waiting.append(await connection.put(topic, ids, bodies, options))
         if len(waiting) >= PAGES_IN_FLIGHT:
             await oldest()
         else:
@@ -82,8 +82,8 @@ def submit_many_blocking(
     _check_many(options)
     sum_up = _Summary(options)
     waiting: deque[Page] = deque()  # as above
-    for page in connection.pages(topic, payloads, options, loop=None):
-        waiting.append(page)
+    for ids, bodies in connection.pages(payloads):
+        waiting.append(connection.put_blocking(topic, ids, bodies, options))
         if len(waiting) >= PAGES_IN_FLIGHT:
             sum_up.add(waiting[0], _blocked(waiting.popleft()))
         if sum_up.hopeless:

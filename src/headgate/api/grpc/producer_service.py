@@ -19,8 +19,8 @@ from headgate.control.auth import TokenValidator
 from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
-from headgate.dispatch.submits import SubmitParcel, Submitter
-from headgate.dispatch.writer import ShuttingDown
+from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
+from headgate.dispatch.writer import Account, ShuttingDown
 from headgate.domain import limits
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, TooLarge
 from headgate.domain.identity import Identity, Scope
@@ -97,19 +97,21 @@ class ProducerService:
 
     async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, replies: _Replies) -> None:
         token = first.hello.token
+        account: SubmitAccount = Account()
         frame: producer_pb2.ProducerFrame | None = first
         while frame is not None:
             if frame is not first or frame.HasField("plain") or frame.jobs:
                 # Anew for every frame: a token that was revoked meanwhile submits nothing more.
                 identity = self._identify(stream, token)
                 await replies.promise()
-                await self._take(identity, frame, replies.keep, greeted=frame is not first)
+                await self._take(identity, frame, account, replies.keep, greeted=frame is not first)
             frame = await next_message(stream, producer_pb2.ProducerFrame)
 
     async def _take(
         self,
         identity: Identity,
         frame: producer_pb2.ProducerFrame,
+        account: SubmitAccount,
         reply: Callable[[producer_pb2.ProducerReply], None],
         *,
         greeted: bool,
@@ -122,6 +124,10 @@ class ProducerService:
                 raise InvalidInput("frame", "carries no jobs; give plain or jobs")
             plain, refused = frame.plain, list[producer_pb2.SubmitReceipt]()
             first = len(plain.ids)
+            size = sum(map(len, plain.payloads)) + sum(len(job.payload) for job in frame.jobs)
+            size += 200 * (first + len(frame.jobs))
+            # Before anything else is done with it: under overload, refusing must cost little.
+            self._parts.submitter.admit(first + len(frame.jobs), size, account)
             rows = await self._plain(identity, plain) if frame.HasField("plain") else None
             places = list(range(first))
             sent = list(plain.ids)
@@ -151,14 +157,14 @@ class ProducerService:
                 ]
                 reply(producer_pb2.ProducerReply(seq=seq, odd=[*odd, *refused]))
 
-            size = sum(map(len, plain.payloads)) + sum(len(job.payload) for job in frame.jobs) + 200 * len(places)
             self._parts.submitter.put(
                 SubmitParcel(
                     rows,
                     size,
                     done=done,
                     failed=lambda error: reply(producer_pb2.ProducerReply(seq=seq, error=message_of(error))),
-                )
+                ),
+                account,
             )
         except HeadgateError as error:
             reply(producer_pb2.ProducerReply(seq=seq, error=message_of(error)))
@@ -219,10 +225,13 @@ class ProducerService:
     async def submit(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
         """One job."""
         identity = self._identify(call)
+        account = self._parts.submitter.account_of_calls(identity.tenant)
+        size = len(request.job.payload) + CALL_BYTES
+        self._parts.submitter.admit(1, size, account)
         job = codec.submission_of(request.job, tenant=identity.tenant, new_id=self._parts.new_id)
         identity.allowed([job.topic])
         rows = await self._parts.store.fill([job])
-        answers = await self._parts.submitter.submit(rows, size=len(job.payload) + 200)
+        answers = await self._parts.submitter.submit(rows, size=size, account=account)
         answer = answers.get(0)
         if answer is not None and answer.error is not None:
             raise answer.error
@@ -245,27 +254,35 @@ class ProducerService:
                 raise TooLarge(
                     "jobs", size=len(rows), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
                 )
-            answers = await self._batch(rows, atomic=request.atomic)
+            account = self._parts.submitter.account_of_calls(identity.tenant)
+            answers = await self._batch(rows, account, atomic=request.atomic)
             receipts += [codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)]
         return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
 
-    async def _batch(self, rows, *, atomic: bool) -> Mapping[int, SubmitAnswerRow]:  # type: ignore[no-untyped-def]
+    async def _batch(  # type: ignore[no-untyped-def]
+        self, rows, account: SubmitAccount, *, atomic: bool
+    ) -> Mapping[int, SubmitAnswerRow]:
+        submitter = self._parts.submitter
+        size = sum(map(len, rows.payloads)) + 200 * len(rows) + CALL_BYTES
         if atomic:
-            answers = await self._parts.store.submit_atomic(rows)
+            with submitter.writer.holding(len(rows), size, account):
+                answers = await self._parts.store.submit_atomic(rows)
             for row, answer in answers.items():
                 if answer.error is not None:  # refused, and so nothing was submitted
                     raise answer.error
                 if answer.receipt is SubmitReceipt.CONFLICT:
                     raise Conflict(f"jobs[{row}], and so nothing was submitted", first=answer.job_id)
-            self._parts.submitter.submitted(rows)
+            submitter.submitted(rows)
             return answers
-        told: dict[int, SubmitAnswerRow] = {}
-        for start in range(0, len(rows), limits.SUBMIT_FLUSH_MAX_ROWS):
-            part = rows.pick(range(start, min(len(rows), start + limits.SUBMIT_FLUSH_MAX_ROWS)))
-            size = sum(map(len, part.payloads)) + 200 * len(part)
-            part_answers = await self._parts.submitter.submit(part, size=size)
-            told.update({start + row: answer for row, answer in part_answers.items()})
-        return told
+        submitter.admit(len(rows), size, account)  # all of it or nothing: a call has one answer to being overloaded
+        starts = range(0, len(rows), limits.SUBMIT_FLUSH_MAX_ROWS)
+        parts = [rows.pick(range(start, min(len(rows), start + limits.SUBMIT_FLUSH_MAX_ROWS))) for start in starts]
+        told = await asyncio.gather(
+            *(submitter.submit(part, size=size // len(parts), account=account, admitted=True) for part in parts)
+        )
+        return {
+            start + row: answer for start, answers in zip(starts, told, strict=True) for row, answer in answers.items()
+        }
 
     async def echo(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
         """What a call of this size costs without any work."""

@@ -24,7 +24,23 @@ ALL_CREATED: Final[Mapping[int, pb.SubmitReceipt]] = {}
 class Parcel:
     """Jobs of one topic with the same options, and the future their sender waits on."""
 
-    __slots__ = ("answer", "deadline", "fresh", "future", "gone", "ids", "loop", "options", "payloads", "sent", "topic")
+    __slots__ = (
+        "answer",
+        "deadline",
+        "fresh",
+        "future",
+        "gone",
+        "ids",
+        "loop",
+        "lost",
+        "options",
+        "payloads",
+        "place",
+        "refusal",
+        "sent",
+        "size",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -36,11 +52,16 @@ class Parcel:
         deadline: float,
         fresh: bool,
         loop: asyncio.AbstractEventLoop | None,
+        size: int = 0,
     ) -> None:
         """`deadline` by the I/O loop's clock; `loop` is where the sender awaits its answer, None if a thread blocks."""
         self.topic, self.ids, self.payloads, self.options = topic, ids, payloads, options
         self.deadline, self.fresh = deadline, fresh
-        self.sent = False
+        self.size = size  # of its payloads
+        self.place = 0  # in the order in which parcels were put
+        self.sent = False  # it may have been stored
+        self.lost = False  # it was sent, and nobody knows what became of that
+        self.refusal: HeadgateError | None = None  # what the server said when it would not take it now
         self.gone = False  # answered, or given up
         self.answer: Answer = ALL_CREATED
         self.loop = loop
@@ -104,11 +125,10 @@ def next_load(waiting: deque[Parcel], *, seq: int, now: float) -> tuple[pb.Produ
         if parcel.gone:
             waiting.popleft()
             continue
-        weight = sum(map(len, parcel.payloads))
-        if jobs and (jobs + len(parcel.ids) > FRAME_JOBS or size + weight > FRAME_BYTES):
+        if jobs and (jobs + len(parcel.ids) > FRAME_JOBS or size + parcel.size > FRAME_BYTES):
             break
         waiting.popleft()
-        jobs, size = jobs + len(parcel.ids), size + weight
+        jobs, size = jobs + len(parcel.ids), size + parcel.size
         alike = not plain or (parcel.topic == plain[0].topic and parcel.fresh == plain[0].fresh)
         (plain if parcel.options.plain and alike else others).append(parcel)
     if not jobs:

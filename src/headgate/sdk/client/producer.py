@@ -1,8 +1,11 @@
 """The outbox and its one Produce stream.
 
 Everything but `put` runs on the I/O loop. Parcels wait in `_inbox` (put by any thread), then `_unsent`, then in a
-`Load` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `_room`.
+`Load` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `room`; who puts a
+parcel has taken its room before.
 The stream is opened at the first parcel, and after a break only if there is something to send.
+A server that is overloaded refuses frames and says how long to wait (ADR 15). They keep their order and go out again
+after that time and a bit, half as many at once; each one that is taken makes that one more.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 from collections import deque
 from typing import Final
 
@@ -18,7 +20,8 @@ from headgate.domain.errors import HeadgateError
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
 from headgate.sdk.client.parcels import Answer, Load, Parcel, next_load, settle
-from headgate.sdk.errors import Closed, NotAcknowledged, NotConnected, OutboxFull, ServerError, SubmitRefused
+from headgate.sdk.client.room import Room
+from headgate.sdk.errors import Closed, NotAcknowledged, NotConnected, Overloaded, ServerError, SubmitRefused
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.io_thread import IoThread
 from headgate.wire import jobs_pb2 as jobs
@@ -28,47 +31,44 @@ log = logging.getLogger("headgate.client")
 
 WINDOW: Final = 16
 """Frames on their way at once. Past that the server is the slow part, and frames only grow older."""
-OUTBOX_JOBS: Final = 200_000
-"""Jobs kept until answered. Full: `OutboxFull` at once, because waiting here would hide that nothing gets through."""
 HELLO_SECONDS: Final = 10.0
 REPLY_SECONDS: Final = 20.0
 """A frame without a reply for this long: the server hangs or the network swallows. Resending elsewhere is safe."""
 SWEEP_SECONDS: Final = 0.25
+OVERLOADED: Final = "overloaded"
+LEAST_PAUSE_SECONDS: Final = 0.2
 
 
 class Producer:
     """Sends parcels over one stream and keeps each until it is answered or its deadline has passed."""
 
-    def __init__(self, io: IoThread, addresses: tuple[Address, ...], *, token: str, room: int = OUTBOX_JOBS) -> None:
+    def __init__(self, io: IoThread, addresses: tuple[Address, ...], *, token: str, room: Room | None = None) -> None:
         self._io, self._token = io, token
-        self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
-        self._inbox: deque[Parcel] = deque()  # bounded by _room, as the other two
+        self.room = room or Room()
+        self._chance = random.Random()  # noqa: S311 -- jitter, not a secret
+        self._rotation = Rotation(addresses, chance=self._chance)
+        self._inbox: deque[Parcel] = deque()  # bounded by room, as the other two
         self._unsent: deque[Parcel] = deque()
         self._in_flight: dict[int, Load] = {}
-        self._room = room
-        self._room_lock = threading.Lock()
         self._signalled = False
         self._closed = False
-        self._seq = 0
+        self._seq = self._places = 0
+        self._window = WINDOW
+        self._disordered = False  # refused parcels stand before older ones
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._call: rpc.ProduceCall | None = None
         self._pauses = 0  # timers that run because the server asked for a pause
         self._trouble: HeadgateError | None = None  # what the last attempt to connect met
+        self._greeted = False
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
     def put(self, parcel: Parcel) -> None:
-        """Take a parcel for sending; its future gets the answer."""
-        self._io.check_pid()
+        """Take a parcel for which there is room taken; its future gets the answer."""
         if self._closed:
+            self.room.give(len(parcel.ids), parcel.size)
             raise Closed("this Headgate client was closed; make another one to submit jobs")
-        with self._room_lock:
-            if self._room < len(parcel.ids):
-                raise OutboxFull(
-                    f"too many submits wait for an answer of {self._rotation.current}; await some of them first"
-                )
-            self._room -= len(parcel.ids)
         self._inbox.append(parcel)
         if not self._signalled:
             self._signalled = True
@@ -95,7 +95,12 @@ class Producer:
     def _collect(self) -> bool:
         """Move what was put to the queue; True if anything waits."""
         while self._inbox:
+            self._places += 1
+            self._inbox[0].place = self._places
             self._unsent.append(self._inbox.popleft())
+        if self._disordered:
+            self._disordered = False
+            self._unsent = deque(sorted(self._unsent, key=lambda parcel: parcel.place))
         while self._unsent and self._unsent[0].gone:
             self._unsent.popleft()
         return bool(self._unsent)
@@ -137,7 +142,7 @@ class Producer:
             finally:
                 timer.cancel()
             self._rotation.succeeded()
-            self._trouble = None
+            self._trouble, self._greeted = None, True
             reader = self._io.loop.create_task(self._read(call), name="headgate produce replies")
             return await self._write(call, reader)
         except asyncio.CancelledError:
@@ -147,7 +152,7 @@ class Producer:
         except Exception as error:  # noqa: BLE001 -- whatever broke the stream, the outbox survives it
             return error
         finally:
-            self._call = None
+            self._call, self._greeted = None, False
             call.cancel()
             if reader is not None:
                 await asyncio.wait((reader,))
@@ -159,7 +164,7 @@ class Producer:
             self._wake.clear()
             self._collect()
             made = None
-            if len(self._in_flight) < WINDOW and not self._pauses:
+            if len(self._in_flight) < self._window and not self._pauses:
                 made = next_load(self._unsent, seq=self._seq + 1, now=loop.time())
             if made is None:
                 if self._closed and not self._in_flight and not self._unsent and not self._inbox:
@@ -201,17 +206,24 @@ class Producer:
             if reply.HasField("error"):
                 log.warning("%s: %s", self._rotation.current, reply.error.message)
             return
-        if reply.HasField("error"):
-            if reply.error.retry_after_ms or reply.error.code in rpc.RETRIED:
-                pause = (reply.error.retry_after_ms or 200) / 1000
-                self._pauses += 1
-                self._io.loop.call_later(pause, self._go_on)
-                self._put_back(load)
+        if not reply.HasField("error"):
+            self._window = min(WINDOW, self._window + 1)
+            load.take_reply(reply.odd)
+            self._finish(load.parcels)
+        elif reply.error.retry_after_ms or reply.error.code in rpc.RETRIED:
+            if not self._pauses:
+                self._window = max(1, self._window // 2)
+            self._pauses += 1
+            # Never sooner than asked for; and not all clients in the same moment.
+            pause = max(reply.error.retry_after_ms / 1000, 0.0) or LEAST_PAUSE_SECONDS
+            self._io.loop.call_later(pause * self._chance.uniform(1.0, 1.5), self._go_on)
+            if reply.error.code == OVERLOADED:
+                self._not_taken(load, refusal(reply.error))
             else:
-                self._give_up(load.parcels, refusal(reply.error))
-            return
-        load.take_reply(reply.odd)
-        self._finish(load.parcels)
+                self._lost(load)
+            self._put_back(load)
+        else:
+            self._give_up(load.parcels, refusal(reply.error))
 
     def _go_on(self) -> None:
         # The timer ends the pause itself: compared with the clock, one in six would find itself a hair too early.
@@ -220,15 +232,28 @@ class Producer:
 
     # --- parcels that wait, or no longer ----------------------------------------------------------------------------
 
+    def _not_taken(self, load: Load, refusal: HeadgateError) -> None:
+        """Nothing of it was written: it stays as fresh as it was. Who does not want to wait is told at once."""
+        for parcel in load.parcels:
+            parcel.sent, parcel.refusal = parcel.lost, refusal
+        self._give_up([parcel for parcel in load.parcels if not parcel.options.waits], refusal)
+
+    def _lost(self, load: Load) -> None:
+        """It may have been written before the connection broke, or the database went away."""
+        for parcel in load.parcels:
+            parcel.fresh, parcel.lost = False, True
+
     def _put_back(self, load: Load) -> None:
         for parcel in reversed(load.parcels):
-            parcel.fresh = False  # it may have been written before the connection broke
             if not parcel.gone:
+                self._disordered = self._disordered or bool(self._unsent and self._unsent[0].place < parcel.place)
                 self._unsent.appendleft(parcel)
 
     def _resend_later(self) -> None:
         for seq in sorted(self._in_flight, reverse=True):
-            self._put_back(self._in_flight.pop(seq))
+            load = self._in_flight.pop(seq)
+            self._lost(load)
+            self._put_back(load)
 
     def _drain_all(self) -> list[Parcel]:
         self._resend_later()
@@ -243,8 +268,7 @@ class Producer:
 
     def _finish(self, parcels: list[Parcel]) -> None:
         live = [parcel for parcel in parcels if not parcel.gone]
-        with self._room_lock:
-            self._room += sum(len(parcel.ids) for parcel in live)
+        self.room.give(sum(len(parcel.ids) for parcel in live), sum(parcel.size for parcel in live))
         settle(live)
 
     async def _sweep(self) -> None:
@@ -264,9 +288,19 @@ class Producer:
             if self._call is not None and now - oldest > REPLY_SECONDS:
                 self._call.cancel()
 
+    def _never_sent(self) -> HeadgateError:
+        address = self._rotation.current
+        if not self._greeted:
+            return rpc.not_connected(address)
+        return Overloaded(
+            f"{address} takes jobs more slowly than they are submitted: in the time allowed this one had no turn, and "
+            "was not stored; submit less at once, or allow more time (timeout=...)",
+            retry_after=1.0,
+        )
+
     def _too_late(self, parcel: Parcel) -> HeadgateError:
         if not parcel.sent:
-            return self._trouble or rpc.not_connected(self._rotation.current)
+            return parcel.refusal or self._trouble or self._never_sent()
         job_id = id_from_bytes(parcel.ids[0])
         return NotAcknowledged(
             f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
@@ -277,6 +311,8 @@ class Producer:
 
 def refusal(error: jobs.Error) -> HeadgateError:
     """The error of a frame or of one job, as the server reports it."""
+    if error.code == OVERLOADED:
+        return Overloaded(error.message, retry_after=error.retry_after_ms / 1000)
     if error.code in rpc.RETRIED:
         return ServerError(error.message, reported=error.code)
     problem = error.message.removeprefix(f"{error.field}: ")

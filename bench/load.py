@@ -1,0 +1,251 @@
+"""The long lanes' side of their load: processes of `load_roles`, a server that can be restarted, and what they use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.stack import FOLDER
+from headgate import embedded
+from headgate.store.connect import Connection, connect
+from headgate.store.migrate import migrate
+
+Line = dict[str, float]
+KIB = 1024
+
+
+class LoadProcess:
+    """One producer or worker; its lines are collected as they come."""
+
+    def __init__(self, kind: str, addresses: str, token: str, *, log: Path, **options: int) -> None:
+        self.kind = kind
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.load_roles", kind, addresses, token, json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.lines: list[Line] = []
+        self.end: dict[str, object] = {}
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", f"{kind} did not begin; see {log}"
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def rate(self, jobs_per_second: float) -> None:
+        self._say(f"rate {jobs_per_second}")
+
+    def stop(self, *, seconds: float = 150) -> dict[str, object]:
+        """Let it end; its totals."""
+        if self._process.poll() is None:
+            self._say("stop")
+        self._process.wait(seconds)
+        self._reader.join(10)
+        assert self.end, f"{self.kind} ended with {self._process.returncode} and without its totals"
+        return self.end
+
+    def kill(self) -> None:
+        """If it is still there."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def since(self, at: float, until: float = float("inf")) -> list[Line]:
+        """The lines of that time."""
+        return [line for line in tuple(self.lines) if at < line["at"] <= until]
+
+    def _say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            line = json.loads(text)
+            if line.get("ended"):
+                self.end = line
+            else:
+                self.lines.append(line)
+
+
+class ServerUnderLoad:
+    """`headgate serve` with a log file; a restarted one takes the same port."""
+
+    def __init__(self, dsn: str, log: Path, options: Iterable[str] = ()) -> None:
+        self._dsn, self._options = dsn, tuple(options)
+        self.log = log
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headgate.cli", "serve", "--port", str(self.port), *self._options],
+                env=os.environ | {"HEADGATE_DATABASE_URL": self._dsn},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(r"ready on \S+:(\d+)", line)
+        assert found is not None, f"the server said {line!r}; see {self.log}"
+        self.port = int(found[1])
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """SIGTERM, and its drain."""
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait(10)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A database, a server and the load on it."""
+
+    dsn: str
+    postmaster: int
+    folder: Path
+    servers: list[ServerUnderLoad]
+    tokens: Mapping[str, str]
+    processes: list[LoadProcess] = field(default_factory=list)
+
+    @property
+    def server(self) -> ServerUnderLoad:
+        """The first one, which nobody restarts."""
+        return self.servers[0]
+
+    def begin(self, kind: str, tenant: str, **options: int) -> LoadProcess:
+        """Another producer or worker of a tenant."""
+        log = self.folder / "load.log"
+        addresses = ",".join(server.address for server in self.servers)
+        made = LoadProcess(kind, addresses, self.tokens[tenant], log=log, **options)
+        self.processes.append(made)
+        return made
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[Connection]:
+        """A connection for looking."""
+        db = await connect(self.dsn, application_name="headgate bench", statement_timeout=None)
+        try:
+            yield db
+        finally:
+            await db.close()
+
+
+@asynccontextmanager
+async def loaded(
+    name: str, *, tenants: Iterable[str], servers: int = 1, options: Iterable[str] = ()
+) -> AsyncIterator[Loaded]:
+    """Start it; all processes are gone afterwards, the logs stay in build/bench/NAME-logs."""
+    folder, logs = FOLDER / name, FOLDER / f"{name}-logs"
+    for old in (folder, logs):
+        shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
+    tokens = {tenant: secrets.token_hex(16) for tenant in tenants}
+    known = logs / "tokens.json"
+    known.write_text(
+        json.dumps(
+            {token: {"tenant": tenant, "scopes": ["submit", "work", "read"]} for tenant, token in tokens.items()}
+        )
+    )
+    cluster = embedded.start(folder)
+    made: Loaded | None = None
+    try:
+        db = await connect(cluster.dsn(), application_name="headgate bench")
+        await migrate(db)
+        database = await db.fetchval("SELECT quote_ident(current_database())")
+        await db.execute(f"ALTER DATABASE {database} SET track_functions = 'pl'")
+        await db.close()
+        assert cluster.pid is not None
+        made = Loaded(cluster.dsn(), cluster.pid, logs, [], tokens)
+        for number in range(1, servers + 1):
+            log = logs / f"server-{number}.log"
+            made.servers.append(ServerUnderLoad(cluster.dsn(), log, ("--tokens", str(known), *options)))
+        yield made
+    finally:
+        if made is not None:
+            for process in made.processes:
+                process.kill()
+            for server in made.servers:
+                server.kill()
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    return _status(pid, "VmRSS") / KIB
+
+
+def memory_most_mib(pid: int) -> float:
+    """The most it ever had."""
+    return _status(pid, "VmHWM") / KIB
+
+
+def threads(pid: int) -> int:
+    return int(_status(pid, "Threads"))
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _status(pid: int, name: str) -> float:
+    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def per_second(processes: Iterable[LoadProcess], what: str, since: float, until: float) -> float:
+    """How many of something all of them had a second, on average over the lines of that time."""
+    total = 0.0
+    for process in processes:
+        lines = process.since(since, until)
+        total += sum(line.get(what, 0) for line in lines) / max(1, len(lines))
+    return total
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """By rank; 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+
+def clock() -> float:
+    """Of this machine, shared by all processes."""
+    return time.monotonic()

@@ -1,0 +1,89 @@
+"""Admission on a real PostgreSQL: full of submits, an instance goes on dispatching, and takes all it said it took."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, SubmitParcel, Submitter
+from headgate.dispatch.writer import Account, Overloaded
+from headgate.domain.states import State
+from tests.support.dispatching import SOON, Hold, Instance, completing
+
+PAGE = 1_000
+
+
+async def parcel(one: Instance, answered: list[str], topic: str = "flood") -> SubmitParcel:
+    ids = [job_id.bytes for job_id in one.ids.make(PAGE)]
+    rows = await one.store.fill_plain(one.tenant, topic, ids, [b"x"] * PAGE, [], fresh=True)
+    return SubmitParcel(
+        rows,
+        200 * PAGE,
+        done=lambda odd: answered.append("odd" if odd else "created"),
+        failed=lambda error: answered.append(error.code),
+    )
+
+
+async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_keeps_its_word(one: Instance) -> None:
+    first = await one.submit(50)
+    hold = one.store.before["submit"] = Hold()
+    answered: list[str] = []
+    streams = [Account[SubmitParcel]() for _ in range(3)]
+    taken, refused = 0, list[Overloaded]()
+    for _ in range(QUEUE_ROWS // PAGE + 4):
+        for stream in streams:
+            try:
+                one.submitter.put(await parcel(one, answered), stream)
+                taken += 1
+            except Overloaded as error:
+                refused.append(error)
+    await hold.reached()
+    assert refused
+    assert min(error.retry_after_ms for error in refused) >= 50
+    assert not answered  # nobody is told of a commit that has not come
+    assert one.submitter.writer.waiting_rows <= QUEUE_ROWS
+    shares = [stream.rows for stream in streams]
+    assert max(shares) - min(shares) <= 2 * PAGE  # in each other's presence, all get about the same
+    # Nothing of this stands in the way of work that was taken before.
+    worker = await one.worker("w", slots=50, handler=completing())
+    await one.reach(50, State.COMPLETED)
+    assert {job_id for job_id, _ in worker.receipts} == set(first)
+    hold.release()
+    await asyncio.wait_for(_until(lambda: len(answered) == taken), SOON.total_seconds())
+    assert set(answered) == {"created"}
+    assert (await one.states())[State.PENDING] == taken * PAGE
+
+
+async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_one_is_refused(one: Instance) -> None:
+    hold = one.store.before["submit"] = Hold()
+    answered: list[str] = []
+    greedy = Account[SubmitParcel]()
+    one.submitter.put(await parcel(one, answered), greedy)
+    await hold.reached()
+    while greedy.rows < QUEUE_ROWS // 2:
+        one.submitter.put(await parcel(one, answered), greedy)
+    with pytest.raises(Overloaded):
+        one.submitter.put(await parcel(one, answered), greedy)
+    polite: list[str] = []
+    one.submitter.put(await parcel(one, polite, "calm"), one.submitter.account_of_calls("acme"))
+    hold.release()
+    await asyncio.wait_for(_until(lambda: bool(polite)), SOON.total_seconds())
+    assert len(answered) <= 4  # what was in flight, and what went along
+    await asyncio.wait_for(_until(lambda: not one.submitter.writer.waiting_rows), SOON.total_seconds())
+
+
+async def test_submits_rest_only_after_large_flushes_and_only_while_outcomes_wait(one: Instance) -> None:
+    waiting = False
+    submitter = Submitter(one.store, on_submitted=lambda *_, claimed: None, outcomes_wait=lambda: waiting)
+    assert submitter._rest(2_000, 0.1) == 0.0  # a burst with nobody working is taken at full speed
+    waiting = True
+    assert submitter._rest(1, 0.1) == 0.0
+    assert submitter._rest(2_000, 0.1) == pytest.approx(0.1 * REST_TIMES)
+    assert submitter._rest(2_000, 60.0) == REST_MOST_SECONDS
+
+
+async def _until(check: object) -> None:
+    assert callable(check)
+    while not check():
+        await asyncio.sleep(0.005)

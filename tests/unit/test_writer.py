@@ -1,0 +1,216 @@
+"""Group writing and its admission: what is taken, what is refused, whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Account, GroupWriter, Overloaded, ShuttingDown
+from headgate.domain.errors import HeadgateError, StoreUnavailable
+
+
+class Rows:
+    """A parcel of so many rows of ten bytes."""
+
+    def __init__(self, rows: int, name: str = "") -> None:
+        self.rows, self.size, self.name = rows, rows * 10, name
+        self.failure: HeadgateError | None = None
+
+    def fail(self, error: HeadgateError) -> None:
+        self.failure = error
+
+
+class Database:
+    """Takes a flush when the test lets it; each takes `seconds` of its clock."""
+
+    def __init__(self) -> None:
+        self.at, self.seconds = 100.0, 0.1
+        self.flushes: list[list[Rows]] = []
+        self.error: HeadgateError | None = None
+        self._free = asyncio.Semaphore(0)
+        self.asked = asyncio.Event()
+
+    async def write(self, parcels: list[Rows]) -> None:
+        self.asked.set()
+        await self._free.acquire()
+        self.at += self.seconds
+        self.flushes.append(parcels)
+        if self.error is not None:
+            raise self.error
+
+    def allow(self, flushes: int) -> None:
+        for _ in range(flushes):
+            self._free.release()
+
+
+@asynccontextmanager
+async def writing(
+    database: Database, *, max_rows: int = 2_000, queue_rows: int = 50_000, queue_bytes: int = 64_000_000
+) -> AsyncIterator[GroupWriter[Rows]]:
+    """A writer that runs, with one row in flight, so that everything else waits."""
+    writer: GroupWriter[Rows] = GroupWriter(
+        "rows",
+        database.write,
+        max_rows=max_rows,
+        queue_rows=queue_rows,
+        queue_bytes=queue_bytes,
+        now=lambda: database.at,
+    )
+    running = asyncio.create_task(writer.run())
+    writer.put(Rows(1, "first"))
+    await asyncio.wait_for(database.asked.wait(), 5)
+    try:
+        yield writer
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_waits_is_bounded_in_rows_and_in_bytes_and_the_rest_is_refused() -> None:
+    database = Database()
+    async with writing(database, queue_rows=100, queue_bytes=800) as writer:
+        writer.put(Rows(79))
+        with pytest.raises(Overloaded, match="79 rows wait") as caught:
+            writer.put(Rows(22))
+        assert caught.value.code == "overloaded"
+        assert caught.value.retry_after_ms >= SHORTEST_HINT_MS
+        with pytest.raises(Overloaded):
+            writer.put(Rows(2))  # there is room for its rows, but not for its bytes
+        writer.put(Rows(1))
+        assert writer.waiting_rows == 80
+        assert writer.rows_refused == 24
+
+
+async def test_one_caller_has_at_most_as_much_as_is_left_for_others() -> None:
+    async with writing(Database(), queue_rows=100) as writer:
+        greedy, second, third = Account[Rows](), Account[Rows](), Account[Rows]()
+
+        def fill(account: Account[Rows]) -> int:
+            with suppress(Overloaded):
+                for _ in range(200):
+                    writer.put(Rows(1), account)
+            return account.rows
+
+        assert fill(greedy) == 50
+        assert fill(second) == 25
+        writer.put(Rows(10), third)  # somebody new is let in, however greedy the others are
+        with pytest.raises(Overloaded, match="of this caller"):
+            writer.put(Rows(1), greedy)
+
+
+async def test_flushes_take_from_callers_in_turns() -> None:
+    database = Database()
+    async with writing(database, max_rows=4) as writer:
+        greedy, polite = Account[Rows](), Account[Rows]()
+        for number in range(5):
+            writer.put(Rows(2, f"greedy {number}"), greedy)
+        writer.put(Rows(1, "polite"), polite)
+        database.allow(4)
+        while len(database.flushes) < 4:
+            await asyncio.sleep(0)
+        assert [[rows.name for rows in flush] for flush in database.flushes] == [
+            ["first"],
+            ["greedy 0", "polite"],
+            ["greedy 1", "greedy 2"],
+            ["greedy 3", "greedy 4"],
+        ]
+        assert (greedy.rows, greedy.size, polite.rows, writer.waiting_rows) == (0, 0, 0, 0)
+
+
+async def test_the_hint_follows_the_pace_of_the_database_and_an_outage() -> None:
+    database = Database()
+    async with writing(database, max_rows=10, queue_rows=1_000) as writer:
+        assert writer.retry_after_ms() == SHORTEST_HINT_MS
+        writer.put(Rows(10))
+        database.allow(2)  # 1 row, then 10 rows, each in 0.1 s
+        while len(database.flushes) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for _ in range(11):
+            writer.put(Rows(10))
+        await asyncio.sleep(0)
+        pace = 0.8 * 10 + 0.2 * 100
+        assert writer.waiting_rows == 100
+        assert writer.retry_after_ms() == pytest.approx(1000 * 50 / pace, abs=1)
+        database.at += 60  # the flush in flight has no answer for a minute
+        assert writer.retry_after_ms() == LONGEST_HINT_MS
+
+
+async def test_what_is_written_by_another_way_counts_while_it_waits() -> None:
+    async with writing(Database(), queue_rows=100) as writer:
+        account = Account[Rows]()
+        with writer.holding(60, 600, account):
+            with pytest.raises(Overloaded):
+                writer.put(Rows(41))
+            with pytest.raises(Overloaded), writer.holding(1, 10, account):
+                pytest.fail("was let in")
+        assert (writer.waiting_rows, account.rows, account.size) == (0, 0, 0)
+        writer.put(Rows(41))
+
+
+async def test_a_failed_flush_fails_its_own_parcels_and_leaves_the_accounts_right() -> None:
+    database = Database()
+    async with writing(database, max_rows=2) as writer:
+        account = Account[Rows]()
+        mine = [Rows(2), Rows(2)]
+        for rows in mine:
+            writer.put(rows, account)
+        database.allow(1)
+        database.error = StoreUnavailable("away")
+        database.allow(1)
+        while len(database.flushes) < 2:
+            await asyncio.sleep(0)
+        database.error = None
+        await asyncio.sleep(0)
+        assert isinstance(mine[0].failure, StoreUnavailable)
+        assert mine[1].failure is None
+        database.allow(1)
+        while len(database.flushes) < 3:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (account.rows, writer.waiting_rows) == (0, 0)
+
+
+async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:
+    database = Database()
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=2)
+    running = asyncio.create_task(writer.run())
+    accounts = [Account[Rows]() for _ in range(3)]
+    for account in accounts:
+        writer.put(Rows(2), account)
+    writer.close()
+    with pytest.raises(ShuttingDown):
+        writer.put(Rows(1), accounts[0], admitted=True)
+    database.allow(3)
+    await asyncio.wait_for(running, 5)
+    assert writer.rows_written == 6
+
+
+async def test_a_writer_that_rests_for_others_counts_that_as_its_pace_and_fails_what_waits_when_it_is_ended() -> None:
+    database = Database()
+    resting = asyncio.Event()
+
+    def rest(rows: int, spent: float) -> float:
+        assert spent == pytest.approx(database.seconds)
+        resting.set()
+        return 60.0 if rows > 1 else 0.0
+
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=5, rest=rest, now=lambda: database.at)
+    running = asyncio.create_task(writer.run())
+    written, waits = Rows(5), Rows(5)
+    writer.put(written)
+    writer.put(waits)
+    database.allow(2)
+    await asyncio.wait_for(resting.wait(), 5)
+    await asyncio.sleep(0)
+    assert len(database.flushes) == 1  # the second waits until the rest is over
+    database.at += 9.9
+    assert writer.retry_after_ms() == LONGEST_HINT_MS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert written.failure is None  # it was written, and has its answer
+    assert waits.failure is not None
+    assert waits.failure.code == "outcome_unknown"
