@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -168,6 +169,31 @@ async def test_processes_end_when_their_parent_is_killed(serve: Serve, database:
             await asyncio.to_thread(all_gone, found)
         ended, _ = await check(database, ids, [worker])
     assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}
+
+
+async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
+    serve: Serve, database: str, tmp_path: Path
+) -> None:
+    server = await asyncio.to_thread(serve, "--processes", "2", "--name", "pair")
+    release = tmp_path / "release"
+    with WorkerProcess(server.address, folder=tmp_path, workers=LINKS, concurrency=1) as worker:
+        async with Headgate(server.address) as hg:
+            ids = await submit(hg, "held", [str(release).encode()] * LINKS)
+            await begun([worker], LINKS)
+            os.kill(pids(server)[1], signal.SIGKILL)  # all gather at the other one
+            await asyncio.to_thread(server.saw, r"workers_sent_on process=2 ", within=timedelta(seconds=40))
+
+            async def shared() -> bool:
+                found = Counter(one.instance for one in await hg.admin.workers.list())
+                return found["pair-1"] >= LINKS // 4 - 2 and found.total() == LINKS
+
+            # What runs is taken along, so nobody has to wait for it.
+            await until_async(shared, "both have workers", within=timedelta(seconds=40))
+            release.touch()
+            await all_ended(database)
+        ended, starts = await check(database, ids, [worker])
+    assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}
+    assert len(starts) == LINKS
 
 
 def test_a_port_in_use_is_refused_and_never_shared(serve: Serve, database: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from headgate.cli.serve_orders import orders
 from headgate.cli.serve_process import options_of
 from headgate.domain.errors import InvalidSetting
+from headgate.ops.balance import surplus
 from headgate.ops.port import ReservedPort
 from headgate.ops.processes import MOST, check_processes
 from headgate.server import ServerOptions
@@ -90,3 +92,40 @@ def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:
     for host in ("192.0.2.1", "no such host"):
         with pytest.raises(InvalidSetting, match="--port"):
             ReservedPort(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({}, {}),
+        ({1: 0, 2: 0}, {}),
+        ({1: 2, 2: 0}, {}),  # chance, and too few to matter
+        ({1: 30, 2: 34}, {}),
+        ({1: 24, 2: 0}, {1: 12}),
+        ({1: 12, 2: 11, 3: 0}, {1: 4, 2: 3}),
+        ({1: 40, 2: 44, 3: 0, 4: 40}, {1: 9, 2: 13, 4: 9}),  # one was started again
+        ({1: 90, 2: 0, 3: 0}, {1: 60}),
+        ({1: 100}, {}),
+    ],
+)
+def test_workers_are_sent_on_when_one_has_far_more_or_less_than_its_share(
+    links: dict[int, int], expected: dict[int, int]
+) -> None:
+    assert surplus(links) == expected
+
+
+def test_sending_on_comes_to_an_end() -> None:
+    chance = random.Random(1)
+    for processes in (2, 3, 4, 8):
+        links = dict.fromkeys(range(1, processes + 1), 0) | {1: 200}
+        for _ in range(20):
+            moves = surplus(links)
+            if not moves:
+                break
+            for number, moved in moves.items():
+                links[number] -= moved
+                for _ in range(moved):
+                    links[chance.randint(1, processes)] += 1
+        else:
+            raise AssertionError(f"{processes} processes: {links} after many rounds")
+        assert sum(links.values()) == 200

@@ -16,6 +16,10 @@ from headgate.domain.errors import HeadgateError
 from headgate.ops.child import Parent
 from headgate.server import Server, ServerOptions
 
+COUNT_SECONDS = 1.0
+MOVE_SECONDS = 2
+"""A worker that goes to another process finishes here what ends by then; what still runs, it takes along."""
+
 
 class StoppedEarly(Exception):
     """A stop came before the port was open."""
@@ -51,22 +55,31 @@ async def _serve(parent: Parent, options: ServerOptions) -> None:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         # However often it comes: only the parent may force an end.
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-    parent.watch(grace=options.grace.total_seconds())
+    server = Server(options)
+    parent.watch(
+        grace=options.grace.total_seconds(), on_send_on=lambda number: server.links.send_on(number, MOVE_SECONDS)
+    )
 
     async def when_all_are_prepared() -> None:
         if not await parent.go(stop):
             raise StoppedEarly
 
-    server = Server(options)
+    async def count_links() -> None:
+        while True:
+            parent.has_links(len(server.links))
+            await asyncio.sleep(COUNT_SECONDS)
+
     try:
         await server.start(before_listening=when_all_are_prepared)
     except StoppedEarly:
         await server.stop(drain=False)
         return
     parent.ready()
+    counting = asyncio.create_task(count_links(), name="count links")
     try:
         await server.run(stop)
     finally:
+        counting.cancel()
         await server.stop()
 
 

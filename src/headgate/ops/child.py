@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -31,13 +32,17 @@ class Parent:
             line += part
         self.orders: dict[str, object] = json.loads(line)
         self._say = os.dup(1)
+        os.set_blocking(self._say, False)  # a parent that hangs must not make its children hang
         os.dup2(2, 1)  # what anybody prints belongs to the log; the pipe is for our own words
         self._go: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def watch(self, *, grace: float) -> None:
-        """Begin to listen to it. On the event loop; signals must have their handlers by now."""
-        self._loop, self._go = asyncio.get_running_loop(), asyncio.Event()
+    def watch(self, *, grace: float, on_send_on: Callable[[int], object]) -> None:
+        """Begin to listen to it. On the event loop; signals must have their handlers by now.
+
+        `on_send_on` is called there with how many workers are to go to other processes.
+        """
+        self._loop, self._go, self._on_send_on = asyncio.get_running_loop(), asyncio.Event(), on_send_on
         threading.Thread(target=self._listen, args=(grace,), name="parent", daemon=True).start()
 
     async def go(self, stop: asyncio.Event) -> bool:
@@ -54,18 +59,30 @@ class Parent:
         """Say that we listen."""
         self._tell({"word": "ready"})
 
+    def has_links(self, number: int) -> None:
+        """Say how many workers are connected here."""
+        self._tell({"word": "links", "number": number})
+
     def failed(self, text: str, code: int) -> None:
         """Say why we cannot start, for the parent to say it once."""
         self._tell({"word": "failed", "text": text, "code": code})
 
     def _tell(self, word: dict[str, object]) -> None:
-        with suppress(BrokenPipeError):  # the parent is gone: the watch ends us
+        # The parent is gone: the watch ends us. Or it does not read: what we say can wait for the next time.
+        with suppress(BrokenPipeError, BlockingIOError):
             os.write(self._say, json.dumps(word).encode() + b"\n")
 
     def _listen(self, grace: float) -> None:
-        while os.read(0, 4096):  # there is but one word
-            assert self._loop is not None and self._go is not None  # noqa: S101, PT018 - set by watch()
-            self._loop.call_soon_threadsafe(self._go.set)
+        assert self._loop is not None and self._go is not None  # noqa: S101, PT018 - set by watch()
+        unread = b""
+        while part := os.read(0, 4096):
+            *lines, unread = (unread + part).split(b"\n")
+            for said in map(json.loads, lines):
+                match said["word"]:
+                    case "go":
+                        self._loop.call_soon_threadsafe(self._go.set)
+                    case "send_on":
+                        self._loop.call_soon_threadsafe(self._on_send_on, said["number"])
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace + END_SECONDS)
         os._exit(1)

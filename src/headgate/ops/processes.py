@@ -4,14 +4,15 @@ The parent does no work of its own. It starts fresh interpreters (gRPC does not 
 instance as if it had been started alone: own number, leases, connections. The two talk over the child's standard
 streams, a line of JSON each way:
 
-    parent -> child   its orders; `go` when all are prepared
-    child -> parent   `prepared` before it listens, `ready` when it does, or `failed` with what is wrong
+    parent -> child   its orders; `go` when all are prepared; `send_on` some workers to the others
+    child -> parent   `prepared` before it listens, `ready` when it does, or `failed` with what is wrong; its `links`
 
 Nobody listens before all are prepared: the kernel deals connections out to those who listen, so the first to do so
 would get every worker that waits for the server to come back.
 
 - A child that dies, however it does, is started again after a wait that grows while it keeps dying.
 - The parent dies, even by SIGKILL: its end of the pipe closes, and the children stop as after SIGTERM (`child.py`).
+- Workers that gather at one process are asked to connect anew (`balance`).
 - A stop goes to all of them at once. Who is not gone in time is killed. Only the parent may force an end: a service
   manager signals the whole group, so that children get SIGTERM from it and from us, and that is not a second wish.
 """
@@ -31,6 +32,7 @@ from random import uniform
 from typing import Final
 
 from headgate.domain.errors import InvalidSetting
+from headgate.ops.balance import surplus
 
 log = logging.getLogger("headgate.processes")
 
@@ -41,6 +43,9 @@ STEADY_SECONDS: Final = 30.0
 """A child that lived so long had no trouble starting: when it dies, the waits begin anew."""
 KILL_SECONDS: Final = 30.0
 """How long after the grace for workers a child may take to end: it bounds each of its steps itself, and needs less."""
+
+BALANCE_SECONDS: Final = 5.0
+"""Between two looks at who has how many links: longer than a move takes, with the count that follows it."""
 
 
 class StartFailed(Exception):
@@ -69,12 +74,13 @@ class _Child:
         self.number = number
         self.process: Process | None = None
         self.prepared = self.ready = False
+        self.links = 0
         self.failure: StartFailed | None = None
 
-    def say(self, word: str) -> None:
+    def say(self, word: str, **more: int) -> None:
         if self.process is not None and self.process.stdin is not None:
             with suppress(OSError, RuntimeError):  # it just died; whoever waits for its end will know
-                self.process.stdin.write(json.dumps({"word": word}).encode() + b"\n")
+                self.process.stdin.write(json.dumps({"word": word} | more).encode() + b"\n")
 
     def send(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
@@ -107,7 +113,16 @@ class Processes:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep them alive until `stop`."""
-        await _first(stop)
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), BALANCE_SECONDS)
+            self._balance()
+
+    def _balance(self) -> None:
+        ready = {child.number: child for child in self._children if child.ready}
+        for number, surplus_links in surplus({number: child.links for number, child in ready.items()}).items():
+            log.info("workers_sent_on process=%d links=%d of=%d", number, surplus_links, ready[number].links)
+            ready[number].say("send_on", number=surplus_links)
 
     async def stop(self) -> bool:
         """End all of them in order; False if one had to be killed. Returns when all are gone."""
@@ -154,7 +169,7 @@ class Processes:
     async def _life(self, child: _Child) -> int:
         """From start to end; its exit code, negative when a signal ended it."""
         child.prepared = child.ready = False
-        child.failure = None
+        child.links, child.failure = 0, None
         # A session of its own: a Ctrl-C in a terminal is for the parent, who tells them.
         child.process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -169,6 +184,7 @@ class Processes:
                 self._heard(child, line)
             return await process.wait()
         finally:
+            child.ready = False
             process.stdin.close()
 
     def _heard(self, child: _Child, line: bytes) -> None:
@@ -186,6 +202,8 @@ class Processes:
                 child.ready = True
                 if all(other.ready for other in self._children):
                     self._ready.set()
+            case "links":
+                child.links = said["number"]
             case "failed":
                 child.failure = StartFailed(said["text"], said["code"])
 
