@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 
-from bench.lane_cycle import CONCURRENCY, PREFETCH, check_archive
+from bench.lane_cycle import CONCURRENCY, PREFETCH, check_archive, spread
 from bench.stack import Stack, stack
 from headgate import Headgate
 
@@ -32,15 +32,12 @@ async def run(numbers: tuple[int, ...] = (1, 2)) -> dict[str, object]:
             runs = [await cycle(made) for _ in range(ROUNDS)]
             rates = [rate for rate, _ in runs]
             report[str(number)] = {
-                "cycles_per_s": {name: round(pick(rates)) for name, pick in SPREAD.items()},
+                "cycles_per_s": spread(rates),
                 "server_cpu_us_per_job": round(statistics.median(cpu for _, cpu in runs), 1),
                 "links": await dealt(made),
                 "pickup_ms": await pickup(made),
             }
     return report
-
-
-SPREAD = {"median": statistics.median, "min": min, "max": max}
 
 
 async def cycle(made: Stack) -> tuple[float, float]:

@@ -38,7 +38,7 @@ def test_several_are_refused_where_the_kernel_does_not_deal_out_connections(monk
 
 
 def test_orders_carry_every_option_through_plain_json() -> None:
-    options = {
+    options: dict[str, object] = {
         "database_url": "postgresql://a:b@c/d",
         "direct_database_url": None,
         "host": "::1",

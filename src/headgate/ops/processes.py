@@ -116,6 +116,7 @@ class Processes:
         while not stop.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), BALANCE_SECONDS)
+                break
             self._balance()
 
     def _balance(self) -> None:
@@ -150,7 +151,11 @@ class Processes:
         wait = FIRST_WAIT
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = await self._life(child)
+            try:
+                code = await self._life(child)
+            except OSError as error:  # no memory or no number left for another process: that passes
+                code = None
+                child.failure = StartFailed(f"process {child.number} cannot be started: {error}", 1)
             if self._stopping.is_set():
                 break
             if not self._ready.is_set():  # with the first start nobody depends on us yet: say what is wrong, and end
