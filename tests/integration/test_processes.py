@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ def say(**word):
 def note(word):
     with open(orders["notes"], "a") as notes:
         notes.write(f"{orders['number']} {os.getpid()} {word}\\n")
-signal.signal(signal.SIGTERM, signal.SIG_IGN if orders["how"] == "deaf" else lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, signal.SIG_IGN if orders["how"] == "deaf" else signal.SIG_DFL)
 note("begun")
 if orders["how"] == "refuses":
     say(word="failed", text="it is raining", code=78)
@@ -67,9 +68,9 @@ class Crew:
         found = [line.split(" ", 2) for line in lines]
         return [(int(number), int(pid)) for number, pid, said in found if said == word]
 
-    async def begun(self, number: int) -> None:
+    async def begun(self, number: int, *, process: int | None = None) -> None:
         async def enough() -> bool:
-            return len(self.noted("begun")) >= number
+            return sum(process in (None, who) for who, _ in self.noted("begun")) >= number
 
         await until_async(enough, f"{number} have begun")
 
@@ -113,14 +114,14 @@ async def test_a_program_that_cannot_be_run_is_no_silence(tmp_path: Path) -> Non
 async def test_who_keeps_dying_is_started_after_waits_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(processes, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(processes, "FIRST_WAIT", 0.1)
     crew = Crew(tmp_path, "short-lived")
     with caplog.at_level(logging.ERROR):
         async with started(crew):
             (tmp_path / "notes.die").touch()
-            await crew.begun(15)
-    first, *_, last = [float(record.args[2]) for record in caplog.records if record.args and record.args[0] == 1]
-    assert last > 2 * first
+            await crew.begun(5, process=1)
+    waits = [float(found[1]) for found in re.finditer(r"process_ended process=1 exit=3 restart_in=(\S+)", caplog.text)]
+    assert waits[-1] > 2 * waits[0]
 
 
 async def test_who_does_not_hear_is_killed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
