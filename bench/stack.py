@@ -188,7 +188,7 @@ class Stack:
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time used so far by the servers and by PostgreSQL with its children."""
         return {
-            "server": sum(process_seconds(pid) for pid in self.servers),
+            "server": sum(tree_seconds(pid) for pid in self.servers),  # with `--processes` the work is in children
             "postgres": tree_seconds(self.postmaster),
         }
 

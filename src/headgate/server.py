@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -96,6 +96,7 @@ class ServerOptions:
     pooler: bool = False
     host: str = "127.0.0.1"
     port: int = 7070
+    shared_port: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -186,7 +187,7 @@ class Server:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self) -> None:
+    async def start(self, *, before_listening: Callable[[], Awaitable[None]] | None = None) -> None:
         """Check, register, open the port. Raises if the database is not fit to serve from."""
         name = self.options.name or f"{socket.gethostname()}-{os.getpid()}"
         async with self.store.lane("tick").use() as db:
@@ -201,6 +202,8 @@ class Server:
         self.coordinator.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
+        if before_listening is not None:
+            await before_listening()
         self.port = await self._listen(name)
         for title, work in (
             ("claims", self.coordinator.run()),
@@ -322,7 +325,7 @@ class Server:
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_LIMIT),
                 ("grpc.max_send_message_length", 4 * MESSAGE_LIMIT),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(self.options.shared_port)),
                 ("grpc.max_concurrent_streams", 1000),
                 # Else a crowd of strangers takes the files that connections to the database need.
                 ("grpc.max_allowed_incoming_connections", connections_allowed()),

@@ -13,21 +13,23 @@ from headgate.store.migrate import Phase, Progress, migrate, plan
 from headgate.store.migration_state import Plan
 
 
-def migrate_command(*, plan: bool = False, database_url: str | None = None) -> None:
+def migrate_command(*, plan: bool = False, break_running: bool = False, database_url: str | None = None) -> None:
     """Create or upgrade the schema of the database; safe to run again, and on several hosts at once.
 
     Parameters
     ----------
     plan
         Show what would be done, change nothing.
+    break_running
+        Apply even a step that servers running now cannot live with.
     database_url
         postgresql://user@host/database. Without it: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL, else the
         embedded PostgreSQL.
     """
-    asyncio.run(_run(only_plan=plan, database_url=database_url))
+    asyncio.run(_run(only_plan=plan, break_running=break_running, database_url=database_url))
 
 
-async def _run(*, only_plan: bool, database_url: str | None) -> None:
+async def _run(*, only_plan: bool, break_running: bool, database_url: str | None) -> None:
     settings = Settings.from_environ(os.environ)
     url = database_url or settings.url_for_migrations
     async with (
@@ -38,7 +40,8 @@ async def _run(*, only_plan: bool, database_url: str | None) -> None:
             found = await plan(connection)
             applied_now: set[int] = set()
         else:
-            applied_now = {step.number for step in await migrate(connection, progress=reporter())}
+            done = await migrate(connection, progress=reporter(), break_running=break_running)
+            applied_now = {step.number for step in done}
             found = await plan(connection)
         for line in table(found, applied_now):
             print(line)

@@ -1,4 +1,4 @@
-"""`headgate serve`: one instance, until SIGTERM; a second signal forces the end."""
+"""`headgate serve`: one instance, or several behind one port, until SIGTERM; a second signal forces the end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headgate.cli.database import chosen_database
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
+from headgate.ops.processes import check_processes
 from headgate.ops.settings import Settings, version
-from headgate.server import Server, ServerOptions
 
 GRACE_MAX = timedelta(days=1)
 
@@ -34,6 +34,7 @@ def serve_command(
     grace: float = 30,
     pooler: bool = False,
     poll_only: bool = False,
+    processes: int = 1,
     name: str = "",
     log_level: str = "INFO",
 ) -> None:
@@ -62,39 +63,44 @@ def serve_command(
         The database URL goes through a transaction pooler (PgBouncer).
     poll_only
         Use no LISTEN/NOTIFY between instances.
+    processes
+        How many processes serve the port together, each an instance of its own: for machines with many processors.
     """
-    import uvloop
-
     check_integer(port, field="--port", low=0, high=65_535)
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
     logging.basicConfig(
         stream=sys.stderr, level=level_of(log_level), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     settings = Settings.from_environ(os.environ)
-    uvloop.run(
-        _serve(
-            settings,
-            {
-                "host": host,
-                "port": port,
-                "tls_cert": tls_cert,
-                "tls_key": tls_key,
-                "tls_client_ca": tls_client_ca,
-                "tokens_file": tokens,
-                "dev": dev,
-                "unsafe": unsafe,
-                "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),
-                "grace": check_span(seconds(grace, field="--grace"), field="--grace", low=timedelta(0), high=GRACE_MAX),
-                "pooler": pooler,
-                "notifications": not poll_only,
-                "name": name,
-                "version": version(),
-            },
-        )
-    )
+    options: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tokens_file": tokens,
+        "dev": dev,
+        "unsafe": unsafe,
+        "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),
+        "grace": check_span(seconds(grace, field="--grace"), field="--grace", low=timedelta(0), high=GRACE_MAX),
+        "pooler": pooler,
+        "notifications": not poll_only,
+        "name": name,
+        "version": version(),
+    }
+    # What is imported here is not needed by the other: the parent of several processes has no use for gRPC.
+    if check_processes(processes) > 1:
+        from headgate.cli.serve_many import serve_many
+
+        sys.exit(asyncio.run(serve_many(settings, options, processes=processes, log_level=log_level)))
+    import uvloop
+
+    uvloop.run(_serve(settings, options))
 
 
 async def _serve(settings: Settings, options: dict[str, object]) -> None:
+    from headgate.server import Server, ServerOptions
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -163,6 +163,7 @@ class Link:
     on_freed: Callable[[int], None] | None = None  # set by a stream whose credit comes back with reported outcomes
     on_room: Callable[[Link], None] | None = None  # called when a link that was passed over as full has room again
     starved: bool = False  # it was passed over as full
+    sent_on: bool = False  # it was asked to connect anew, to another process of this port
     queued_bytes: int = 0  # of payloads that wait to be written
     _dealt: int = 0  # deliveries so far
     _writing: Delivery | None = None  # taken by the writer, and not known to be written
@@ -387,3 +388,14 @@ class Links:
             link.tell(Told(drain_seconds=seconds))
         for link in self._calls:
             link.end(ShuttingDown("this instance is shutting down; ask another one"))
+
+    def send_on(self, number: int, seconds: int) -> int:
+        """Ask so many workers to connect anew, those with the least in hand; how many were asked, each but once.
+
+        They get no more jobs here, and take along what still runs after `seconds`.
+        """
+        asked = sorted((link for link in self if not link.sent_on), key=lambda link: len(link.held))[:number]
+        for link in asked:
+            link.sent_on = True
+            link.tell(Told(drain_seconds=seconds))
+        return len(asked)

@@ -12,6 +12,8 @@ its beginning.
 Nobody waits *inside* PostgreSQL for the advisory lock: a waiting SELECT holds a snapshot, and CREATE INDEX CONCURRENTLY
 in the other runner waits for every older snapshot, so the two would deadlock. Runners try, and sleep between tries.
 
+A step that would break servers that run now is refused while they do (`migration_guard`).
+
 DDL waits for table locks only for `lock_timeout`, since whoever comes after it in the queue, every claim and submit,
 waits as well; then it steps back, lets the others pass, and tries again. CONCURRENTLY blocks nobody and may wait.
 """
@@ -33,6 +35,7 @@ from headgate.ops.settings import version
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load
+from headgate.store.migration_guard import require_nobody_it_breaks
 from headgate.store.migration_state import Plan, compare, read_applied
 from headgate.store.sql_text import Statement
 
@@ -84,16 +87,24 @@ async def migrate(
     source: Traversable | None = None,
     lock_timeout: timedelta = LOCK_TIMEOUT,
     lock_attempts: int = LOCK_ATTEMPTS,
+    break_running: bool = False,
 ) -> list[Migration]:
     """Apply what is missing, and return what *this* runner applied; nothing left to do is an empty list.
 
     Raises MigrationFailed naming file, line and reason; SchemaMismatch if the database is newer than this release can
     work with. Steps that were applied before the failure stay; run it again to continue. Waits for another runner as
-    long as that one takes.
+    long as that one takes. `break_running` applies even a step that servers running now cannot live with.
     """
     if connection.is_in_transaction():
         raise ValueError("migrate() commits step by step: it cannot run inside a transaction of its caller")
-    runner = _Runner(connection, load(source), progress or (lambda _: None), lock_timeout, lock_attempts)
+    runner = _Runner(
+        connection,
+        load(source),
+        progress or (lambda _: None),
+        lock_timeout,
+        lock_attempts,
+        break_running=break_running,
+    )
     with translating(writing=True):
         return await runner.run()
 
@@ -106,13 +117,18 @@ class _Runner:
         report: Report,
         lock_timeout: timedelta,
         lock_attempts: int,
+        *,
+        break_running: bool,
     ) -> None:
         self._connection, self._known, self._report = connection, known, report
         self._lock_timeout, self._lock_attempts = lock_timeout, lock_attempts
+        self._break_running = break_running
 
     async def run(self) -> list[Migration]:
         applied: list[Migration] = []
         while (migration := await self._next()) is not None:
+            if not self._break_running:
+                await require_nobody_it_breaks(self._connection, migration, applied=migration.number - 1)
             if migration.transactional:
                 done = await self._in_transaction(migration)
             else:

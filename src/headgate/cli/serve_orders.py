@@ -1,0 +1,19 @@
+"""What the parent of several processes tells each of them, as plain JSON; needs nothing of the server itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+
+def orders(options: dict[str, object], *, number: int, log_level: str) -> dict[str, object]:
+    """For the process with this number, from 1 on; a given name is told apart by it."""
+    name = f"{options['name']}-{number}" if options["name"] else ""
+    plain = {key: _plain(value) for key, value in options.items()}
+    return {"number": number, "log_level": log_level, "options": plain | {"name": name, "shared_port": True}}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return value.total_seconds() if isinstance(value, timedelta) else value

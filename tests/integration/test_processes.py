@@ -1,0 +1,160 @@
+"""The parent of several processes, with children that do nothing but misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headgate.ops import processes
+from headgate.ops.processes import Processes, StartFailed
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.timeout(60)
+
+# Speaks as `headgate.ops.child` does; its orders say how it misbehaves.
+CHILD = """
+import json, os, signal, sys, time
+orders = json.loads(sys.stdin.readline())
+def say(**word):
+    os.write(1, json.dumps(word).encode() + b"\\n")
+def note(word):
+    with open(orders["notes"], "a") as notes:
+        notes.write(f"{orders['number']} {os.getpid()} {word}\\n")
+signal.signal(signal.SIGTERM, signal.SIG_IGN if orders["how"] == "deaf" else signal.SIG_DFL)
+note("begun")
+if orders["how"] == "refuses":
+    say(word="failed", text="it is raining", code=78)
+    sys.exit(78)
+say(word="prepared")
+json.loads(sys.stdin.readline())
+note("ready")
+say(word="ready")
+if orders["how"] == "short-lived":
+    while not os.path.exists(orders["notes"] + ".die"):
+        time.sleep(0.01)
+    sys.exit(3)
+say(word="links", number=orders["links"])
+for line in sys.stdin:
+    note(line.strip())
+"""
+
+
+class Crew:
+    """Three of them, and what they have noted."""
+
+    def __init__(self, folder: Path, how: str, *, links: int = 0, command: str = sys.executable) -> None:
+        script = folder / "child.py"
+        script.write_text(CHILD)
+        self.notes, self.how, self.stop = folder / "notes", how, asyncio.Event()
+
+        def orders(number: int) -> dict[str, object]:
+            many = links if number == 1 else 0
+            return {"number": number, "how": self.how, "notes": str(self.notes), "links": many}
+
+        self.processes = Processes([command, str(script)], orders, number=3, grace=0)
+
+    def noted(self, word: str) -> list[tuple[int, int]]:
+        """Number and pid of those who noted this."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        found = [line.split(" ", 2) for line in lines]
+        return [(int(number), int(pid)) for number, pid, said in found if said == word]
+
+    async def begun(self, number: int, *, process: int | None = None) -> None:
+        async def enough() -> bool:
+            return sum(process in (None, who) for who, _ in self.noted("begun")) >= number
+
+        await until_async(enough, f"{number} have begun")
+
+
+@asynccontextmanager
+async def started(crew: Crew) -> AsyncIterator[asyncio.Task[None]]:
+    await crew.processes.start(crew.stop)
+    running = asyncio.create_task(crew.processes.run(crew.stop))
+    try:
+        yield running
+    finally:
+        crew.stop.set()
+        await running
+        await crew.processes.stop()
+        for _, pid in crew.noted("begun"):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+async def test_they_begin_together_and_end_together(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, "well")
+    async with started(crew):
+        order = [line.split()[2] for line in crew.notes.read_text().splitlines()]
+        assert order == ["begun"] * 3 + ["ready"] * 3
+    assert len(crew.noted("begun")) == 3
+
+
+async def test_one_that_cannot_start_ends_all_with_its_words_and_its_code(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, "refuses")
+    with pytest.raises(StartFailed, match="it is raining") as caught:
+        await crew.processes.start(crew.stop)
+    assert caught.value.code == 78
+
+
+async def test_a_program_that_cannot_be_run_is_no_silence(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, "well", command=str(tmp_path / "missing"))
+    with pytest.raises(StartFailed, match="cannot be started"):
+        await crew.processes.start(crew.stop)
+
+
+async def test_who_keeps_dying_is_started_after_waits_that_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_WAIT", 0.1)
+    crew = Crew(tmp_path, "short-lived")
+    with caplog.at_level(logging.ERROR):
+        async with started(crew):
+            (tmp_path / "notes.die").touch()
+            await crew.begun(5, process=1)
+    waits = [float(found[1]) for found in re.finditer(r"process_ended process=1 exit=3 restart_in=(\S+)", caplog.text)]
+    assert waits[-1] > 2 * waits[0]
+
+
+async def test_who_does_not_hear_is_killed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.2)
+    crew = Crew(tmp_path, "deaf")
+    await crew.processes.start(crew.stop)
+    assert await crew.processes.stop() is False
+    for _, pid in crew.noted("begun"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_one_that_is_killed_is_replaced_and_the_others_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_WAIT", 0.01)
+    crew = Crew(tmp_path, "well")
+    async with started(crew):
+        victim = dict(crew.noted("begun"))[2]
+        os.kill(victim, signal.SIGKILL)
+        await crew.begun(4)
+        assert sorted(number for number, _ in crew.noted("begun")) == [1, 2, 2, 3]
+
+
+async def test_who_has_all_the_workers_is_asked_to_send_some_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "BALANCE_SECONDS", 0.05)
+    crew = Crew(tmp_path, "well", links=30)
+    async with started(crew):
+
+        async def asked() -> bool:
+            return bool(crew.noted('{"word": "send_on", "number": 20}'))
+
+        await until_async(asked, "the first one is asked")
+    assert {number for number, _ in crew.noted('{"word": "send_on", "number": 20}')} == {1}

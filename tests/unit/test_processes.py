@@ -1,0 +1,131 @@
+"""What the parent of several processes tells them, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.serve_orders import orders
+from headgate.cli.serve_process import options_of
+from headgate.domain.errors import InvalidSetting
+from headgate.ops.balance import surplus
+from headgate.ops.port import ReservedPort
+from headgate.ops.processes import MOST, check_processes
+from headgate.server import ServerOptions
+
+
+@pytest.mark.parametrize("number", [0, -1, MOST + 1])
+def test_a_number_out_of_range_is_refused(number: int) -> None:
+    with pytest.raises(InvalidSetting, match=f"--processes: is {number}"):
+        check_processes(number)
+
+
+@pytest.mark.parametrize("number", [1, 2, MOST])
+def test_others_are_taken(number: int) -> None:
+    assert check_processes(number) == number
+
+
+def test_several_are_refused_where_the_kernel_does_not_deal_out_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert check_processes(1) == 1
+    with pytest.raises(InvalidSetting, match="Linux"):
+        check_processes(2)
+
+
+def test_orders_carry_every_option_through_plain_json() -> None:
+    options: dict[str, object] = {
+        "database_url": "postgresql://a:b@c/d",
+        "direct_database_url": None,
+        "host": "::1",
+        "port": 7071,
+        "tls_cert": Path("/a/b.pem"),
+        "tokens_file": None,
+        "lease": timedelta(seconds=2.5),
+        "grace": timedelta(seconds=90),
+        "dev": True,
+        "name": "box",
+        "version": "1.2.3",
+    }
+    told = json.loads(json.dumps(orders(options, number=2, log_level="INFO")))
+    assert options_of(told) == ServerOptions(**{**options, "name": "box-2", "shared_port": True})  # type: ignore[arg-type]
+    assert (told["number"], told["log_level"]) == (2, "INFO")
+
+
+def test_without_a_name_each_process_has_that_of_its_own_pid() -> None:
+    told = orders({"database_url": "postgresql://c/d", "name": ""}, number=1, log_level="INFO")
+    assert options_of(told).name == ""
+
+
+def test_a_reserved_port_refuses_clients_and_other_reservations_but_not_listeners_who_share() -> None:
+    reserved = ReservedPort("127.0.0.1", 0)
+    where = ("127.0.0.1", reserved.number)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where, timeout=5)
+        with pytest.raises(InvalidSetting, match="cannot be listened on"):
+            ReservedPort(*where)
+        with socket.create_server(where, reuse_port=True), socket.create_server(where, reuse_port=True):
+            socket.create_connection(where, timeout=5).close()
+            with pytest.raises(InvalidSetting, match="cannot be listened on"):
+                ReservedPort(*where)
+    finally:
+        reserved.close()
+    ReservedPort(*where).close()  # connections in TIME_WAIT do not keep it
+
+
+def test_a_name_for_several_addresses_gets_one_number() -> None:
+    reserved = ReservedPort("localhost", 0)
+    try:
+        assert reserved.number > 0
+        with pytest.raises(InvalidSetting):
+            ReservedPort("127.0.0.1", reserved.number)
+    finally:
+        reserved.close()
+
+
+def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:
+    for host in ("192.0.2.1", "no such host"):
+        with pytest.raises(InvalidSetting, match="--port"):
+            ReservedPort(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({}, {}),
+        ({1: 0, 2: 0}, {}),
+        ({1: 2, 2: 0}, {}),  # chance, and too few to matter
+        ({1: 30, 2: 34}, {}),
+        ({1: 24, 2: 0}, {1: 12}),
+        ({1: 12, 2: 11, 3: 0}, {1: 4, 2: 3}),
+        ({1: 40, 2: 44, 3: 0, 4: 40}, {1: 9, 2: 13, 4: 9}),  # one was started again
+        ({1: 90, 2: 0, 3: 0}, {1: 60}),
+        ({1: 100}, {}),
+    ],
+)
+def test_workers_are_sent_on_when_one_has_far_more_or_less_than_its_share(
+    links: dict[int, int], expected: dict[int, int]
+) -> None:
+    assert surplus(links) == expected
+
+
+def test_sending_on_comes_to_an_end() -> None:
+    chance = random.Random(1)
+    for processes in (2, 3, 4, 8):
+        links = dict.fromkeys(range(1, processes + 1), 0) | {1: 200}
+        for _ in range(20):
+            moves = surplus(links)
+            if not moves:
+                break
+            for number, moved in moves.items():
+                links[number] -= moved
+                for _ in range(moved):
+                    links[chance.randint(1, processes)] += 1
+        else:
+            raise AssertionError(f"{processes} processes: {links} after many rounds")
+        assert sum(links.values()) == 200
