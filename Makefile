@@ -52,7 +52,7 @@ bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 	@$(BIN)/python -m bench
 
 bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/recorded.json
-	@HEADGATE_BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
+	@BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
 	@cat tests/bench/recorded.json
 
 SECONDS ?= 120

@@ -29,7 +29,7 @@ from tests.support.wire import Link, Producer, Wire, new_id
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("recorded.json")
-RECORDING = bool(os.environ.get("HEADGATE_BENCH_RECORD"))
+RECORDING = bool(os.environ.get("BENCH_RECORD"))
 GROWTH = 1.5
 ROUNDS, FRAMES, FRAME, SDK_JOBS = 3, 6, 500, 3_000
 COUNTERS = """

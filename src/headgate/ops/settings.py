@@ -20,7 +20,7 @@ from headgate.domain.errors import InvalidSetting
 _SCHEMES = ("postgresql://", "postgres://")
 KNOWN = frozenset(
     {
-        *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA"),
+        *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA", "HEADGATE_POSTGRES_BIN"),
         *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # the SDK's
         *("HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
     }
