@@ -28,8 +28,8 @@ SELECT n.name, t.name, a.id, a.state, a.attempt, a.max_attempts, a.epoch, a.prio
   LEFT JOIN headgate.payloads p ON p.tenant_no = a.tenant_no AND p.id = a.id
   LEFT JOIN headgate.job_limit_keys k ON k.tenant_no = a.tenant_no AND k.job_id = a.id"""
 EVENTS: Final = """
-SELECT n.name AS tenant, e.job_id, e.at, e.kind, e.epoch, e.attempt, e.state, e.run_at, e.claimed_at, e.worker, e.reason,
-       (e.detail->>'from')::int AS was
+SELECT n.name AS tenant, e.job_id, e.at, e.kind, e.epoch, e.attempt, e.state, e.run_at, e.claimed_at, e.worker,
+       e.reason, (e.detail->>'from')::int AS was
   FROM headgate.job_events e JOIN headgate.tenants n USING (tenant_no) ORDER BY e.at, e.event_no"""
 COUNTS: Final = """
 SELECT n.name AS tenant, t.name AS topic, c.state, sum(c.n)::bigint AS n
@@ -40,8 +40,8 @@ SELECT n.name AS tenant, t.name AS topic, u.limit_key, u.running, u.admitted, u.
   FROM headgate.limit_usage u JOIN headgate.topics t USING (topic_no)
   JOIN headgate.tenants n ON n.tenant_no = u.tenant_no"""
 SCHEDULES: Final = """
-SELECT n.name AS tenant, s.name, s.kind, s.at, s.span_ms, s.expression, s.zone, s.overlap, s.catch_up, s.next_at, s.last_at,
-       s.fired, s.skipped, s.paused, s.created_at
+SELECT n.name AS tenant, s.name, s.kind, s.at, s.span_ms, s.expression, s.zone, s.overlap, s.catch_up, s.next_at,
+       s.last_at, s.fired, s.skipped, s.paused, s.created_at
   FROM headgate.schedules s JOIN headgate.tenants n USING (tenant_no)"""
 FIRED: Final = """
 SELECT n.name AS tenant, s.name, f.occurrence, f.job_id, f.covers_from, f.triggered

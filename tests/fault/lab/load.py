@@ -169,7 +169,7 @@ class Load:
         if verb is not None:
             await verb(tenant)
         else:
-            await self.submit(tenant, name, ms=self._chance.choice((5, 10, 20, 60)))
+            await self.submit(tenant, name, ms=self._chance.choice((5, 20, 60, 600)))
         self.done += 1
 
     # --- submits -----------------------------------------------------------------------------------------------------
@@ -269,8 +269,9 @@ class Load:
         try:
             batch = tenant.hg.batch("lab", expires_in=30)
             await batch.open()
-            for body in bodies:
-                jobs.append((await batch.submit_to("batched", body, timeout=SUBMIT_SECONDS)).id.hex)
+            for body in bodies:  # one by one: those stored before an error are known
+                handle = await batch.submit_to("batched", body, timeout=SUBMIT_SECONDS)
+                jobs.append(handle.id.hex)
             await batch.seal()
         except HeadgateError as error:
             self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200], jobs=jobs)

@@ -25,10 +25,10 @@ class Planned:
     lasting: float
 
 
-def plan(seed: int, seconds: float, *, servers: Sequence[str], workers: Sequence[str], fronts: bool) -> list[Planned]:
+def plan(seed: int, seconds: float, *, servers: Sequence[str], workers: Sequence[str], proxies: bool) -> list[Planned]:
     """The faults of a run. The same seed gives the same list, whatever happens in between."""
     chance = random.Random(f"mix {seed}")
-    names = [name for name, (_, weight, _, _) in DEEDS.items() for _ in range(weight) if fronts or name != "cut"]
+    names = [name for name, (_, weight, _, _) in DEEDS.items() for _ in range(weight) if proxies or name != "cut"]
     found: list[Planned] = []
     total = 0.0
     while total < seconds:
@@ -45,7 +45,7 @@ async def mix(world: World, *, seconds: float) -> None:
     """Do them one after the other; those that kill everything wait until the victim is back."""
     faults = plan(
         world.seed, seconds, servers=sorted(world.server_specs), workers=sorted(world.worker_specs),
-        fronts=bool(world.fronts),
+        proxies=bool(world.proxies),
     )  # fmt: skip
     for one in faults:
         await asyncio.sleep(one.after)
@@ -79,13 +79,13 @@ async def _restart_postgres(world: World, name: str, lasting: float) -> None:
 
 
 async def _cut(world: World, name: str, lasting: float) -> None:
-    front = world.fronts.get(name)
-    if front is None:
+    proxy = world.proxies.get(name)
+    if proxy is None:
         return
     async with world.faulty(f"cut {name}"):
-        await front.cut()
+        world.chance.choice((proxy.hold, proxy.swallow, proxy.reset))()
         await asyncio.sleep(lasting)
-        await front.heal()
+        proxy.heal()
 
 
 DEEDS: Final[dict[str, tuple[Deed, int, str, tuple[float, float]]]] = {

@@ -35,12 +35,13 @@ class LabServer(LoggedProcess):
         port: int = 0,
         args: Sequence[str] = (),
         armed: str = "",
+        seed: int = 1,
         variables: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         within: timedelta = START,
     ) -> None:
-        """`armed` is a specification for `tests.fault.lab.armed`; `prefix` is put before the command (prlimit …)."""
-        launcher = ["-m", "tests.fault.lab.armed", armed, "--"] if armed else ["-m", "headgate.cli"]
+        """`armed` is a plan for `tests.fault.lab.armed`; `prefix` is put before the command (prlimit, faketime …)."""
+        launcher = ["-m", "tests.fault.lab.armed", armed, str(seed), "--"] if armed else ["-m", "headgate.cli"]
         super().__init__(
             name,
             [
@@ -72,15 +73,18 @@ class LabWorker(LoggedProcess):
         prefetch: int = -1,
         topics: Sequence[str] = (),
         grace: float = 5,
+        armed: str = "",
+        seed: int = 1,
         variables: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         wait: bool = True,
     ) -> None:
+        launcher = ["-m", "tests.fault.lab.armed", armed, str(seed)] if armed else []
         super().__init__(
             name,
             [
-                *prefix, sys.executable, "-m", "tests.fault.lab.worker", ",".join(addresses), folder, "--name", name,
-                "--concurrency", str(concurrency), "--prefetch", str(prefetch), "--grace", str(grace),
+                *prefix, sys.executable, *launcher, "-m", "tests.fault.lab.worker", ",".join(addresses), folder,
+                "--name", name, "--concurrency", str(concurrency), "--prefetch", str(prefetch), "--grace", str(grace),
                 "--topics", ",".join(topics),
             ],
             folder=folder,

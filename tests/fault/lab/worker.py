@@ -1,7 +1,7 @@
-"""A worker that notes everything: what was assigned to it, every handler's start and end, what it sent and was answered.
+"""A worker that notes everything: what it was assigned, every handler's start and end, what it sent, what was answered.
 
-`python -m tests.fault.lab.worker SERVERS FOLDER --name w1 …` is the program; `World.start_worker` starts it. What passes
-on its stream is noted by `wire`, so nothing of the SDK is changed. A payload is a JSON object; `ms` is how long to take.
+`python -m tests.fault.lab.worker SERVERS FOLDER --name w1 …` is the program, started by `World`. What passes on its
+stream is noted by `wire`, so nothing of the SDK is changed. A payload is a JSON object; `ms` is how long to take.
 
     fast        ends at once                          slow        sleeps `ms`
     flaky       fails while attempt <= `fails`        failing     always fails

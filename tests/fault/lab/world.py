@@ -14,6 +14,7 @@ whoever stands between it and its clients (a fault proxy) is told once.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
 import shutil
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -60,18 +61,49 @@ SELECT pid FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> $1"""
 
 
-class Front(Protocol):
-    """What stands before a server or PostgreSQL and passes bytes on, or does not: a fault proxy."""
+class Proxy(Protocol):
+    """What stands before a server or PostgreSQL: `tests.fault.lab.proxy.FaultProxy`, whose methods these are."""
 
     @property
     def port(self) -> int: ...
-    async def cut(self) -> None: ...
-    async def heal(self) -> None: ...
-    async def close(self) -> None: ...
+    def worsen(
+        self,
+        *,
+        toward: Literal["server", "client"] | None = None,
+        latency: float | None = None,
+        jitter: float | None = None,
+        bandwidth: float | None = None,
+        slice: int | None = None,  # noqa: A002 - the word for it
+        cut_after: int | None = None,
+    ) -> None: ...
+    def hold(self, *, toward: Literal["server", "client"] | None = None) -> None: ...
+    def swallow(self, *, toward: Literal["server", "client"] | None = None) -> None: ...
+    def refuse(self) -> None: ...
+    def reset(self) -> int: ...
+    def hang_up(self) -> int: ...
+    def cut(
+        self,
+        pattern: str,
+        *,
+        toward: Literal["server", "client"] = "server",
+        when: Literal["before", "forwarded", "answered"] = "answered",
+        statements: bool = False,
+        times: int = 1,
+    ) -> object: ...
+    @property
+    def struck(self) -> int: ...
+    def heal(self) -> None: ...
+    def close(self) -> None: ...
 
 
-MakeFront = Callable[[str, int], Awaitable[Front]]
-"""Makes one, given a name and the port behind it (on 127.0.0.1)."""
+def new_proxy(port: int, *, seed: int = 0) -> Proxy:
+    """One before that port. Raises NotRunHere where this tree has none."""
+    try:
+        module = importlib.import_module("tests.fault.lab.proxy")
+    except ModuleNotFoundError as error:
+        raise NotRunHere(f"there is no fault proxy in this tree: {error}") from error
+    made: Proxy = module.FaultProxy("127.0.0.1", port, seed=seed)
+    return made
 
 
 class NotRunHere(Exception):
@@ -117,8 +149,8 @@ class World:
         server_args: Sequence[str] = (),
         worker_options: Mapping[str, Any] | None = None,
         settings: Mapping[str, str] | None = None,
-        server_front: MakeFront | None = None,
-        database_front: MakeFront | None = None,
+        proxy_servers: bool = False,
+        proxy_database: bool = False,
     ) -> None:
         self.folder, self.seed, self.lease = folder, seed, lease
         self.chance = random.Random(f"faults {seed}")
@@ -130,13 +162,14 @@ class World:
             f"w{n}": WorkerSpec(self.tenants[(n - 1) % len(self.tenants)], options=dict(worker_options or {}))
             for n in range(1, workers + 1)
         }
-        self.fronts: dict[str, Front] = {}
+        self.proxies: dict[str, Proxy] = {}
+        """By the name of what is behind: s1, s2 …, pg."""
         self.clients: dict[str, Headgate] = {}
         self.load: Load
         self.coverage: set[str] = set()
         """What a scenario saw for itself; the checker adds what the history shows."""
         self._rate, self._weights, self._schedules = rate, weights, schedules
-        self._server_front, self._database_front = server_front, database_front
+        self._proxy_servers, self._proxy_database = proxy_servers, proxy_database
         self._settings = {**SETTINGS, **(settings or {})}
         self._frozen: dict[str, list[int]] = {}
         self._undo: list[tuple[str, Undo]] = []
@@ -171,15 +204,15 @@ class World:
         )
         self.dsn = await asyncio.to_thread(self._migrated)
         self.server_dsn = self.dsn
-        if self._database_front is not None:
-            self.fronts["pg"] = await self._database_front("pg", self.cluster.port)
-            self.server_dsn = _at_port(self.dsn, self.fronts["pg"].port)
+        if self._proxy_database:
+            self.proxies["pg"] = new_proxy(self.cluster.port, seed=self.seed)
+            self.server_dsn = _at_port(self.dsn, self.proxies["pg"].port)
         self.tokens = {tenant: f"lab-token-of-{tenant}" for tenant in self.tenants}
         self._write_tokens()
         await self._all(self._start_server, self.server_specs)
-        if self._server_front is not None:
+        if self._proxy_servers:
             for name in self.server_specs:
-                self.fronts[name] = await self._server_front(name, self.servers[name].port)
+                self.proxies[name] = new_proxy(self.servers[name].port, seed=self.seed)
         await self._all(self._start_worker, self.worker_specs)
         for tenant in self.tenants:
             self.clients[tenant] = Headgate(self.addresses(), token=self.tokens[tenant])
@@ -225,8 +258,8 @@ class World:
         for _, undo in reversed(self._undo):
             with suppress(OSError, asyncpg.PostgresError):
                 await undo()
-        for front in self.fronts.values():
-            await front.close()
+        for proxy in self.proxies.values():
+            proxy.close()
         if hasattr(self, "cluster"):
             await asyncio.to_thread(self.cluster.stop, "immediate")
         shutil.rmtree(self._data, ignore_errors=True)
@@ -237,8 +270,8 @@ class World:
 
     def address(self, server: str) -> str:
         """Where clients and workers dial a server: its proxy's address if it has one."""
-        front = self.fronts.get(server)
-        return f"127.0.0.1:{self.servers[server].port if front is None else front.port}"
+        proxy = self.proxies.get(server)
+        return f"127.0.0.1:{self.servers[server].port if proxy is None else proxy.port}"
 
     def addresses(self, servers: Sequence[str] = ()) -> list[str]:
         """The addresses of these servers, or of all."""
@@ -259,7 +292,7 @@ class World:
         spec = self.server_specs[name]
         self.servers[name] = LabServer(
             name, self.server_dsn, folder=self.folder, tokens=self.tokens_file, lease=self.lease, port=spec.port,
-            args=spec.args, armed=spec.armed, variables=spec.variables, prefix=spec.prefix,
+            args=spec.args, armed=spec.armed, seed=self.seed, variables=spec.variables, prefix=spec.prefix,
         )  # fmt: skip
         spec.port = self.servers[name].port
         self.recorder.note("proc", what="start", name=name, pid=self.servers[name].pid)
@@ -268,6 +301,7 @@ class World:
         spec = self.worker_specs[name]
         self.workers[name] = LabWorker(
             name, self.addresses(spec.servers), folder=self.folder, token=self.tokens[spec.tenant],
+            seed=self.seed,
             **{"wait": wait, **spec.options},
         )  # fmt: skip
         self.recorder.note("proc", what="start", name=name, pid=self.workers[name].pid)
@@ -402,8 +436,8 @@ class World:
             what, undo = self._undo.pop()
             await undo()
             self.fault("stop", what)
-        for front in self.fronts.values():
-            await front.heal()
+        for proxy in self.proxies.values():
+            proxy.heal()
         if self.cluster.pid is None:
             await asyncio.to_thread(self.cluster.restart)
         await self._all(lambda name: None if self._up(name) else self._start_server(name), self.server_specs)

@@ -78,8 +78,9 @@ class Report:
         """For people: verdict, counts, coverage, and the first violations with what happened around them."""
         counts = " ".join(f"{name}={count}" for name, count in sorted(self.operations.items()))
         covered = " ".join(f"{name}={count}" for name, count in self.coverage.items())
+        verdict = f"ok, {' '.join(self.checked)} hold" if self.passed else f"VIOLATED {' '.join(self.red)}"
         lines = [
-            f"verdict: {'ok, ' + ' '.join(self.checked) + ' hold' if self.passed else 'VIOLATED ' + ' '.join(self.red)}",
+            f"verdict: {verdict}",
             f"operations: {counts}",
             f"sometimes: {covered}",
         ]

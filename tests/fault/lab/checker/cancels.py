@@ -29,8 +29,8 @@ def cancelled_means_cancelled(model: Model) -> Iterator[Violation]:
             if cancel.w_end + model.skew_us < claim.at < undone - model.skew_us:
                 yield Violation(
                     invariant="I12",
-                    text=f"job {job}, epoch {claim.epoch}, was claimed {(claim.at - cancel.w_end) / 1e6:.3f} s after its "
-                    "cancel had returned",
+                    text=f"job {job}, epoch {claim.epoch}, was claimed {(claim.at - cancel.w_end) / 1e6:.3f} s after "
+                    "its cancel had returned",
                     at=cancel.t_end, job=job,
                 )  # fmt: skip
         if cancel.answer.get("state") == "running" and cancel.answer.get("changed"):

@@ -18,14 +18,14 @@ def everything_adds_up(model: Model) -> Iterator[Violation]:
             tenant, topic, state = place
             yield Violation(
                 invariant="I15",
-                text=f"{tenant}/{topic}: {counted[place]} jobs are counted as {State(state).label}, {rows[place]} are there",
+                text=f"{tenant}/{topic}: {counted[place]} are counted as {State(state).label}, {rows[place]} are there",
             )
     running = Counter((row.tenant, row.topic) for row in model.rows if row.state == State.RUNNING)
     for event in model.of_kind["final_limit"]:
         if event["running"] and not running[event["tenant"], event["topic"]]:
             yield Violation(
                 invariant="I15",
-                text=f"{event['tenant']}/{event['topic']} key {event['limit_key']!r}: {event['running']} jobs are counted "
+                text=f"{event['tenant']}/{event['topic']} key {event['limit_key']!r}: {event['running']} are counted "
                 "as running, none is",
             )
     for event in model.of_kind["final_status"]:

@@ -20,7 +20,7 @@ def tenants_are_apart(model: Model) -> Iterator[Violation]:
         if owner.get(assign.job, assign.tenant) != assign.tenant:
             yield Violation(
                 invariant="I14",
-                text=f"job {assign.job} of {owner[assign.job]} was handed to {assign.proc}, a worker of {assign.tenant}",
+                text=f"job {assign.job} of {owner[assign.job]} was handed to {assign.proc} of {assign.tenant}",
                 at=assign.t, job=assign.job,
             )  # fmt: skip
     for one in model.asked("get", "list"):

@@ -46,8 +46,8 @@ def one_live_lease(model: Model) -> Iterator[Violation]:
                 if epoch > assign.epoch and at < held_until:
                     yield Violation(
                         invariant="I2",
-                        text=f"job {job}: epoch {epoch} was claimed {(held_until - at) / 1e6:.3f} s before the lease of "
-                        f"epoch {assign.epoch}, held by {assign.proc}, could have ended",
+                        text=f"job {job}: epoch {epoch} was claimed {(held_until - at) / 1e6:.3f} s before the lease "
+                        f"of epoch {assign.epoch}, held by {assign.proc}, could have ended",
                         at=assign.t, job=job,
                     )  # fmt: skip
             for other in assigns:

@@ -87,7 +87,7 @@ def _ordered(model: Model, tenant: str, topic: str) -> Iterator[Violation]:
             if began < ended:
                 yield Violation(
                     invariant="I11",
-                    text=f"{tenant}/{topic} key {key}: job {other} began {(ended - began) / 1e6:.3f} s before job {one}, "
+                    text=f"{tenant}/{topic} key {key}: job {other} began {(ended - began) / 1e6:.3f} s before {one}, "
                     "which had begun, had ended",
                     job=other,
                 )

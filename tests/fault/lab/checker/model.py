@@ -63,7 +63,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """A job on its arrival at a worker, of which the lease runs until `lease_until` by the database's clock at least."""
+    """A job on its arrival at a worker; its lease runs until `lease_until` by the database's clock at least."""
 
     job: str
     epoch: int

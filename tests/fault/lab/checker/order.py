@@ -40,8 +40,8 @@ def priority_first(model: Model) -> Iterator[Violation]:
         a, b = found[0]
         yield Violation(
             invariant="I6",
-            text=f"{len(found)} inversions (allowed: {allowed}); the first: {a.job} of priority {a.priority} was claimed "
-            f"{(b.claimed - a.claimed) / 1e6:.3f} s before {b.job} of priority {b.priority}, which had been waiting",
+            text=f"{len(found)} inversions (allowed: {allowed}); the first: {a.job} of priority {a.priority} was "
+            f"claimed {(b.claimed - a.claimed) / 1e6:.3f} s before {b.job} of priority {b.priority}, which had waited",
             job=b.job,
         )
 
