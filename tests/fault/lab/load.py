@@ -206,6 +206,12 @@ class Load:
         self._bodies += 1
         return json.dumps({"b": self._bodies, "tenant": tenant.name, "ms": ms, **extra}).encode()
 
+    async def _do_slow(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "slow", ms=self._chance.choice((5, 50, 500, 2000)))
+
+    async def _do_thread(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "thread", ms=self._chance.choice((20, 1000)))
+
     async def _do_delayed(self, tenant: Tenant) -> None:
         await self.submit(tenant, "slow", ms=5, delay=self._chance.choice((0.2, 0.5, 1, 2, 3)))
 

@@ -92,6 +92,6 @@ def all_scenarios() -> dict[str, Scenario]:
     return dict(sorted(_REGISTRY.items(), key=lambda one: _place(one[0])))
 
 
-def _place(number: str) -> tuple[int, str]:
+def _place(number: str) -> tuple[str, int, str]:
     digits = "".join(sign for sign in number if sign.isdigit())
-    return int(digits), number
+    return number[:1], int(digits), number
