@@ -209,6 +209,9 @@ class Load:
     async def _do_slow(self, tenant: Tenant) -> None:
         await self.submit(tenant, "slow", ms=self._chance.choice((5, 50, 500, 2000)))
 
+    async def _do_limited(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "limited", ms=self._chance.choice((50, 900)))
+
     async def _do_thread(self, tenant: Tenant) -> None:
         await self.submit(tenant, "thread", ms=self._chance.choice((20, 1000)))
 

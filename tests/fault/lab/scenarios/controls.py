@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from tests.fault.lab.scenarios import World, scenario
 
-BUSY_VERBS = {"pause": 4, "cancel": 8, "delayed": 10, "discard": 3, "redrive": 3, "handback": 4, "list": 4}
+BUSY_VERBS = {"pause": 4, "cancel": 8, "delayed": 10, "discard": 3, "redrive": 3, "handback": 4, "list": 4,
+              "limited": 15}  # fmt: skip
 
 
 @scenario("C1", "no fault: a calm mixed load", world={"weights": BUSY_VERBS}, drain=timedelta(seconds=25))
