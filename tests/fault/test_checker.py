@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.fault.lab.checker import check
+from tests.fault.lab.checker.model import Model
 from tests.fault.lab.story import Story, wall
 
 A, B = "a" * 32, "b" * 32
@@ -239,6 +241,14 @@ def test_a_holder_that_is_never_told_of_a_cancel_is_found() -> None:
 
     assert cancelled(told=True) == []
     assert cancelled(told=False) == ["I12"]
+
+
+def test_a_worker_with_a_false_wall_clock_is_read_by_the_machines() -> None:
+    story = HOLDS["I7 before its answer, after its resume"](Story())
+    day = 86_400_000_000
+    shifted = [replace(event, w=event.w + day) if event.proc == "w1" else event for event in story.events]
+    assert check(shifted).red == check(story.events).red
+    assert Model(shifted).skew_us == Model(story.events).skew_us
 
 
 # ---------------------------------------------------------------------- schedules

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.fault.lab.mix import mix, plan
+from tests.fault.lab.mix import mix, plan, setting
 from tests.fault.lab.runner import PASSED, run
 
 SECONDS = 45.0
@@ -28,7 +28,7 @@ async def test_a_minute_of_random_faults_breaks_no_promise() -> None:
         "mix",
         lambda world: mix(world, seconds=SECONDS),
         seed=SEED,
-        world={},
+        world=setting(),
         within=timedelta(seconds=220),
     )
     shown = result.report.text() if result.report is not None else ""

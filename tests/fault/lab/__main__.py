@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.fault.lab.checker import check
 from tests.fault.lab.history import merged
-from tests.fault.lab.mix import mix
+from tests.fault.lab.mix import mix, setting
 from tests.fault.lab.runner import FAILED, NOT_RUN, Result, run, run_scenario
 from tests.fault.lab.scenarios import Scenario, all_scenarios
 
@@ -67,7 +67,7 @@ async def _mix(seconds: float, seed: int, *, keep: bool) -> int:
         "mix",
         lambda world: mix(world, seconds=seconds),
         seed=seed,
-        world={},
+        world=setting(),
         within=timedelta(seconds=2 * seconds + 240),
         keep=keep,
     )

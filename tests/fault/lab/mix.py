@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tests.fault.lab.world import World
 
@@ -39,6 +40,11 @@ def plan(seed: int, seconds: float, *, servers: Sequence[str], workers: Sequence
         found.append(Planned(after=after, what=what, whom=whom, lasting=lasting))
         total += after + lasting
     return found
+
+
+def setting() -> dict[str, Any]:
+    """How the world of a mix is made: behind proxies, where this tree has them."""
+    return {"proxy_servers": importlib.util.find_spec("tests.fault.lab.proxy") is not None}
 
 
 async def mix(world: World, *, seconds: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from tests.fault.lab.history import FAIL, INFO, OK, Event, clock_spread_us
+from tests.fault.lab.history import FAIL, INFO, OK, Event, clock_spread_us, steadied
 
 SLACK_US: Final = 2_000
 """Two processes read the same clock within this, whatever the scheduler does between reading and noting."""
@@ -150,8 +150,8 @@ class Claim:
 class Model:
     """The indices over one history. Built once; the invariants only read."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = events
+    def __init__(self, history: Sequence[Event]) -> None:
+        events = self.events = steadied(history)
         self.skew_us = clock_spread_us(events) + SLACK_US
         self.operations: list[Operation] = []
         self.assigns: list[Assign] = []
