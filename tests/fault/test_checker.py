@@ -57,6 +57,16 @@ HOLDS: dict[str, Tell] = {
         .said(A, 2, 40, proc="w2")
         .row(A, epoch=2, attempt=2, claimed=31, finished=41)
     ),
+    "I2 another process has taken over its name": lambda s: (
+        s.submitted(A, 1)
+        .note(5, "w1", "hello", stream=1, worker="w", held=[], resumed=False)
+        .assigned(A, 1, 10)
+        .note(20, "w2", "hello", stream=1, worker="w", held=[], resumed=False)
+        .fact(A, 4, 21, claimed=10, state=0)
+        .assigned(A, 2, 31, proc="w2")
+        .said(A, 2, 40, proc="w2")
+        .row(A, epoch=2, claimed=31, finished=41)
+    ),
     "I3 a hand-back costs nothing": lambda s: (
         s.submitted(A, 1)
         .assigned(A, 1, 10)

@@ -47,7 +47,8 @@ class Tape:
         """The worker is about to send this."""
         note = self.recorder.note
         if frame.HasField("hello"):
-            note("hello", stream=stream, held=_held(frame.hello.held), resumed=frame.hello.resumed)
+            hello = frame.hello
+            note("hello", stream=stream, worker=hello.worker_id, held=_held(hello.held), resumed=hello.resumed)
         if frame.HasField("outcomes"):
             message = frame.outcomes
             results = message.results or [b""] * len(message.ids)

@@ -23,13 +23,16 @@ from tests.fault.lab.checker.model import (
 def surely_held_until(model: Model, assign: Assign) -> int:
     """Until when, by the database's clock, this worker surely holds the lease it received; renewals only add to it.
 
-    Cut short by whatever may have ended it: its own outcome as soon as that is about to be sent, a cancel or discard
-    as soon as it is asked for, a redrive likewise.
+    Cut short by whatever may have ended it: its own outcome as soon as that is about to be sent, a cancel, discard or
+    redrive as soon as it is asked for, a later greeting under its worker's id that does not declare the job.
     """
     end = assign.lease_until
     for said in model.said_of.get(assign.job, ()):
         if said.epoch == assign.epoch:
             end = min(end, said.w)
+    for hello in model.hellos_of.get(assign.worker, ()) if assign.worker else ():
+        if hello.t > assign.t and [assign.job, assign.epoch] not in hello["held"]:
+            end = min(end, hello.w)
     for verb in model.verbs_of.get(assign.job, ()):
         if verb.w_end >= assign.w:  # else it was over before
             end = min(end, verb.w)

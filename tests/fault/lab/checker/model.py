@@ -75,6 +75,7 @@ class Assign:
     t: int
     w: int
     lease_until: int
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,7 @@ class Model:
     def _read(self, events: Sequence[Event]) -> None:
         open_operations: dict[str, Operation] = {}
         tenant_of: dict[str, str] = {}
+        worker_of: dict[str, str] = {}
         for event in events:
             self.of_kind[event.kind].append(event)
             match event.kind:
@@ -183,8 +185,10 @@ class Model:
                     self.world = event.data
                 case "hello_ack":
                     tenant_of[event.proc] = event["tenant"]
+                case "hello":
+                    worker_of[event.proc] = event.get("worker", "")
                 case "assign":
-                    self.assigns += _assigns(event, tenant_of.get(event.proc, ""))
+                    self.assigns += _assigns(event, tenant_of.get(event.proc, ""), worker_of.get(event.proc, ""))
                 case "outcome":
                     self.said += [_said(event, item) for item in event["items"]]
                 case "receipt":
@@ -229,6 +233,14 @@ class Model:
     @cached_property
     def receipts_of(self) -> dict[str, list[Said]]:
         return _by_job(self.receipts)
+
+    @cached_property
+    def hellos_of(self) -> dict[str, list[Event]]:
+        """By the worker's id, under which another process may greet, too."""
+        found: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.of_kind["hello"]:
+            found[event.get("worker", "")].append(event)
+        return dict(found)
 
     @cached_property
     def verbs_of(self) -> dict[str, list[Operation]]:
@@ -300,11 +312,11 @@ def _by_job(found: Sequence[Any]) -> dict[str, list[Any]]:
     return dict(by_job)
 
 
-def _assigns(event: Event, tenant: str) -> list[Assign]:
+def _assigns(event: Event, tenant: str, worker: str) -> list[Assign]:
     return [
         Assign(
             job=job, epoch=epoch, attempt=attempt, max_attempts=most, topic=topic, proc=event.proc, tenant=tenant,
-            t=event.t, w=event.w, lease_until=event["lease_until"],
+            t=event.t, w=event.w, lease_until=event["lease_until"], worker=worker,
         )
         for job, epoch, attempt, most, topic in event["jobs"]
     ]  # fmt: skip
