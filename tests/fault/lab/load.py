@@ -216,10 +216,12 @@ class Load:
         await self.submit(tenant, "thread", ms=self._chance.choice((20, 1000)))
 
     async def _do_delayed(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "slow", ms=5, delay=self._chance.choice((0.2, 0.5, 1, 2, 3)))
+        job = await self.submit(tenant, "slow", ms=5, delay=self._chance.choice((0.2, 0.5, 1, 2, 3)))
+        if job is not None and self._chance.random() < 0.2:
+            await self._cancel(tenant, job)
 
     async def _do_ranked(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "ranked", ms=5, priority=self._chance.choice((-10, 0, 10)))
+        await self.submit(tenant, "ranked", ms=40, priority=self._chance.choice((-10, 0, 10)))
 
     async def _do_keyed(self, tenant: Tenant) -> None:
         await self.submit(tenant, "keyed", ms=20, limit_key=f"k{self._chance.randrange(4)}")
