@@ -314,8 +314,9 @@ def test_occurrences_are_checked_against_the_grid(story: Story, *, holds: bool) 
 def test_cron_occurrences_come_from_another_library() -> None:
     # The story begins at 22:13:20 UTC, 23:13:20 in Berlin; the first minute after that is 40 s later.
     def minutes(*seconds: int) -> bool:
-        cron = {"kind": 3, "at": None, "span_ms": None, "expression": "* * * * *", "zone": "Europe/Berlin"}
-        story = scheduled([(s, s) for s in seconds], paused=170_000, **cron)
+        story = scheduled(
+            [(s, s) for s in seconds], paused=170_000, kind=3, at=None, expression="* * * * *", zone="Europe/Berlin"
+        )
         return check(story.events, only=["I8"]).passed
 
     assert minutes(40, 100, 160)
