@@ -106,6 +106,13 @@ HOLDS: dict[str, Tell] = {
         s.submitted(A, 1).did("resume", 4, 60, topic="fast").did("pause", 5, 20, topic="fast").completed(A, 40)
     ),
     "I9 when it was due": lambda s: s.submitted(A, 1, delay="2").completed(A, 2_010),
+    "I9 redriven before it was due": lambda s: (
+        s.submitted(A, 1, delay="2")
+        .fact(A, 7, 5, epoch=0, state=7)
+        .fact(A, 8, 10, epoch=0, state=0, run_at=10, was=7)
+        .did("redrive", 9, job=A)
+        .completed(A, 20)
+    ),
     "I10 the same job again": lambda s: s.submitted(A, 1, key="k").submitted(A, 50, key="k").completed(A),
     "I11 one after the other": lambda s: (
         s.did("set_topic", 1, topic="limited", settings={"max_running": 1})
