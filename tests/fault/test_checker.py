@@ -304,7 +304,8 @@ EACH = [(float(n), float(n)) for n in range(1, 20)]
     [
         (scheduled(EACH), True),
         (scheduled([(1, 1), (2, 6), *EACH[6:]]), True),  # coalesced
-        (scheduled(EACH[:3] + EACH[5:], skipped=2, overlap=1), True),
+        (scheduled(EACH[:3] + EACH[5:], skipped=1, overlap=1), True),  # skipped together
+        (scheduled(EACH[:3] + EACH[4:6] + EACH[7:], skipped=1, overlap=1), False),  # skipped twice, said once
         (scheduled(EACH[:3] + EACH[5:]), False),  # two are missing
         (scheduled([*EACH, (4, 4)]), False),  # one twice
         (scheduled([(1, 3), *EACH[1:]]), False),  # two are covered twice
