@@ -79,7 +79,7 @@ def _one(model: Model, schedule: Event, runs: list[Event]) -> Iterator[Violation
     if runs_missing > allowed:
         yield Violation(
             invariant="I8",
-            text=f"{name}: {len(missing)} occurrences were never fired (skips: {allowed}), the first {_shown(missing[0])}",
+            text=f"{name}: {len(missing)} times were never fired ({allowed} skips), the first {_shown(missing[0])}",
         )
 
 
