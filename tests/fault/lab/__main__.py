@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the folder of a run that passed, too")
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everybody's cleaning up
     if chosen.list:
         for one in all_scenarios().values():
             print(f"{one.number:5} {one.title:50} {' '.join(one.checks)}")

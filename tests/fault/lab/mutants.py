@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,22 +64,25 @@ def applies(mutant: Mutant, tree: Path) -> str:
 
 def verdict(tree: Path, scenario: str, *, seed: int) -> tuple[list[str], str]:
     """The invariants that are red after one run in that tree, and all it printed. A run that fails is `failed`."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tests.fault.lab", "--only", scenario, "--seed", str(seed)],
+        cwd=tree,
+        env={**environ(), "PYTHONPATH": f"{tree / 'src'}:{tree}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.fault.lab", "--only", scenario, "--seed", str(seed)],
-            cwd=tree,
-            env={**environ(), "PYTHONPATH": f"{tree / 'src'}:{tree}"},
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        return ["failed"], f"did not end within {RUN_SECONDS} s\n{late.stdout!r}"
-    text = done.stdout + done.stderr
+        text, _ = run.communicate(timeout=RUN_SECONDS)
+    except BaseException as error:
+        run.terminate()  # it cleans up behind itself
+        text, _ = run.communicate(timeout=60)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return ["failed"], f"did not end within {RUN_SECONDS} s\n{text}"
     if found := _VERDICT.search(text):
         return found["red"].split(), text
-    return ([] if done.returncode == 0 else ["failed"]), text
+    return ([] if run.returncode == 0 else ["failed"]), text
 
 
 def copied(mutant: Mutant | None, folder: Path) -> Path:
@@ -119,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--skip-unchanged", action="store_true", help="trust the tree as it is")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = {name.strip() for name in chosen.only.split(",") if name.strip()}
     known = [mutant for mutant in mutants() if not names or mutant.name in names]
     if unknown := names - {mutant.name for mutant in known}:
