@@ -55,16 +55,14 @@ bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/
 	@BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
 	@cat tests/bench/recorded.json
 
-SECONDS ?= 120
 overload: $(READY) ## three times what this machine can do, for SECONDS: goodput, refusals, memory, recovery
-	@$(BIN)/python -m bench.overload --seconds $(SECONDS)
+	@$(BIN)/python -m bench.overload --seconds $(or $(SECONDS),120)
 
-MINUTES ?= 30
 soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: nothing may grow or drift
-	@$(BIN)/python -m bench.soak --minutes $(MINUTES)
+	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30)
 
 bench-long: $(READY) ## a snapshot held for three minutes under load, and the soak
-	@$(BIN)/python -m bench.long --soak-minutes $(MINUTES)
+	@$(BIN)/python -m bench.long --soak-minutes $(or $(MINUTES),30)
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
