@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -12,7 +13,7 @@ from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, 
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
-from headgate.store import control
+from headgate.store import control, topics
 from headgate.store.connect import Connection
 from tests.support.dispatching import Hold, Instance, Worker, failing_with, soon
 from tests.support.queue import Queue
@@ -88,6 +89,45 @@ async def test_a_pause_that_this_instance_has_not_heard_of_holds(one: Instance, 
     await control.resume(db)
     one.coordinator.stir_all()
     assert list((await worker.take()).ids) == [job_id]
+
+
+async def test_one_small_job_is_inserted_as_running(one: Instance, db: Connection) -> None:
+    worker = await waiting(one)
+    (job_id,) = await one.submit(payload=b"x" * 1024, priority=7, headers={"trace": "abc"})
+    job = await worker.take()
+    assert (list(job.ids), list(job.payloads), list(job.priorities)) == ([job_id], [b"x" * 1024], [7])
+    assert json.loads(job.headers[0] or "") == {"trace": "abc"}
+    row = await db.fetchrow("SELECT xmax::text, claimed_at = created_at AS at_once FROM headgate.jobs")
+    assert row is not None
+    assert (row["xmax"], row["at_once"]) == ("0", True), "it was written once"
+    flows = await db.fetch("SELECT from_state, to_state, n FROM headgate.flow_deltas ORDER BY 1")
+    assert [tuple(flow) for flow in flows] == [(-1, 0, 1), (0, 1, 1)], "counted as submitted and as claimed"
+
+
+@pytest.mark.parametrize("obstacle", ["heavy", "limit", "resent", "several"])
+async def test_what_is_not_quite_so_simple_is_submitted_and_claimed_as_ever(
+    one: Instance, db: Connection, obstacle: str
+) -> None:
+    worker = await waiting(one)
+    count, payload = (3, b"x") if obstacle == "several" else (1, b"x" * 1025 if obstacle == "heavy" else b"x")
+    if obstacle == "limit":
+        queue = Queue(db)
+        tenant_no = await queue.tenant_no()
+        await topics.set_topic(db, queue.names, tenant_no, "mail", changes={"max_running": 1})
+    elif obstacle == "resent":
+        await db.execute(
+            "INSERT INTO headgate.resent_ids SELECT tenant_no, gen_random_uuid(), clock_timestamp() + interval '1 hour' "
+            "FROM headgate.topics WHERE name = 'mail'"
+        )
+    ids = await one.submit(count, payload=payload)
+    job = await worker.take()
+    assert list(job.ids) == ids
+    assert set(job.payloads) == {payload}
+    assert one.store.calls["submit_and_claim"] == 1
+    if obstacle == "limit":
+        assert await db.fetchval("SELECT flags & 128 FROM headgate.jobs") == 128, "it counts against its limit"
+    (later,) = await one.submit()
+    assert (await one.job(later)).state is (State.PENDING if obstacle == "limit" else State.RUNNING)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), InvalidInput("job", "cannot be stored")])

@@ -261,10 +261,11 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     monkeypatch.setattr("headgate.sdk.worker.stopping.UNWIND_SECONDS", 0.5)
     monkeypatch.setattr("headgate.sdk.worker.worker.SLOT_PATIENCE_SECONDS", 0.5)
     app = Headgate("127.0.0.1:1")
-    release = asyncio.Event()
+    release, begun_async = asyncio.Event(), asyncio.Event()
 
     @app.job("deaf-async")
     async def deaf() -> None:
+        begun_async.set()
         while not release.is_set():
             try:
                 await release.wait()
@@ -281,6 +282,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         link = await server.worker()
         (one,) = link.deliver("deaf-async", b"{}")
         (two,) = link.deliver("deaf-thread", json.dumps({"path": str(tmp_path / "release")}).encode())
+        await asyncio.wait_for(begun_async.wait(), 10)
         link.say(cancel=link.held(one, two))
         await until(lambda: "all_slots_stuck" in caplog.text, "it is said")
         beats = len(link.frames("beat"))

@@ -90,6 +90,41 @@ async def test_no_more_is_asked_for_than_there_are_slots() -> None:
             await until(lambda: link.credit == 6, "the credit is back")
 
 
+async def test_slots_take_all_that_is_held_run_no_more_at_a_time_and_begin_nothing_that_was_cancelled() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server, concurrency=2, prefetch=6) as (worker, link):
+            ids = link.deliver("wait", *[b""] * 8)
+            await until(lambda: len(gate.begun) == 2, "two have begun")
+            link.say(cancel=link.held(ids[4]))
+            link.say(lost=link.held(ids[5]))
+            assert worker._link is not None
+            held = worker._link.ledger.held
+            await until(lambda: held[ids[4]].cancel_requested and ids[5] not in held, "it has heard both")
+            gate.open.set()
+            await until(lambda: len(link.completed()) == 6, "the others are done")
+            assert gate.begun == [*ids[:4], *ids[6:]]
+            (refused,) = link.others()
+            assert (refused.id, refused.failed.type) == (ids[4], "Cancelled")
+            assert worker.receipts["applied"] <= 7
+
+
+async def test_what_slots_have_not_begun_is_handed_back_by_a_drain() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server, concurrency=2, prefetch=6) as (worker, link):
+            ids = link.deliver("wait", *[b""] * 8)
+            await until(lambda: len(gate.begun) == 2, "two have begun")
+            worker.stop()
+            await until(lambda: len(link.others()) == 6, "the rest is handed back")
+            assert {one.id for one in link.others() if one.HasField("abandon")} == set(ids[2:])
+            gate.open.set()
+            await until(lambda: len(link.completed()) == 2, "what had begun is finished")
+            assert gate.begun == ids[:2]
+
+
 @pytest.mark.req("W19", "W8")
 async def test_a_slow_job_holds_one_slot_and_nobody_elses_outcome() -> None:
     async with fake_server() as server:

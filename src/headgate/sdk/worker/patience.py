@@ -102,7 +102,8 @@ class StuckSlots:
     def look(self, now: float) -> None:
         """See which handlers run, and since when."""
         for job in self._link.ledger.running():
-            self._since.setdefault(job, now)
+            if job.begun_at:  # others have been handed to the slots, and wait there
+                self._since.setdefault(job, now)
         self._since = {job: since for job, since in self._since.items() if job.stage == STARTED}
         if len(self._since) < self._slots:
             self._said = False

@@ -1,0 +1,33 @@
+"""How a claim's credit is taken from the links that share a demand."""
+
+from __future__ import annotations
+
+from headgate.dispatch.demand import Demand
+from headgate.dispatch.links import Link
+from headgate.domain.identity import Identity, Scope
+
+
+def link(name: str) -> Link:
+    return Link(Identity(tenant="acme", subject="tester", scopes=frozenset({Scope.WORK})), 1, name, lambda: 0.0, 60_000)
+
+
+def demand_of(*credits: int) -> tuple[Demand, list[Link]]:
+    demand = Demand(1, (1,), 60_000)
+    links = [link(f"w{number}") for number in range(len(credits))]
+    for one, count in zip(links, credits, strict=True):
+        demand.grant(one, count)
+    return demand, links
+
+
+def test_scarce_work_is_dealt_in_equal_shares() -> None:
+    demand, (a, b, c) = demand_of(100, 100, 2)
+    assert demand.reserve(30) == [(a, 18), (b, 10), (c, 2)], "what c leaves goes round again"
+
+
+def test_while_there_is_plenty_each_link_gets_all_it_asked_for_in_turn() -> None:
+    demand, (a, b, c) = demand_of(20, 20, 20)
+    demand.plenty = True
+    assert demand.reserve(30) == [(a, 20), (b, 10)]
+    demand.give_back([(a, 20), (b, 10)], 30)
+    assert demand.reserve(30) == [(c, 20), (b, 10)], "who got nothing comes first, who got a part after it"
+    assert demand.credit == 0
