@@ -21,7 +21,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
+from headgate.domain.errors import OutcomeUnknown, ReadOnly, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -81,9 +81,10 @@ class Lane:
                         yield connection
                 else:
                     yield connection
-            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable):
+            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
                 # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
-                # farewell a moment before it hangs up, and in between the connection still seems to be open.
+                # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
+                # host takes no writes any more: perhaps another one does.
                 connection.terminate()
                 raise
 
