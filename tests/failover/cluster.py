@@ -1,4 +1,4 @@
-"""Patroni, etcd and two PostgreSQL on loopback, each node with ports of its own, and what can be done to them.
+"""Patroni, etcd and two or three PostgreSQL on loopback, each node with ports of its own, and what can be done to them.
 
 The configuration is the one printed in docs/operations: only addresses and folders are replaced.
 """
@@ -14,12 +14,12 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import asyncpg
 
@@ -28,6 +28,7 @@ from tests.support.database import temporary_folder
 from tests.support.server import LoggedProcess, clean_environ
 from tests.support.waiting import until
 
+T = TypeVar("T")
 CONFIG = Path(__file__).parents[2] / "docs/operations/ha"
 SUPERUSER_PASSWORD = "change-me"
 _TABLE = "headgate_failover"
@@ -53,8 +54,10 @@ class Mode:
         """The configuration with this mode."""
         if self.synchronous:
             return text
-        changes = {"synchronous_mode: true": "synchronous_mode: false"}
-        return replaced(text, {**changes, "synchronous_mode_strict: true": "synchronous_mode_strict: false"})
+        # A standby may be behind by this much and still be promoted: what asynchronous replication may lose.
+        lag = f"synchronous_mode: false\n    maximum_lag_on_failover: {64 << 20}"
+        changes = {"synchronous_mode_strict: true": "synchronous_mode_strict: false", "synchronous_mode: true": lag}
+        return replaced(text, changes)
 
 
 SYNCHRONOUS = Mode(synchronous=True)
@@ -97,13 +100,16 @@ class Node:
         self.process: LoggedProcess | None = None
 
     def _patroni_config(self) -> str:
+        text = (CONFIG / "patroni.yml").read_text()
+        if self._cluster.programs.etcd_by_version_2:
+            text = replaced(text, {"etcd3:": "etcd:"})
         return replaced(
-            (CONFIG / "patroni.yml").read_text(),
+            text,
             {
                 "name: pg1": f"name: {self.name}",
                 "10.0.0.11:8008": f"127.0.0.1:{self.api_port}",
-                # Each node has its own port to etcd, so that it can be cut off alone; as "proxies", because Patroni would
-                # otherwise ask etcd for its address and go there.
+                # Each node has its own port to etcd, so that it can be cut off alone; as a proxy, because Patroni
+                # would otherwise ask etcd for its address and go there.
                 "hosts: 10.0.0.21:2379": f"hosts: 127.0.0.1:{self.etcd_port}\n  use_proxies: true",
                 "10.0.0.11:5432": f"127.0.0.1:{self.port}",
                 "/var/lib/postgresql/headgate": str(self.data),
@@ -148,6 +154,14 @@ class Node:
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{postmaster}").exists(), f"the PostgreSQL of {self.name} is gone")
 
+    def wal_receiver(self) -> int:
+        """The process through which a standby gets its log."""
+        for pid in self.postgres_pids():
+            with suppress(OSError):
+                if b"walreceiver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        raise AssertionError(f"{self.name} has no walreceiver")
+
     def signal(self, number: signal.Signals, *, patroni: bool = False, postgres: bool = False) -> None:
         """Stop or continue parts of it."""
         if patroni and self.process is not None:
@@ -170,16 +184,15 @@ class Node:
 
 
 class Cluster:
-    """etcd and two nodes."""
+    """etcd and its nodes."""
 
-    def __init__(self, programs: Programs, folder: Path, mode: Mode) -> None:
+    def __init__(self, programs: Programs, folder: Path, mode: Mode, *, nodes: int) -> None:
         self.programs, self.folder, self.mode = programs, folder, mode
         self.account = pwd.getpwnam("postgres")
         self.etcd: LoggedProcess | None = None
-        ports = [free_port(), free_port()]
+        ports = [free_port() for _ in range(nodes)]
         self._start_etcd(ports)
         self.nodes = [Node(f"pg{number}", self, port) for number, port in enumerate(ports, start=1)]
-        self._cut: list[Node] = []
 
     def _start_etcd(self, ports: Sequence[int]) -> None:
         urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
@@ -192,17 +205,19 @@ class Cluster:
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"etcd1={peer}",
+            "enable-v2": "true" if self.programs.etcd_by_version_2 else "false",
         }
         command = [self.programs.etcd, *(f"--{name}={value}" for name, value in options.items())]
         self.etcd = LoggedProcess("etcd", command, folder=self.folder, environ=clean_environ())
         self.etcd.saw("ready to serve client requests", times=1)
 
     def start(self) -> None:
-        """Start both nodes; when this returns, one leads and the other follows."""
+        """Start all nodes; when this returns, one leads and the others follow."""
         self.nodes[0].start()
-        self.leads(self.nodes[0], within=timedelta(seconds=60))
-        self.nodes[1].start()
-        self.is_whole(within=timedelta(seconds=60))
+        self.leads(self.nodes[0])
+        for node in self.nodes[1:]:
+            node.start()
+        self.is_whole()
 
     # ------------------------------------------------------------------ looking
 
@@ -211,7 +226,7 @@ class Cluster:
         for node in self.nodes:
             with suppress(OSError, urllib.error.URLError, ValueError):
                 url = f"http://127.0.0.1:{node.api_port}/cluster"
-                with urllib.request.urlopen(url, timeout=3) as answer:  # noqa: S310 - our own loopback URL
+                with urllib.request.urlopen(url, timeout=3) as answer:
                     return list(json.load(answer)["members"])
         return []
 
@@ -226,38 +241,43 @@ class Cluster:
         assert node is not None, "nobody leads"
         return node
 
-    def other(self, node: Node) -> Node:
-        """The one that is not this one."""
-        return next(one for one in self.nodes if one is not node)
+    def others(self, node: Node) -> list[Node]:
+        """All but this one."""
+        return [one for one in self.nodes if one is not node]
 
-    def leads(self, node: Node, *, within: timedelta = timedelta(seconds=60)) -> None:
-        """Wait until it takes writes."""
+    def leads(self, *nodes: Node, within: timedelta = timedelta(seconds=60)) -> Node:
+        """Wait until one of them takes writes, and return it."""
 
-        def is_primary() -> bool:
-            with suppress(OSError, urllib.error.URLError):
-                url = f"http://127.0.0.1:{node.api_port}/primary"
-                with urllib.request.urlopen(url, timeout=3) as answer:  # noqa: S310 - our own loopback URL
-                    return int(answer.status) == 200
-            return False
+        def primary() -> Node | None:
+            for node in nodes:
+                with suppress(OSError, urllib.error.URLError):
+                    url = f"http://127.0.0.1:{node.api_port}/primary"
+                    with urllib.request.urlopen(url, timeout=3) as answer:
+                        if answer.status == 200:
+                            return node
+            return None
 
-        self._wait(is_primary, f"{node.name} leads", within)
+        leader = self._wait(primary, f"{' or '.join(node.name for node in nodes)} leads", within)
+        assert leader is not None
+        return leader
 
     def is_whole(self, *, within: timedelta = timedelta(seconds=90)) -> None:
-        """Wait until the other node follows, synchronously if that is the mode: only then may the leader die."""
+        """Wait until all others follow, one synchronously if that is the mode: only then may the leader die."""
         wanted = "sync_standby" if self.mode.synchronous else "replica"
 
         def follows() -> bool:
             members = self.members()
             timelines = {member.get("timeline") for member in members}
             roles = {member.get("role") for member in members}
-            return len(members) == 2 and len(timelines) == 1 and wanted in roles and "leader" in roles
+            running = all(member.get("state") in ("running", "streaming") for member in members)
+            whole = len(members) == len(self.nodes) and len(timelines) == 1 and running
+            return whole and wanted in roles and "leader" in roles
 
         self._wait(follows, f"the cluster has a leader and a {wanted}", within)
 
-    def _wait(self, check: object, what: str, within: timedelta) -> None:
-        assert callable(check)
+    def _wait(self, check: Callable[[], T], what: str, within: timedelta) -> T:
         try:
-            until(check, what, within=within)
+            return until(check, what, within=within)
         except AssertionError as error:
             error.add_note(f"members: {self.members()}")
             for node in self.nodes:
@@ -305,13 +325,14 @@ class Cluster:
 
 
 @contextmanager
-def running(programs: Programs, mode: Mode) -> Iterator[Cluster]:
+def running(programs: Programs, mode: Mode, *, nodes: int) -> Iterator[Cluster]:
     """A cluster in a folder of its own; both are gone afterwards."""
     folder = temporary_folder()
     folder.chmod(0o755)
     with ExitStack() as ends:
-        ends.callback(shutil.rmtree, folder, ignore_errors=True)
-        cluster = Cluster(programs, folder, mode)
+        if "HEADGATE_FAILOVER_KEEP" not in os.environ:
+            ends.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster = Cluster(programs, folder, mode, nodes=nodes)
         ends.callback(cluster.stop)
         cluster.start()
         yield cluster

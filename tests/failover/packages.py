@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -35,14 +36,24 @@ class Programs:
     nft: str
     setpriv: str
     postgres_bin: Path
+    patroni_version: tuple[int, ...]
+
+    @property
+    def etcd_by_version_2(self) -> bool:
+        """Whether this Patroni must speak etcd's older API.
+
+        Before 3.0.3, with the newer one, a leader whose Patroni was held up for longer than the ttl wrote its name over
+        that of the leader elected meanwhile (patroni#2689): 14,189 acknowledged jobs went with the latter's timeline.
+        """
+        return self.patroni_version < (3, 0, 3)
 
 
 def programs() -> Programs:
     """Find them all, having installed what is missing if we may."""
     if os.geteuid() != 0:
         raise MissingPackages(
-            "this lane drops packets with nftables and runs PostgreSQL as another account: run it as root, on a machine "
-            "that may be spoilt"
+            "this lane installs Debian packages, drops packets with nftables and runs PostgreSQL as another account: "
+            "run it as root, on a machine that may be spoilt"
         )
     missing = _missing()
     if missing:
@@ -50,7 +61,11 @@ def programs() -> Programs:
     if still := _missing():
         raise MissingPackages(f"apt-get install {' '.join(still)} did not bring what is needed")
     found = {name: _which(name) or "" for name in PACKAGES}
-    return Programs(postgres_bin=_postgres_bin() or Path(), **found)
+    said = subprocess.run(
+        [found["patroni"], "--version"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    version = tuple(int(number) for number in re.findall(r"\d+", said))
+    return Programs(postgres_bin=_postgres_bin() or Path(), patroni_version=version, **found)
 
 
 def _missing() -> list[str]:

@@ -41,8 +41,8 @@ IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 HOST_TIMEOUT = timedelta(seconds=3)
 """For each host, where there are several."""
-# A host that vanishes (no power, no route) says nothing. Probes find out after 5 + 3 × 2 s when a statement waits for its
-# answer, the user timeout when a statement could not be delivered. Without them it would be the statement's own timeout.
+# A host that vanishes (no power, no route) says nothing. Probes find out after 5 + 3 × 2 s when a statement waits for
+# its answer, the user timeout when one could not be delivered; without them it would be the statement's own timeout.
 _KEEPALIVE = {
     "SO_KEEPALIVE": (socket.SOL_SOCKET, 1),
     "TCP_KEEPIDLE": (socket.IPPROTO_TCP, 5),
