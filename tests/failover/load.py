@@ -58,10 +58,12 @@ class Stack:
     crew: list[WorkerProcess]
     hg: Headgate
     ledger: Ledger = field(default_factory=Ledger)
+    begun_elsewhere: int = 0
+    """Handlers of jobs in the ledger that another stack on this database has run."""
 
     def begun(self) -> int:
         """How many handlers have begun."""
-        return sum(worker.count() for worker in self.crew)
+        return self.begun_elsewhere + sum(worker.count() for worker in self.crew)
 
     async def begins_anew(self, number: int, *, within: timedelta = timedelta(seconds=90)) -> None:
         """Wait until so many more handlers have begun."""
