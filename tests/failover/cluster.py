@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from tests.support.waiting import until
 
 T = TypeVar("T")
 CONFIG = Path(__file__).parents[2] / "docs/operations/ha"
+PAGE = CONFIG.parent / "high-availability.md"
 SUPERUSER_PASSWORD = "change-me"
 _TABLE = "headgate_failover"
 
@@ -71,6 +73,13 @@ def replaced(text: str, changes: dict[str, str]) -> str:
             raise AssertionError(f"the printed configuration has no {old!r}")
         text = text.replace(old, new)
     return text
+
+
+def printed_command(program: str) -> list[str]:
+    """The command line of this program that the documentation prints, in words."""
+    found = re.search(rf"^\$ ({re.escape(program)}( .*)?)$", PAGE.read_text(), flags=re.MULTILINE)
+    assert found is not None, f"{PAGE} prints no {program}"
+    return found[1].split()
 
 
 def free_port() -> int:

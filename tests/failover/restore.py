@@ -15,7 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.store.restored import EPOCHS_AHEAD
-from tests.failover.cluster import Cluster, Node, as_account
+from tests.failover.cluster import Cluster, Node, as_account, printed_command
 from tests.failover.load import LEASE, Stack
 from tests.failover.rounds import Report
 from tests.fault.history import all_ended, connected
@@ -32,11 +32,10 @@ ENDED = "SELECT id, epoch, state, result FROM headgate.archive"
 def back_up(cluster: Cluster, node: Node, target: Path) -> float:
     """A base backup as an operator makes it, while the queue is in use; returns the seconds it took."""
     began = time.monotonic()
-    command = [
-        *as_account(cluster.programs, cluster.account),
-        str(cluster.programs.postgres_bin / "pg_basebackup"),
-        *("-h", "127.0.0.1", "-p", str(node.port), "-U", "replicator", "-D", str(target), "-X", "stream", "-c", "fast"),
-    ]
+    program = str(cluster.programs.postgres_bin / "pg_basebackup")
+    changes = {"pg_basebackup": program, "10.0.0.11": "127.0.0.1", "5432": str(node.port), "/backup/base": str(target)}
+    words = [changes.get(word, word) for word in printed_command("pg_basebackup")]
+    command = [*as_account(cluster.programs, cluster.account), *words]
     environ = {**clean_environ(), "PGPASSWORD": "change-me-too"}
     subprocess.run(command, env=environ, check=True, capture_output=True, timeout=120)
     return time.monotonic() - began
@@ -67,7 +66,12 @@ def tell_restored(dsn: str) -> str:
     """`headgate restored`, as the page says."""
     environ = {**clean_environ(), "HEADGATE_DATABASE_URL": dsn}
     done = subprocess.run(
-        [str(HEADGATE), "restored"], env=environ, check=True, capture_output=True, text=True, timeout=60
+        [str(HEADGATE), *printed_command("headgate restored")[1:]],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.stdout.strip().partition(": ")[2]
 

@@ -44,8 +44,9 @@ def database_url(cluster: Cluster) -> str:
 async def prepare(cluster: Cluster) -> str:
     """Make role, database and schema; returns the URL for servers."""
     leader = cluster.leading()
-    await leader.fetch(f"CREATE ROLE headgate LOGIN PASSWORD '{PASSWORD}'")
-    await leader.fetch("CREATE DATABASE headgate OWNER headgate")
+    for statement in (CONFIG / "setup.sql").read_text().split(";\n"):
+        if statement.strip():
+            await leader.fetch(statement)
     url = database_url(cluster)
     db = await connect(url, application_name="headgate failover")
     try:
