@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from headgate import Headgate
 from headgate.sdk.errors import NotAcknowledged
@@ -88,10 +88,10 @@ class Stack:
                 await has_room()
 
         async def keyed() -> None:
-            number = 0
+            prefix, number = uuid4(), 0
             while not done.is_set():
                 number += 1
-                await self.submit_keyed(f"{id(done):x}-{number}")
+                await self.submit_keyed(f"{prefix}-{number}")
                 await asyncio.sleep(0.02)
                 await has_room()
 
