@@ -168,8 +168,9 @@ async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         dsn = among(database, silent.getsockname()[1], free_port())
-        async with opened(dsn) as link:
-            assert await link.fetchval("SELECT 1") == 1
+        for pooler in (False, True):
+            async with opened(dsn, pooler=pooler) as link:
+                assert await link.fetchval("SELECT 1") == 1
         pool = await open_pool(dsn, size=2, application_name="store test")
         assert await pool.fetchval("SELECT 1") == 1
         await pool.close()
@@ -189,6 +190,8 @@ async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str
         assert "no host takes writes" in str(error)
         assert f"127.0.0.1:{port}: " in str(error)
         assert "takes no writes" in str(error)
+    with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
+        await connect(among(database, port), application_name="t", pooler=True)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ turn (the driver has one timeout for all of them).
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,6 +51,15 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": (socket.IPPROTO_TCP, 3),
     "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, 10_000),
 }
+_TAKES_NO_WRITES = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+# What a host, or the pooler before it, says when it is not there, not yet or no more.
+_TRY_THE_NEXT = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
 # The server's own timeout comes first and leaves a usable connection; the driver's is for a network that went silent.
 _DRIVER_GRACE = timedelta(seconds=5)
 
@@ -137,26 +147,43 @@ def _host_and_port(word: str) -> tuple[str, str]:
 
 async def _open(dsn: str, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
     hosts = hosts_of(dsn)
+    # Of several hosts, one takes writes, and we need that one.
+    asked = parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["read-write" if hosts else "any"])[0]
+    # Through a pooler the driver's own look at the host may be answered by two sessions, of which one was not asked.
+    look = options.get("statement_cache_size") == 0 and asked in ("read-write", "primary")
+    options["target_session_attrs"] = "any" if look else asked
     if not hosts:
-        return _watched(await asyncpg.connect(dsn, **options))
-    if "target_session_attrs" not in parse_qs(urlsplit(dsn).query):
-        options["target_session_attrs"] = "read-write"  # of several hosts, one takes writes, and we need that one
+        return await _open_one(dsn, look=look, **options)
     refusals: list[str] = []
     cause: BaseException | None = None
     for host, port in hosts:
         each = options | {"host": host, "port": port, "timeout": HOST_TIMEOUT.total_seconds()}
         try:
-            return _watched(await asyncpg.connect(dsn, **each))
+            return await _open_one(dsn, look=look, **each)
         except TimeoutError as error:
             refusals.append(f"{host}:{port} did not answer within {HOST_TIMEOUT.total_seconds():.0f} s")
             cause = error
         except asyncpg.TargetServerAttributeNotMatched as error:
             refusals.append(f"{host}:{port} takes no writes")
             cause = error
-        except (OSError, asyncpg.CannotConnectNowError) as error:
+        except _TRY_THE_NEXT as error:
             refusals.append(f"{host}:{port}: {error}")
             cause = error
     raise StoreUnavailable("no host takes writes: " + "; ".join(refusals)) from cause
+
+
+async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+    connection = _watched(await asyncpg.connect(dsn, **options))
+    if not look:
+        return connection
+    try:
+        async with asyncio.timeout(options["timeout"]), connection.transaction():
+            if await connection.fetchval(_TAKES_NO_WRITES):
+                raise asyncpg.TargetServerAttributeNotMatched("it takes no writes")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
 
 
 def _watched(connection: asyncpg.Connection[asyncpg.Record]) -> asyncpg.Connection[asyncpg.Record]:
