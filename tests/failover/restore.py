@@ -24,7 +24,7 @@ from tests.support.workers import all_starts, repeated
 
 DELAY_SECONDS = 6.0
 """Of jobs that are not yet due when the backup is made, and run when the database is lost."""
-SCHEDULE = "each second"
+SCHEDULE = "each-second"
 FIRED = "SELECT occurrence, job_id FROM headgate.schedule_jobs ORDER BY occurrence"
 ENDED = "SELECT id, epoch, state, result FROM headgate.archive"
 

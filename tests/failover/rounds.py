@@ -20,6 +20,7 @@ from tests.fault.history import all_ended
 MOST_SECONDS = 30.0
 """Work goes on after at most this long."""
 PASSWORD = "a-password"
+STREAMING = "SELECT count(*) AS n FROM pg_stat_replication WHERE state = 'streaming'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,10 @@ async def lose(cluster: Cluster, stack: Stack) -> tuple[Report, Findings]:
     await asyncio.to_thread(cluster.is_whole)
     leader = await asyncio.to_thread(cluster.leading)
     [standby] = cluster.others(leader)
+    deadline = time.monotonic() + 60
+    while not (await leader.fetch(STREAMING))[0]["n"]:  # "running", Patroni says, also before it has its slot
+        assert time.monotonic() < deadline, "the standby gets no log"
+        await asyncio.sleep(0.2)
     async with stack.loaded():
         await stack.begins_anew(300)
         receiver = standby.wal_receiver()
