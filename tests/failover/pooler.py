@@ -19,7 +19,7 @@ from tests.support.server import LoggedProcess, clean_environ
 from tests.support.waiting import until
 
 PAUSED_SECONDS = 3.0
-COST_JOBS = 20_000
+COST_JOBS = 5_000
 COST_ROUNDS = 3
 
 
