@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak faults mutants
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak faults mutants failover
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ test: $(READY) ## everything: rules, store, dispatch, SDK, CLI; real servers and
 
 test-e2e: $(READY) ## only the tests of whole processes: real servers and workers over real sockets, and what kills them
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e tests/fault
+
+failover: $(READY) ## Patroni, PgBouncer and backups under load, with a verdict; as root, installs Debian packages
+	@$(BIN)/python -m tests.failover $(PARTS)
 
 check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make format'"; exit 1; }

@@ -37,3 +37,11 @@ def test_the_reference_names_every_number() -> None:
     for word in (*State, *OutcomeKind, *EventKind):
         label = word.label.replace("_", " ").replace("completed after cancel", "completed after a cancel was requested")
         assert f"| {int(word)} | {label} |" in text, word
+
+
+def test_the_page_on_high_availability_prints_the_files_that_make_failover_uses() -> None:
+    page = (ROOT / "docs/operations/high-availability.md").read_text()
+    files = sorted((ROOT / "docs/operations/ha").iterdir())
+    assert files
+    for file in files:
+        assert f"\n{file.read_text()}```\n" in page, f"{file.name} is printed differently"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TypeAlias
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -143,6 +143,55 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
         async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
             assert isinstance(error, StoreUnavailable)
             assert f"127.0.0.1:{port} did not answer" in str(error)
+
+
+# ---------------------------------------------------------------- several hosts, one of which takes writes
+
+
+def among(database: str, *others: int) -> str:
+    """A URL that names these ports first, and the test's own server last."""
+    parts = urlsplit(database)
+    query = parse_qs(parts.query)
+    if "host" not in query:
+        pytest.skip("the test database has no socket of its own")
+    hosts = ",".join([*("127.0.0.1" for _ in others), query["host"][0]])
+    ports = ",".join([*map(str, others), query["port"][0]])
+    return urlunsplit(parts._replace(query=urlencode({"host": hosts, "port": ports})))
+
+
+@pytest.mark.req("F43")
+async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "HOST_TIMEOUT", timedelta(seconds=0.3))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        dsn = among(database, silent.getsockname()[1], free_port())
+        for pooler in (False, True):
+            async with opened(dsn, pooler=pooler) as link:
+                assert await link.fetchval("SELECT 1") == 1
+        pool = await open_pool(dsn, size=2, application_name="store test")
+        assert await pool.fetchval("SELECT 1") == 1
+        await pool.close()
+
+
+@pytest.mark.req("F43")
+async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str) -> None:
+    async with opened(database) as link:
+        await link.execute(
+            await link.fetchval(
+                "SELECT format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database())"
+            )
+        )
+    port = free_port()
+    async for error in both(among(database, port)):
+        assert isinstance(error, StoreUnavailable)
+        assert "no host takes writes" in str(error)
+        assert f"127.0.0.1:{port}: " in str(error)
+        assert "takes no writes" in str(error)
+    with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
+        await connect(among(database, port), application_name="t", pooler=True)
 
 
 @pytest.mark.parametrize(

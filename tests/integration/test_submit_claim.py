@@ -116,7 +116,7 @@ async def test_what_is_not_quite_so_simple_is_submitted_and_claimed_as_ever(
         await topics.set_topic(db, queue.names, tenant_no, "mail", changes={"max_running": 1})
     elif obstacle == "resent":
         await db.execute(
-            "INSERT INTO headgate.resent_ids SELECT tenant_no, gen_random_uuid(), clock_timestamp() + interval '1 hour' "
+            "INSERT INTO headgate.resent_ids SELECT tenant_no, gen_random_uuid(), now() + interval '1 hour' "
             "FROM headgate.topics WHERE name = 'mail'"
         )
     ids = await one.submit(count, payload=payload)

@@ -11,10 +11,10 @@ def link(name: str) -> Link:
     return Link(Identity(tenant="acme", subject="tester", scopes=frozenset({Scope.WORK})), 1, name, lambda: 0.0, 60_000)
 
 
-def demand_of(*credits: int) -> tuple[Demand, list[Link]]:
+def demand_of(*granted: int) -> tuple[Demand, list[Link]]:
     demand = Demand(1, (1,), 60_000)
-    links = [link(f"w{number}") for number in range(len(credits))]
-    for one, count in zip(links, credits, strict=True):
+    links = [link(f"w{number}") for number in range(len(granted))]
+    for one, count in zip(links, granted, strict=True):
         demand.grant(one, count)
     return demand, links
 

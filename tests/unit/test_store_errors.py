@@ -20,7 +20,7 @@ from headgate.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
-from headgate.store.connect import describe
+from headgate.store.connect import describe, hosts_of
 from headgate.store.errors import translate, translating
 
 # error, while reading, while writing
@@ -118,3 +118,18 @@ def test_translating_lets_everything_else_pass(error: BaseException) -> None:
 )
 def test_a_url_is_described_without_user_and_password(dsn: str, text: str) -> None:
     assert describe(dsn) == text
+
+
+@pytest.mark.parametrize(
+    ("dsn", "hosts"),
+    [
+        ("postgresql://a:b@h1:5433,h2/q", [("h1", 5433), ("h2", 5432)]),
+        ("postgresql://a@[::1]:5433,[fe80::2]/q", [("::1", 5433), ("fe80::2", 5432)]),
+        ("postgresql:///q?host=h1,/run/pg&port=5433", [("h1", 5433), ("/run/pg", 5433)]),
+        ("postgresql:///q?host=h1,h2&port=5433,5434", [("h1", 5433), ("h2", 5434)]),
+        ("postgresql://h1:5433/q", []),
+        ("postgresql:///q", []),
+    ],
+)
+def test_a_url_may_name_several_hosts(dsn: str, hosts: list[tuple[str, int]]) -> None:
+    assert hosts_of(dsn) == hosts

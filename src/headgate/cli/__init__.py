@@ -31,6 +31,11 @@ for _name, _where, _help in (
     ("migrate", "migrate:migrate_command", "Bring the database schema to this release."),
     ("op", "op:op", "Operations over everything a filter matches."),
     ("pause", "dispatch:pause_command", "Hand out no more jobs of a topic, a tenant, or everybody."),
+    (
+        "restored",
+        "restored:restored_command",
+        "Once after the database came back older than it was: before servers start.",
+    ),
     ("resume", "dispatch:resume_command", "Hand them out again."),
     ("schedule", "schedule:schedule", "Make jobs at given times."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),

@@ -21,7 +21,7 @@ from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
-from headgate.domain.errors import HeadgateError, StoreError
+from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.rank import unix_us
 
@@ -443,6 +443,8 @@ class Coordinator:
             self._next_tick = self._full_tick
             try:
                 tick = await self.tick_once(sweep=not aimed)
+            except InstanceForgotten:  # ends the instance
+                raise
             except HeadgateError as error:
                 log.warning("tick_failed error=%s", error)
                 continue

@@ -170,6 +170,12 @@ class ReadOnly(StoreError):
     code = "read_only"
 
 
+class InstanceForgotten(StoreError):
+    """The database does not know this instance: it was restored from a backup, or lost its end in a failover."""
+
+    code = "instance_forgotten"
+
+
 class SchemaMismatch(StoreError):
     """The database schema is older or newer than this release can work with."""
 

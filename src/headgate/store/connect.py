@@ -8,10 +8,16 @@ transactions.
 Through a transaction pooler (PgBouncer) a session is not ours: settings would be refused at start-up or leak to others,
 and named prepared statements do not survive. There the driver's own timeout bounds statements, its statement cache is
 off, and callers run everything in explicit transactions.
+
+A URL may name several hosts, one of which takes writes; which one may change at any time. They are tried in turn, each
+for a few seconds only: a host that has vanished answers nothing, not even a refusal, and must not cost the others their
+turn (the driver has one timeout for all of them).
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -34,6 +40,26 @@ STATEMENT_TIMEOUT = timedelta(seconds=30)
 LOCK_TIMEOUT = timedelta(seconds=10)
 IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
 CONNECT_TIMEOUT = timedelta(seconds=10)
+HOST_TIMEOUT = timedelta(seconds=3)
+"""For each host, where there are several."""
+# A host that vanishes (no power, no route) says nothing. Probes find out after 5 + 3 × 2 s when a statement waits for
+# its answer, the user timeout when one could not be delivered; without them it would be the statement's own timeout.
+_KEEPALIVE = {
+    "SO_KEEPALIVE": (socket.SOL_SOCKET, 1),
+    "TCP_KEEPIDLE": (socket.IPPROTO_TCP, 5),
+    "TCP_KEEPINTVL": (socket.IPPROTO_TCP, 2),
+    "TCP_KEEPCNT": (socket.IPPROTO_TCP, 3),
+    "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, 10_000),
+}
+_TAKES_NO_WRITES = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+# What a host, or the pooler before it, says when it is not there, not yet or no more.
+_TRY_THE_NEXT = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
 # The server's own timeout comes first and leaves a usable connection; the driver's is for a network that went silent.
 _DRIVER_GRACE = timedelta(seconds=5)
 
@@ -48,7 +74,7 @@ async def connect(
     """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
     options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
     async with _naming(dsn):
-        return await asyncpg.connect(dsn, **options)
+        return await _open(dsn, **options)
 
 
 async def open_pool(
@@ -65,7 +91,7 @@ async def open_pool(
     """
     if size < 1:
         raise InvalidInput("pool size", f"{size} is less than 1")
-    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
+    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout) | {"connect": _open}
     async with _naming(dsn):
         pool = asyncpg.create_pool(
             dsn,
@@ -78,6 +104,22 @@ async def open_pool(
         )
         await pool
         return pool
+
+
+def hosts_of(dsn: str) -> list[tuple[str, int]]:
+    """The hosts of a URL that names several; empty for one that names one, in whatever way."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    named = parts.netloc.rpartition("@")[2]
+    if named:
+        split = [_host_and_port(word) for word in named.split(",")]
+    else:
+        hosts = query.get("host", [""])[0].split(",")
+        ports = query.get("port", [""])[0].split(",")
+        if len(ports) not in (1, len(hosts)):
+            return []  # the driver has words for that
+        split = [(host, ports[place % len(ports)]) for place, host in enumerate(hosts)]
+    return [(host, int(port or 5432)) for host, port in split] if len(split) > 1 else []
 
 
 def describe(dsn: str) -> str:
@@ -93,6 +135,67 @@ def describe(dsn: str) -> str:
     if port and not parts.netloc.rpartition("@")[2]:
         hosts = f"{hosts}:{port}"
     return f'database "{database}" at {hosts}'
+
+
+def _host_and_port(word: str) -> tuple[str, str]:
+    if word.startswith("["):  # [::1]:5432
+        host, _, rest = word[1:].partition("]")
+        return host, rest.removeprefix(":")
+    host, _, port = word.partition(":")
+    return unquote(host), port
+
+
+async def _open(dsn: str, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+    hosts = hosts_of(dsn)
+    # Of several hosts, one takes writes, and we need that one.
+    asked = parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["read-write" if hosts else "any"])[0]
+    # Through a pooler the driver's own look at the host may be answered by two sessions, of which one was not asked.
+    look = options.get("statement_cache_size") == 0 and asked in ("read-write", "primary")
+    options["target_session_attrs"] = "any" if look else asked
+    if not hosts:
+        return await _open_one(dsn, look=look, **options)
+    refusals: list[str] = []
+    cause: BaseException | None = None
+    for host, port in hosts:
+        each = options | {"host": host, "port": port, "timeout": HOST_TIMEOUT.total_seconds()}
+        try:
+            return await _open_one(dsn, look=look, **each)
+        except TimeoutError as error:
+            refusals.append(f"{host}:{port} did not answer within {HOST_TIMEOUT.total_seconds():.0f} s")
+            cause = error
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            refusals.append(f"{host}:{port} takes no writes")
+            cause = error
+        except _TRY_THE_NEXT as error:
+            refusals.append(f"{host}:{port}: {error}")
+            cause = error
+    raise StoreUnavailable("no host takes writes: " + "; ".join(refusals)) from cause
+
+
+async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+    connection = _watched(await asyncpg.connect(dsn, **options))
+    if not look:
+        return connection
+    try:
+        async with asyncio.timeout(options["timeout"]), connection.transaction():
+            if await connection.fetchval(_TAKES_NO_WRITES):
+                raise asyncpg.TargetServerAttributeNotMatched("it takes no writes")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+def _watched(connection: asyncpg.Connection[asyncpg.Record]) -> asyncpg.Connection[asyncpg.Record]:
+    """The same connection, which ends soon after its other end has vanished."""
+    transport = getattr(connection, "_transport", None)  # the driver has no other way to its socket
+    reached = None if transport is None else transport.get_extra_info("socket")
+    if reached is None or reached.family not in (socket.AF_INET, socket.AF_INET6):
+        return connection
+    for name, (level, value) in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # not every system has all of them
+            reached.setsockopt(level, option, value)
+    return connection
 
 
 def _options(application_name: str, *, pooler: bool, statement_timeout: timedelta | None) -> dict[str, Any]:
@@ -131,6 +234,8 @@ async def _naming(dsn: str) -> AsyncIterator[None]:
     """Say in the error which database it was about."""
     try:
         yield
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{describe(dsn)}: {error}") from error.__cause__
     except (asyncpg.InterfaceError, ValueError) as error:
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
             raise StoreUnavailable(f"{describe(dsn)}: {error}") from error

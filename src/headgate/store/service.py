@@ -21,7 +21,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
+from headgate.domain.errors import InstanceForgotten, OutcomeUnknown, ReadOnly, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -81,9 +81,10 @@ class Lane:
                         yield connection
                 else:
                     yield connection
-            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable):
+            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
                 # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
-                # farewell a moment before it hangs up, and in between the connection still seems to be open.
+                # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
+                # host takes no writes any more: perhaps another one does.
                 connection.terminate()
                 raise
 
@@ -365,6 +366,11 @@ class Store:
                     self._promote_floor,
                     REAP_AT_ONCE if reap else 0,
                     self._running_floor,
+                )
+            if self.instance_no and any(row[0] == "forgotten" for row in rows):
+                raise InstanceForgotten(
+                    f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
+                    "its end. Numbers of topics that this process remembers may mean others there: start it again"
                 )
             tick = self._tick(rows)
             if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed

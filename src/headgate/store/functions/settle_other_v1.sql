@@ -117,6 +117,9 @@ BEGIN
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
     END IF;
     IF coalesce(cardinality(v_ids), 0) < cardinality(ids_) THEN
+        -- An answer about what was committed before must be as durable as that: with synchronous replication, a commit whose
+        -- session was lost can be seen here before a standby has it. This record makes our own commit wait for both.
+        PERFORM pg_logical_emit_message(true, 'headgate', ''::text);
         RETURN QUERY
         SELECT m.n[r.ord], r.receipt, r.state, r.run_at
           FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,

@@ -88,6 +88,9 @@ BEGIN
             RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
+            -- An answer about what was committed before must be as durable as that: with synchronous replication, a commit whose
+            -- session was lost can be seen here before a standby has it. This record makes our own commit wait for both.
+            PERFORM pg_logical_emit_message(true, 'headgate', ''::text);
             RETURN QUERY
             SELECT v_from + m.n[r.ord] - 1, r.receipt, r.state, r.run_at
               FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,

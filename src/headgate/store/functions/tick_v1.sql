@@ -7,6 +7,7 @@
 --   room      a topic of a limited sort with claimable jobs now, or (at) later
 --   rules     when limits or rules of a topic were changed last      reap   call reap_v1 by itself, please
 --   others    how many other instances were seen lately (in topic_no)
+--   forgotten this instance has no row: the database is an older one than it registered in
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
 -- until the workers had time to renew).
@@ -21,6 +22,9 @@ DECLARE
     v_rules  timestamptz;          -- NULL: no topic has limits
 BEGIN
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz;
+    END IF;
     RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::int, NULL::timestamptz
                    FROM headgate.instances i
                   WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';

@@ -1,0 +1,2 @@
+CREATE ROLE headgate LOGIN PASSWORD 'a-password';
+CREATE DATABASE headgate OWNER headgate;

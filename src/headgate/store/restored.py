@@ -1,0 +1,49 @@
+"""After a restore from a backup, or a failover that lost the end: what outlived the database is not its own any more.
+
+Workers may hold jobs whose epochs the database gives out a second time; their outcomes would be taken for those of the
+new runs. So all live jobs' epochs move on by more than any job is ever claimed. Instances that still run remember
+numbers of topics that may mean others now; they find themselves forgotten at their next tick, and end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.store.audit import record
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.migrate import check_schema
+
+EPOCHS_AHEAD = 1_000_000
+"""Far more claims than a job ever has; 2,000 restores fit into the column."""
+# The whole table at once, before anybody is served; whoever is served all the same waits, rather than deadlocks.
+_ALONE = "LOCK TABLE headgate.jobs IN EXCLUSIVE MODE"
+_NO_TIMEOUT = "SET LOCAL statement_timeout = 0"
+_MOVE_ON = "UPDATE headgate.jobs SET epoch = epoch + $1"
+_MOST_SECONDS = 3600.0
+_FORGET = "DELETE FROM headgate.instances"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What was done."""
+
+    jobs: int
+    instances: int
+
+
+async def restored(db: Connection, *, actor: str) -> Restored:
+    """Move every live job's epoch on and forget all instances, in one transaction, with an entry in the audit."""
+    await check_schema(db)
+    with translating(writing=True):
+        async with db.transaction():
+            await db.execute(_ALONE)
+            await db.execute(_NO_TIMEOUT)
+            jobs = _rows(await db.execute(_MOVE_ON, EPOCHS_AHEAD, timeout=_MOST_SECONDS))
+            instances = _rows(await db.execute(_FORGET))
+            await record(db, 0, actor=actor, verb="restored", target="database", detail={"jobs": jobs})
+    return Restored(jobs=jobs, instances=instances)
+
+
+def _rows(status: str) -> int:
+    return int(status.rpartition(" ")[2])

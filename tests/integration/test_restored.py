@@ -1,0 +1,72 @@
+"""A database that came back older than it was: old runs are refused, and instances that outlived it end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import timedelta
+
+import pytest
+
+from headgate.domain.errors import InstanceForgotten
+from headgate.domain.outcomes import Completed, Snooze
+from headgate.domain.states import Receipt
+from headgate.store.connect import Connection
+from headgate.store.restored import EPOCHS_AHEAD, restored
+from headgate.store.service import Store
+from tests.support.queue import Queue
+
+
+@pytest.mark.req("F47")
+async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection) -> None:
+    queue = Queue(db)
+    await queue.add(3)
+    old = await queue.claim(2)
+    done = await restored(db, actor="a test")
+    assert done.jobs == 3
+    told = await queue.settle(
+        *((job_id, epoch, Completed()) for job_id, epoch in zip(old.ids, old.epochs, strict=True))
+    )
+    assert [answer.receipt for answer in told] == [Receipt.STALE, Receipt.STALE]
+    fresh = await queue.claim(1)
+    assert list(fresh.epochs) == [EPOCHS_AHEAD + 1]
+    told = await queue.settle((fresh.ids[0], fresh.epochs[0], Completed()))
+    assert [answer.receipt for answer in told] == [Receipt.APPLIED]
+
+
+@pytest.mark.req("F47")
+async def test_an_instance_that_the_database_does_not_know_is_told_so(database: str, db: Connection) -> None:
+    store = Store(database)
+    try:
+        await store.register("one", "0")
+        await store.tick([], reap=False)
+        await restored(db, actor="a test")
+        with pytest.raises(InstanceForgotten, match="start it again"):
+            await store.tick([], reap=False)
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("F45")
+async def test_whoever_is_told_of_an_earlier_commit_waits_until_that_is_as_durable_as_their_own(db: Connection) -> None:
+    """A transaction without a record of its own would not wait for a synchronous standby before it answers."""
+    queue = Queue(db)
+    [job_id] = await queue.add(1)
+    keyed = queue.job(key="once")
+    await queue.submit(keyed)
+    [epoch] = (await queue.claim(1, "mail")).epochs
+    await queue.settle((job_id, epoch, Completed()))
+    [other] = (await queue.claim(1, "mail")).epochs
+    await queue.settle((keyed.id, other, Snooze(delay=timedelta(hours=1))))
+
+    async def writes(answer: Awaitable[object]) -> bool:
+        async with db.transaction():
+            before: str = await db.fetchval("SELECT pg_current_wal_insert_lsn()::text")
+            await answer
+            return bool(await db.fetchval("SELECT pg_current_wal_insert_lsn() > $1::text::pg_lsn", before)) and bool(
+                await db.fetchval("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+            )
+
+    assert await writes(queue.settle((job_id, epoch, Completed())))
+    assert await writes(queue.settle((keyed.id, other, Snooze(delay=timedelta(hours=1)))))
+    assert await writes(queue.submit(queue.job(id=job_id)))
+    assert await writes(queue.submit(queue.job(key="once")))
