@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench explain requirements lock test-versions wire clean
+.PHONY: help demo dev test test-e2e check format bench bench-peers bench-docs explain requirements lock test-versions wire clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,12 @@ format: $(READY) ## format and fix what can be fixed
 
 bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 	@$(BIN)/python -m bench
+
+bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, QUICK=1 to try
+	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(QUICK),--quick)
+
+bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
+	@$(BIN)/python -m bench.peers.report
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py

@@ -90,7 +90,7 @@ PEERS = (
         requirements=("pgqueuer[asyncpg]==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
         program="pgqueuer_program.py",
         left=("pgqueuer",),
-        settings="asyncpg, uvloop, batch_size 1,000, durability \"durable\"; enqueue of arrays by 1,000",
+        settings='asyncpg, uvloop, batch_size 1,000, durability "durable"; enqueue of arrays by 1,000',
         durability=ON_DISK,
         batching="claims and completes in batches",
         visibility="a finished job leaves a log row",

@@ -84,9 +84,9 @@ def find_python(oldest: tuple[int, int]) -> str:
         return sys.executable
     newer = [f"python3.{minor}" for minor in range(oldest[1], oldest[1] + 5)]
     for name in newer:
-        if found := shutil.which(name):
-            if subprocess.run([found, "-c", ""], capture_output=True, timeout=20, check=False).returncode == 0:
-                return found
+        found = shutil.which(name)
+        if found and subprocess.run([found, "-c", ""], capture_output=True, timeout=20, check=False).returncode == 0:
+            return found
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for name in newer:
         for found_at in sorted(pyenv.glob(f"{name.removeprefix('python')}.*/bin/python")):

@@ -8,7 +8,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -52,7 +52,8 @@ class Programs:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"prepare ended with {done.returncode}: {done.stderr.strip()[-600:]}")
+            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise RuntimeError(f"preparing its tables ended with {done.returncode}: {last[:300]}")
 
     def forget(self) -> None:
         """Count from nothing again; only while no worker runs."""
@@ -83,7 +84,7 @@ class Programs:
         started: list[subprocess.Popen[bytes]] = []
         try:
             with (self._folder.parent / "worker.log").open("ab") as log:
-                for _ in range(count):
+                while len(started) < count:
                     started.append(self._start("work", stdout=log, stderr=log))
             yield started
         finally:
@@ -126,10 +127,8 @@ class Producer:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill it with all it started: its jobs are counted and checked by now, and a slow farewell measures nothing."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait(20)
     for stream in (process.stdin, process.stdout):
         if stream is not None:

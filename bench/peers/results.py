@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 PATH = Path("bench/peers.json")
 
@@ -46,6 +46,8 @@ class Results(TypedDict):
     machine: dict[str, object]
     sizes: dict[str, float]
     peers: dict[str, Entry]
+    own: NotRequired[dict[str, object]]
+    """Figures of `make bench`, taken in by `make bench-docs`."""
 
 
 def load(path: Path = PATH) -> Results:

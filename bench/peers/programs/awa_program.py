@@ -14,6 +14,11 @@ CLAIMERS = int(os.environ.get("CLAIMERS", "2"))
 BATCH = int(os.environ.get("BATCH", "512"))
 
 
+def with_host(url: str) -> str:
+    """Its driver refuses a URL without a host, even when the socket's folder is given."""
+    return url.replace("@/", "@localhost/")
+
+
 @dataclass
 class Nothing:
     body: str
@@ -23,12 +28,12 @@ class Producer(kit.Producer):
     chunk = 1_000
 
     async def prepare(self) -> None:
-        client = awa.AsyncClient(self.url)
+        client = awa.AsyncClient(with_host(self.url))
         await client.migrate()
         await client.close()
 
     async def open(self) -> None:
-        self._client = awa.AsyncClient(self.url, max_connections=16)
+        self._client = awa.AsyncClient(with_host(self.url), max_connections=16)
 
     async def push_many(self, bodies: list[str]) -> None:
         await self._client.enqueue_many_copy([Nothing(body) for body in bodies], queue=kit.QUEUE)
@@ -38,7 +43,7 @@ class Producer(kit.Producer):
 
 
 async def work(program: kit.Program) -> None:
-    client = awa.AsyncClient(program.url, max_connections=20)
+    client = awa.AsyncClient(with_host(program.url), max_connections=20)
 
     @client.task(Nothing, queue=kit.QUEUE)
     async def nothing(job: awa.Job[Nothing]) -> None:

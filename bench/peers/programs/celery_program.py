@@ -52,6 +52,15 @@ if __name__ == "__main__":
     program.produce()
     app.conf.broker_url = program.url
     app.worker_main(
-        ["worker", f"--pool={POOL}", f"--concurrency={PROCESSES}", "--loglevel=ERROR", "--without-gossip",
-         "--without-mingle", "--without-heartbeat", "-O", "default"]
+        [
+            "worker",
+            f"--pool={POOL}",
+            f"--concurrency={PROCESSES}",
+            "--loglevel=ERROR",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            "-O",
+            "default",
+        ]
     )

@@ -39,6 +39,19 @@ if __name__ == "__main__":
     folder = str(Path(__file__).parent)
     os.execv(
         sys.executable,
-        [sys.executable, "-m", "dramatiq", "dramatiq_program", "--processes", PROCESSES, "--threads", THREADS,
-         "--queues", kit.QUEUE, "--path", folder, "--skip-logging"],
+        [
+            sys.executable,
+            "-m",
+            "dramatiq",
+            "dramatiq_program",
+            "--processes",
+            PROCESSES,
+            "--threads",
+            THREADS,
+            "--queues",
+            kit.QUEUE,
+            "--path",
+            folder,
+            "--skip-logging",
+        ],
     )

@@ -44,6 +44,11 @@ class Tally:
             if body[0] != "x":
                 self._waits.write(f"{now - int(body)}\n")
 
+    def close(self) -> None:
+        """Only tests do; a worker is killed."""
+        self._seen.close()
+        self._waits.close()
+
     def _open(self, now: int) -> None:
         self._pid, self._count, self._first = os.getpid(), 0, now
         path = self._folder / f"{self._pid}.tally"

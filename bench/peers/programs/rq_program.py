@@ -36,7 +36,10 @@ if __name__ == "__main__":
     program.produce()
     logging.disable(logging.WARNING)
     connection = Redis.from_url(program.url)
-    worker = SimpleWorker([Queue(kit.QUEUE, connection=connection, serializer=JSONSerializer)], connection=connection,
-                          serializer=JSONSerializer)
+    worker = SimpleWorker(
+        [Queue(kit.QUEUE, connection=connection, serializer=JSONSerializer)],
+        connection=connection,
+        serializer=JSONSerializer,
+    )
     worker.log_result_lifespan = False
     worker.work(logging_level="ERROR")
