@@ -46,6 +46,7 @@ class Page:
     def __init__(self, results: Results) -> None:
         self._results = results
         self._small, self._large = (str(round(results["sizes"][key])) for key in ("jobs", "many"))
+        self._both = tuple(dict.fromkeys((self._small, self._large)))  # a trial has one size only
         self._measured = [name for name in order(results) if "lanes" in results["peers"][name]]
 
     def files(self) -> dict[Path, str]:
@@ -60,7 +61,7 @@ class Page:
 
     def _plots(self) -> Iterator[tuple[Path, str]]:
         for lane, words in LANES.items():
-            for jobs in (self._small, self._large):
+            for jobs in self._both:
                 rows = self._rate_rows(lane, jobs)
                 if len(rows) > 1 and (jobs == self._small or lane == "cycle"):
                     head = f"{words[0].upper()}{words[1:]}, {int(jobs):,} jobs: jobs a second (longer is better)"
@@ -80,7 +81,7 @@ class Page:
                 )
         if rows:
             rows.sort(key=lambda row: row.value)
-            head = "Idle pickup: milliseconds, p50 (dark) and p99 (light), logarithmic (shorter is better)"
+            head = "Idle pickup, ms: p50 dark, p99 light, logarithmic (shorter is better)"
             yield PLOTS / "pickup.svg", bars(head, self._note(), rows, logarithmic=True)
 
     def _note(self) -> str:
@@ -153,7 +154,7 @@ class Page:
         yield "| | Headgate | best of the others | ratio | holds |"
         yield "|---|---:|---|---:|---|"
         for lane in ("bulk", "drain", "cycle"):
-            for jobs in (self._small, self._large):
+            for jobs in self._both:
                 if line := self._best(lane, jobs):
                     yield line
         yield from self._best_pickups()
@@ -202,7 +203,7 @@ class Page:
             yield ""
 
     def _rates(self) -> Iterator[str]:
-        for jobs in (self._small, self._large):
+        for jobs in self._both:
             names = [name for name in self._measured if self._rate(name, "cycle", jobs)]
             if not names:
                 continue
@@ -262,7 +263,7 @@ class Page:
 
     def _lost_lanes(self) -> Iterator[str]:
         for lane, words in LANES.items():
-            for jobs in (self._small, self._large):
+            for jobs in self._both:
                 ours = self._rate(OURS, lane, jobs)
                 for name in self._measured:
                     rate = self._rate(name, lane, jobs)

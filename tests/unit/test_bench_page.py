@@ -46,7 +46,7 @@ def test_every_lane_that_is_lost_is_named(results: Results) -> None:
 def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> None:
     changed = deepcopy(results)
     changed["peers"]["oban"] = {"measured": "2026-01-01", "missing": "not installed: needs Python 3.12"}
-    del changed["peers"]["saq"]
+    changed["peers"].pop("saq", None)
     page = Page(changed).files()[PAGE]
     absent = page.partition("## Not in these tables")[2].partition("\n## ")[0]
     assert "- oban-py: not installed: needs Python 3.12" in absent
@@ -56,7 +56,7 @@ def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> N
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_a_longer_bar_is_a_larger_value(*, logarithmic: bool) -> None:
     rows = [Row(label="a < b", value=2.0, text="2"), Row(label="ours", value=200.0, text="200", kind="ours")]
-    picture = ElementTree.fromstring(bars("title & more", "note", rows, logarithmic=logarithmic))
+    picture = ElementTree.fromstring(bars("title & more", "note", rows, logarithmic=logarithmic))  # noqa: S314  # ours
     small, large = (float(rect.attrib["width"]) for rect in picture.iter(f"{SVG}rect"))
     assert large > small
     if not logarithmic:
