@@ -54,8 +54,9 @@ def measure(name: str, cluster: Cluster, sizes: Sizes) -> Entry:
         entry.update(cast("Entry", found))
     except NotInstallable as problem:
         entry["missing"] = f"not installed: {problem}"
-    except (Stuck, RuntimeError, TimeoutError) as problem:
-        entry["missing"] = f"not measured: {problem}{_last_words(peer)}"
+    except Exception as problem:  # noqa: BLE001  # one library's trouble must not end the others' run
+        what = str(problem) if isinstance(problem, Stuck | RuntimeError) else repr(problem)
+        entry["missing"] = f"not measured: {what[:300]}{_last_words(peer)}"
     return entry
 
 
@@ -94,7 +95,7 @@ def main() -> int:
     arguments.add_argument("--resume", action="store_true", help="leave out what the file already has at these sizes")
     arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
     arguments.add_argument("--install", action="store_true", help="only install")
-    arguments.add_argument("--into", type=Path, default=PATH, help="another file than bench/peers.json")
+    arguments.add_argument("--into", type=Path, help="another file than bench/peers.json, or build/peers/quick.json")
     chosen = arguments.parse_args()
     wanted = [name for name in chosen.only.split(",") if name] or names()
     if unknown := set(wanted) - set(names()):
@@ -102,7 +103,8 @@ def main() -> int:
     if chosen.install:
         return _install(wanted)
     sizes = Sizes(jobs=2_000, many=2_000, pickups=50, cap=10, rounds=1) if chosen.quick else Sizes()
-    results = load(chosen.into)
+    into = chosen.into or (ROOT / "quick.json" if chosen.quick else PATH)
+    results = load(into)
     if results["sizes"] != asdict(sizes):
         results["peers"] = {}  # figures of other sizes do not belong beside these
     results["sizes"] = cast("dict[str, float]", asdict(sizes))
@@ -116,10 +118,10 @@ def main() -> int:
                 continue
             entry = measure(name, cluster, sizes)
             results["peers"][name] = entry
-            save(results, chosen.into)
+            save(results, into)
             print(show(name, entry), flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    print(f"{time.monotonic() - started:.0f} s on {os.cpu_count()} cores; written to {chosen.into}")
+    print(f"{time.monotonic() - started:.0f} s on {os.cpu_count()} cores; written to {into}")
     return 0
 
 

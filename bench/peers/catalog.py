@@ -194,7 +194,7 @@ PEERS = (
         title="SAQ",
         store=Store.REDIS,
         package="saq",
-        requirements=("saq[redis]==0.26.4", "hiredis==3.5.0", "uvloop==0.23.0"),
+        requirements=("saq[redis]==0.26.4", "hiredis==3.5.0", "uvloop==0.23.0", "typing_extensions==4.16.0"),
         program="saq_program.py",
         workers=2,
         left=("ZCARD saq:bench:incomplete",),

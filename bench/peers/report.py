@@ -165,9 +165,9 @@ class Page:
     def _best(self, lane: str, jobs: str) -> str | None:
         ours = self._rate(OURS, lane, jobs) if OURS in self._measured else None
         others = [
-            (rate["rate"], name)
+            (found["rate"], name)
             for name in self._measured
-            if name != OURS and (rate := self._rate(name, lane, jobs)) is not None
+            if name != OURS and (found := self._rate(name, lane, jobs)) is not None
         ]
         if ours is None or not others:
             return None

@@ -30,6 +30,7 @@ class Producer(kit.Producer):
     async def prepare(self) -> None:
         client = awa.AsyncClient(with_host(self.url))
         await client.migrate()
+        await client.install_queue_storage()  # its current engine, which COPY ingestion asks for
         await client.close()
 
     async def open(self) -> None:

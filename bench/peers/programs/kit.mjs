@@ -49,7 +49,7 @@ export async function produce(producer) {
     }
   } else if (role === "bulk") {
     while (sent < count && seconds() < deadline) {
-      const size = Math.min(producer.chunk, count - sent);
+      const size = Math.min(Number(process.env.CHUNK ?? producer.chunk), count - sent);
       await producer.pushMany(new Array(size).fill(BODY));
       sent += size;
     }

@@ -89,8 +89,9 @@ class Producer:
     async def bulk(self, count: int, deadline: float) -> int:
         """Chunk after chunk; how many were sent before the deadline."""
         sent = 0
+        chunk = int(os.environ.get("CHUNK", self.chunk))
         while sent < count and time.monotonic() < deadline:
-            size = min(self.chunk, count - sent)
+            size = min(chunk, count - sent)
             await self.push_many([BODY] * size)
             sent += size
         return sent
