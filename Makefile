@@ -45,8 +45,8 @@ format: $(READY) ## format and fix what can be fixed
 bench: $(READY) ## measure; nothing else may run on the machine meanwhile
 	@$(BIN)/python -m bench
 
-bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, QUICK=1 to try
-	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(QUICK),--quick)
+bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, QUICK=1 or BRIEF=1 to try
+	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(QUICK),--quick) $(if $(BRIEF),--brief)
 
 bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
 	@$(BIN)/python -m bench.peers.report

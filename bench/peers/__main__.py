@@ -94,6 +94,7 @@ def main() -> int:
     arguments.add_argument("--only", default="", help="names with commas between: saq,rq,saq+fsync")
     arguments.add_argument("--resume", action="store_true", help="leave out what the file already has at these sizes")
     arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
+    arguments.add_argument("--brief", action="store_true", help="one round of 20,000 with a cap of 8 s")
     arguments.add_argument("--install", action="store_true", help="only install")
     arguments.add_argument("--into", type=Path, help="another file than bench/peers.json, or build/peers/quick.json")
     chosen = arguments.parse_args()
@@ -102,7 +103,11 @@ def main() -> int:
         arguments.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names())}")
     if chosen.install:
         return _install(wanted)
-    sizes = Sizes(jobs=2_000, many=2_000, pickups=50, cap=10, rounds=1) if chosen.quick else Sizes()
+    sizes = Sizes()
+    if chosen.quick:
+        sizes = Sizes(jobs=2_000, many=2_000, pickups=50, cap=10, rounds=1)
+    elif chosen.brief:
+        sizes = Sizes(many=20_000, pickups=100, cap=8, rounds=1)
     into = chosen.into or (ROOT / "quick.json" if chosen.quick else PATH)
     results = load(into)
     if results["sizes"] != asdict(sizes):

@@ -7,7 +7,7 @@ import os
 import signal
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,18 @@ class Programs:
         command = [*self._installed.command, role, self._url, str(self._folder), *rest]
         # Of their own session, so that what a library forks can be ended with it.
         return subprocess.Popen(command, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+@contextmanager
+def held_still(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Stopped, with all they started, and let go again: so that a backlog can be made under a connected worker."""
+    for process in processes:
+        os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGCONT)
 
 
 class Producer:

@@ -326,7 +326,11 @@ class Page:
             "- **single submits**: one call and one acknowledgement per job, from 64 tasks; from 4 threads with "
             "libraries that have no asyncio."
         )
-        yield "- **drain**: those jobs worked off, from the start of the first handler until the store has none left."
+        yield (
+            "- **drain**: those jobs worked off by workers that were connected, idle and held still (SIGSTOP) during "
+            "the submit, from letting them go until the store has none left. Headgate's server would send jobs to a "
+            "worker that is held still, so ours starts afterwards and its time runs from the first claim."
+        )
         yield "- **cycle**: producer and worker at once, from the first submit until the store has none left."
         yield (
             f"- **idle pickup**: {sizes['pickups']:g} jobs, one every 30 ms, from before the submit to the start of "

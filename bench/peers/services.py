@@ -57,6 +57,10 @@ class Eye:
     async def anything_left(self) -> bool:
         raise NotImplementedError
 
+    async def first_claim(self) -> float:
+        """When the first of Headgate's finished jobs was claimed, on this machine's monotonic clock."""
+        raise NotImplementedError
+
 
 class PostgresEye(Eye):
     def __init__(self, connection: asyncpg.Connection, peer: Peer) -> None:
@@ -64,6 +68,12 @@ class PostgresEye(Eye):
 
     async def anything_left(self) -> bool:
         return bool(await self._connection.fetchval(self._statement))
+
+    async def first_claim(self) -> float:
+        ago = await self._connection.fetchval(
+            "SELECT extract(epoch FROM clock_timestamp() - min(claimed_at))::float8 FROM headgate.archive"
+        )
+        return time.monotonic() - float(ago)
 
 
 class RedisEye(Eye):
