@@ -9,8 +9,8 @@ import kit
 from celery import Celery
 
 PREFETCH = int(os.environ.get("PREFETCH", "100"))
-POOL = os.environ.get("POOL", "prefork")
-PROCESSES = os.environ.get("CONCURRENCY", "2")
+POOL = os.environ.get("POOL", "solo")
+PROCESSES = os.environ.get("CONCURRENCY", "1")
 
 program: kit.Program
 app = Celery("celery_program")

@@ -8,6 +8,7 @@ import os
 import kit
 from procrastinate import App, PsycopgConnector
 
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
 CONCURRENCY = int(os.environ.get("CONCURRENCY", "50"))
 
 
@@ -46,7 +47,6 @@ class Producer(kit.Producer):
 
 
 async def work(program: kit.Program) -> None:
-    logging.getLogger("procrastinate").setLevel(logging.ERROR)
     app = application(program.url, began=program.tally)
     async with app.open_async():
         await app.run_worker_async(concurrency=CONCURRENCY, delete_jobs="always", fetch_job_polling_interval=0.5)
