@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -116,6 +117,8 @@ def main() -> int:
     folder = Path("build/bench/peers")
     shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
+    # Told to end, it must still end what it started: workers and Redis are in sessions of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with embedded.start(folder) as cluster:
         results["machine"] = asyncio.run(machine(cluster))
         for name in wanted:
