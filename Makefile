@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak faults mutants failover
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak faults mutants failover bench-peers bench-docs
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,11 @@ soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUT
 
 bench-long: $(READY) ## a snapshot held for three minutes under load, and the soak
 	@$(BIN)/python -m bench.long --soak-minutes $(or $(MINUTES),30)
+bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, QUICK=1 or BRIEF=1 to try
+	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(QUICK),--quick) $(if $(BRIEF),--brief)
+
+bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
+	@$(BIN)/python -m bench.peers.report
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py

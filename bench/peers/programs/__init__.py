@@ -1,0 +1,1 @@
+"""One program per library; see kit.py. Each is run by its path, in the environment of its library."""

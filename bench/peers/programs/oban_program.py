@@ -1,0 +1,57 @@
+"""oban-py on psycopg's pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import kit
+from oban import Oban, worker
+from oban.schema import install
+from psycopg_pool import AsyncConnectionPool
+
+LIMIT = int(os.environ.get("CONCURRENCY", "500"))
+tally: kit.Tally
+
+
+@worker(queue=kit.QUEUE)
+class Nothing:
+    async def process(self, job: object) -> None:
+        tally.began(job.args["body"])  # type: ignore[attr-defined]
+
+
+async def pool(url: str) -> AsyncConnectionPool:
+    made = AsyncConnectionPool(url, min_size=16, max_size=16, open=False)
+    await made.open()
+    return made
+
+
+class Producer(kit.Producer):
+    chunk = 1_000
+
+    async def prepare(self) -> None:
+        async with await pool(self.url) as connections:
+            await install(connections)
+
+    async def open(self) -> None:
+        self._oban = Oban(pool=await pool(self.url))
+
+    async def push_many(self, bodies: list[str]) -> None:
+        await self._oban.enqueue_many([Nothing.new({"body": body}) for body in bodies])
+
+    async def push(self, body: str) -> None:
+        await self._oban.enqueue(Nothing.new({"body": body}))
+
+
+async def work(program: kit.Program) -> None:
+    logging.getLogger("oban").setLevel(logging.ERROR)
+    async with Oban(pool=await pool(program.url), queues={kit.QUEUE: LIMIT}):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    program = kit.Program(Producer)
+    tally = program.tally
+    program.produce()
+    kit.run(work(program))
