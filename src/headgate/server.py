@@ -52,6 +52,7 @@ from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
@@ -196,11 +197,17 @@ class Server:
             quiet = await quiet_set(db)
             await ensure_partitions(db)
             await self.store.names.refresh(db)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.checked")
         self.coordinator.flip(paused)
         self.coordinator.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.registered")
         self.port = await self._listen(name)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.listening")
         for title, work in (
             ("claims", self.coordinator.run()),
             ("ticks", self.coordinator.run_ticks()),
@@ -247,6 +254,8 @@ class Server:
             await self._stop(self.options.grace.total_seconds() if drain else 0.0)
 
     async def _stop(self, grace: float) -> None:
+        if failpoints.armed:
+            await failpoints.armed.reach("drain.begun")
         self._accepting = False
         self._draining.set()  # producers are sent away
         self.waiters.stop()

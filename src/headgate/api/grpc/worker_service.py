@@ -24,7 +24,7 @@ from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.writer import ShuttingDown
-from headgate.domain import limits
+from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Outcome
@@ -152,6 +152,8 @@ class WorkerService:
                 kept = list(link.held)
                 await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
                 parts.coordinator.stir_all()
+            if failpoints.armed:
+                await failpoints.armed.reach("hello.before_ack")
             # Before the peer hears of it: who counts links must never see an end before its beginning.
             log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
             await stream.write(
@@ -211,6 +213,8 @@ class WorkerService:
             if isinstance(part, Delivery):
                 await stream.write(codec.jobs_frame(part, name))
                 link.written()  # at once: the link may end before the next part is asked for
+                if failpoints.armed:
+                    await failpoints.armed.reach("deliver.after_send")
             else:
                 await stream.write(codec.told_frame(part))
 
@@ -328,6 +332,8 @@ class WorkerService:
         for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
             if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
                 link.tell(Told(error=wrong))
+        if failpoints.armed:
+            failpoints.armed.touch("beat.before_ack")
         link.tell(Told(beat_ack=True))
 
     def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:
