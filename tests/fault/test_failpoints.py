@@ -174,14 +174,14 @@ async def test_actions_sleep_block_and_raise(tmp_path: Path) -> None:
         laboratory.touch("renew.after_commit")
     await laboratory.reach("submit.before_commit")  # nothing is planned for it
     lines = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [line["site"] for line in lines[20:]] == [
+    assert [line["d"]["what"].removeprefix("failpoint ") for line in lines[20:]] == [
         "tick.after_commit",
         "settle.before_commit",
         "settle.after_commit",
         "renew.before_commit",
         "renew.after_commit",
     ]
-    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
 
 
 async def test_a_plan_in_a_file_may_come_change_and_go_while_the_process_runs(tmp_path: Path) -> None:
@@ -220,7 +220,8 @@ def test_an_armed_server_ends_where_it_is_told_and_says_so(database: str, tmp_pa
         assert server.seen("failpoint site=boot.registered action=exit hit=1")
         assert not server.seen(READY)
     (line,) = [json.loads(text) for text in record.read_text().splitlines()]
-    assert (line["kind"], line["site"], line["action"]) == ("fault", "boot.registered", "exit")
+    assert line["k"] == "fault"
+    assert line["d"] == {"phase": "start", "what": "failpoint boot.registered", "action": "exit", "hit": 1}
 
 
 def test_an_armed_server_stops_itself_and_goes_on_when_it_is_told(database: str, tmp_path: Path) -> None:

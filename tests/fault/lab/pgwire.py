@@ -66,7 +66,7 @@ class StatementWatch:
         elif kind == "E":
             self._pending.append(self._portals.get(body.split(b"\0", 1)[0], ""))
         elif kind == "S" and self._pending:
-            text = "; ".join(self._pending)
+            executed = "; ".join(self._pending)
             self._pending.clear()
-            return text
+            return executed
         return None
