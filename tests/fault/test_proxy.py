@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -57,6 +57,8 @@ class Echo:
                 self.ends.append(type(error).__name__)
 
     def close(self) -> None:
+        with suppress(OSError):  # twice
+            self._listener.shutdown(socket.SHUT_RDWR)  # or it would listen on while the thread waits in accept
         self._listener.close()
 
 
