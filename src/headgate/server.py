@@ -336,6 +336,8 @@ class Server:
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
+                # Who has not said a whole preface by then is no client of ours, and keeps a descriptor.
+                ("grpc.server_handshake_timeout_ms", 10_000),
             ]
         )
         server.add_generic_rpc_handlers(

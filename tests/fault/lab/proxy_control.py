@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         FaultProxy(host, 0 if unix else int(port), unix=unix, listen_port=chosen.listen, seed=chosen.seed) as proxy,
         Control(proxy, port=chosen.control) as control,
     ):
-        print(f"proxy ready on {proxy.address} control {control.address}", flush=True)  # noqa: T201
+        print(f"proxy ready on {proxy.address} control {control.address}", flush=True)
         over.wait(chosen.seconds)
 
 

@@ -18,7 +18,7 @@ from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import Delivery, Link, LinkEnded, Links, Told
+from headgate.dispatch.links import Delivery, Link, LinkEnded, LinkForgotten, Links, Told
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter
 from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
@@ -321,6 +321,10 @@ class WorkerService:
 
     def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
         codec.check_held(beat.held, field="beat.held")
+        if not self._parts.links.knows(link):
+            # Answered, it would beat on for ever: renewed by nobody, given no job, and alive in everybody's eyes.
+            link.end(LinkForgotten(f"worker {link.worker_id} is not known here any more; connect again"))
+            return
         now = self._parts.now()
         listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
         for job_id, epoch in listed:

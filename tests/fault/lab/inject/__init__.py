@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from tests.fault.lab.world import NotRunHere
 
-class CannotInject(Exception):
+
+class CannotInject(NotRunHere):
     """This machine cannot do it; the text says what is missing."""
 
 

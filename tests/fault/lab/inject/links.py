@@ -16,6 +16,7 @@ loopback there, nothing changes.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import count
 from typing import Final, Literal
 
@@ -86,6 +87,8 @@ class Island(Injection):
         """End the namespace and its wire."""
         if self._up:
             self._up = False
+            with suppress(CannotInject):  # by itself: the namespace lives on while a process is in it
+                run(["ip", "link", "del", self._outer])
             run(["ip", "netns", "del", self.name])
 
     def _rules(self, toward: Toward | None, port: int, verdict: str) -> None:

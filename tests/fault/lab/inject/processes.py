@@ -161,12 +161,21 @@ class MemoryLimit(Group):
     def __init__(self, limit: int) -> None:
         super().__init__("memory")
         try:
-            self.write("memory.limit_in_bytes" if self.v1 else "memory.max", str(limit))
+            self.limit(limit)
             with suppress(CannotInject):  # or it would swap instead
                 self.write("memory.swappiness" if self.v1 else "memory.swap.max", "0")
         except BaseException:
             self.heal()
             raise
+
+    def limit(self, most: int) -> None:
+        """From now on so many bytes; not less than what is in use and cannot be given back."""
+        self.write("memory.limit_in_bytes" if self.v1 else "memory.max", str(most))
+
+    def tighten(self, *, slack: int) -> None:
+        """What its members have now, and so many bytes more."""
+        used = int((self.path / ("memory.usage_in_bytes" if self.v1 else "memory.current")).read_text())
+        self.limit(used + slack)
 
     @property
     def prefix(self) -> tuple[str, ...]:
