@@ -18,12 +18,14 @@ from pathlib import Path
 
 import pytest
 
+from headgate import Headgate
 from headgate.domain import failpoints
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from tests.fault.history import client, submit
 from tests.fault.lab import armed
 from tests.support.server import HEADGATE, READY, LoggedProcess, ServerProcess, clean_environ
 from tests.support.waiting import until
+from tests.support.workers import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/headgate").rglob("*.py"))
@@ -201,12 +203,12 @@ async def test_a_plan_in_a_file_may_come_change_and_go_while_the_process_runs(tm
 # ---------------------------------------------------------------------- the launcher
 
 
-def _armed_server(database: str, folder: Path, plan: str, *, record: Path | None = None) -> LoggedProcess:
+def _armed_server(database: str, folder: Path, plan: str, *args: str, record: Path | None = None) -> LoggedProcess:
     return LoggedProcess(
         "armed",
         [
             *(sys.executable, "-m", "tests.fault.lab.armed", *(["--record", str(record)] if record else []), plan, "7"),
-            *("--", "serve", "--dev", "--port", "0"),
+            *("--", "serve", "--dev", "--port", "0", *args),
         ],
         folder=folder,
         environ={**clean_environ(), "PYTHONPATH": str(ROOT), "HEADGATE_DATABASE_URL": database},
@@ -248,3 +250,21 @@ def test_the_launcher_runs_any_other_command(tmp_path: Path) -> None:
     )
     same = subprocess.run([HEADGATE, "--version"], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == same.stdout
+
+
+# ---------------------------------------------------------------------- what they showed
+
+
+@pytest.mark.req("F16")
+async def test_a_link_that_its_instance_has_forgotten_ends_with_its_next_beat(database: str, tmp_path: Path) -> None:
+    """Its transport lives and its beats arrive: answered, they would go on for ever, and its jobs would lapse."""
+    release = tmp_path / "release"
+    with _armed_server(database, tmp_path, "beat.before_ack=forget@once", "--lease", "3") as server:
+        ready = await asyncio.to_thread(server.saw, READY)
+        with await asyncio.to_thread(WorkerProcess, f"127.0.0.1:{ready['port']}", folder=tmp_path) as worker:
+            async with Headgate(f"127.0.0.1:{ready['port']}") as hg:
+                (job,) = await submit(hg, "held", [str(release).encode()])
+                await asyncio.to_thread(worker.is_connected, times=2)
+                release.touch()
+                assert await hg.wait_result(job, timeout=20) == 1  # its epoch: it was not run a second time
+            assert server.seen("link_ended .*reason=link_forgotten")

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import random
@@ -42,6 +41,7 @@ from pathlib import Path
 
 import asyncpg
 
+from headgate.dispatch.links import Links
 from headgate.domain import failpoints
 from headgate.domain.errors import StoreUnavailable
 from headgate.store.errors import translate
@@ -224,18 +224,30 @@ def _error(code: str, *, site: str = "") -> Exception:
     return translate(asyncpg.PostgresError.new({"S": "ERROR", "C": code, "M": words}), writing=True)
 
 
-def _forget_links() -> None:
-    from headgate.dispatch.links import Links
+_ALL_LINKS: list[Links] = []
 
-    for found in gc.get_objects():
-        if isinstance(found, Links):
-            found._all.clear()
-            found._by_worker.clear()
+
+def _forget_links() -> None:
+    for links in _ALL_LINKS:
+        links._all.clear()
+        links._by_worker.clear()
+
+
+def _note_links() -> None:
+    """Know every `Links` that is made from now on. The collector does not show them: a server freezes what it has."""
+    made = Links.__init__
+
+    def make_and_note(links: Links) -> None:
+        made(links)
+        _ALL_LINKS.append(links)
+
+    Links.__init__ = make_and_note  # type: ignore[method-assign]
 
 
 def install(plan: Plan, *, seed: int | str, record: Path | None = None, name: str = "armed") -> Laboratory:
     """Arm this process."""
     laboratory = Laboratory(plan, seed=seed, record=record, name=name)
+    _note_links()
     failpoints.armed = laboratory
     return laboratory
 
