@@ -45,6 +45,10 @@ class Found:
     epoch: int
     worker: str
 
+    def at(self, name: str) -> bool:
+        """Whether a worker of that name, in whichever of its lives, has it."""
+        return not name or re.match(rf"{re.escape(name)}[-.]", self.worker) is not None
+
 
 async def look(world: World, jobs: Iterable[UUID]) -> list[Found]:
     """How these jobs are."""
@@ -95,8 +99,14 @@ async def completed(world: World, jobs: Sequence[UUID], *, within: float = 30.0)
 
 async def submit(world: World, topic: str, number: int = 1, *, tenant: str = RED, **options: Any) -> list[UUID]:
     """Submit so many; all must be acknowledged."""
-    made = [await world.load.submit(world.load.tenant(tenant), topic, **options) for _ in range(number)]
-    jobs = [job for job in made if job is not None]
+    theirs = world.load.tenant(tenant)
+    jobs: list[UUID] = []
+    for _ in range(number):
+        job = await world.load.submit(theirs, topic, **options)
+        if job is not None:
+            jobs.append(job)
+            with suppress(ValueError):
+                theirs.jobs.remove(job)  # the load cancels, redrives and discards what it knows
     assert len(jobs) == number, f"{number - len(jobs)} of {number} jobs were not acknowledged"
     return jobs
 
@@ -113,16 +123,14 @@ class HeldJobs:
         """They end now."""
         self.gate.touch()
 
-    async def run_at(self, prefix: str = "", *, within: float = 20.0) -> list[Found]:
-        """Wait until all of them run, at workers of that name."""
+    async def run_at(self, name: str = "", *, within: float = 20.0) -> list[Found]:
+        """Wait until all of them run, at the worker of that name."""
 
         async def all_run() -> bool:
             found = await look(self.world, self.ids)
-            return len(found) == len(self.ids) and all(
-                one.state is State.RUNNING and one.worker.startswith(prefix) for one in found
-            )
+            return len(found) == len(self.ids) and all(one.state is State.RUNNING and one.at(name) for one in found)
 
-        await eventually(all_run, f"{len(self.ids)} held jobs run at {prefix or 'some worker'}", within=within)
+        await eventually(all_run, f"{len(self.ids)} held jobs run at {name or 'some worker'}", within=within)
         return await look(self.world, self.ids)
 
     async def end(self, *, within: float = 30.0) -> list[Found]:

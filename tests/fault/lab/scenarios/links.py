@@ -48,7 +48,7 @@ async def _gone(world: World, server: str, reason: str, *, times: int = 1, withi
 async def _taken_over(world: World, jobs: HeldJobs, name: str) -> None:
     """Another worker runs them, once their leases are over, and ends them."""
     await add_worker(world, name, concurrency=8)
-    await jobs.run_at(f"{name}-", within=5 * world.lease + 5)
+    await jobs.run_at(name, within=5 * world.lease + 5)
     ended = await jobs.end()
     assert {(one.attempt, one.epoch) for one in ended} == {(2, 2)}, ended
 
@@ -62,7 +62,7 @@ async def a_link_falls_silent(world: World) -> None:
     proxy = via(world)
     await add_worker(world, "w8", servers=["via"])
     jobs = await hold(world, 4)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     async with world.faulty("silence between w8 and s1"):
         proxy.hold()
         await printed(world, "w8", "nothing was heard from", within=2 * world.lease)
@@ -115,7 +115,7 @@ async def a_wire_carries_one_way_only(world: World) -> None:
     for number, toward in enumerate(ways):
         async with _island_worker(world, f"w{20 + number}") as island:
             jobs = await hold(world, 3)
-            await jobs.run_at(f"w{20 + number}-")
+            await jobs.run_at(f"w{20 + number}")
             async with world.faulty(f"nothing passes {toward}"):
                 await asyncio.to_thread(lambda way=toward: island.drop(toward=way))
                 await _gone(world, "s1", "link_silent|connection_lost", times=number + 1, within=3 * world.lease)
@@ -136,7 +136,7 @@ async def a_link_breaks_under_an_assignment(world: World) -> None:
     async with world.faulty("reset when jobs pass"):
         cut = proxy.cut('"until"', toward=CLIENT, when="before", times=3)
         jobs = await hold(world, 6)
-        await jobs.run_at("w8-")
+        await jobs.run_at("w8")
         assert cut.struck >= 1
     proxy.heal()
     ended = await jobs.end()
@@ -320,12 +320,12 @@ async def a_large_payload_on_a_narrow_link(world: World) -> None:
     proxy = via(world)
     await add_worker(world, "w8", servers=["via"], concurrency=4)
     small = await hold(world, 2)
-    await small.run_at("w8-")
+    await small.run_at("w8")
     async with world.faulty("320 kbit/s to w8"):
         proxy.worsen(bandwidth=40_000)
         large = [(await hold(world, 1, extra={"pad": "x" * 60_000})) for _ in range(3)]
         for one in large:
-            await one.run_at("w8-", within=30)
+            await one.run_at("w8", within=30)
         for one in (small, *large):
             ended = await one.end()
             assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}, ended
@@ -337,7 +337,7 @@ async def links_are_slow(world: World) -> None:
     """Everything takes a second; no lease is lost for that."""
     await add_worker(world, "w8")
     jobs = await hold(world, 4)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     lapsed = await count_events(world, EventKind.LAPSED)
     async with world.faulty("latency"):
         for name in ("s1", "s2"):
@@ -359,7 +359,7 @@ async def a_wire_loses_packets(world: World) -> None:
         await asyncio.to_thread(lambda: island.lose(percent=20))
         for _ in range(6):
             jobs = await hold(world, 8)
-            await jobs.run_at("w20-", within=40)
+            await jobs.run_at("w20", within=40)
             await jobs.end(within=40)
 
 

@@ -208,7 +208,7 @@ async def servers_are_restarted_one_by_one(world: World) -> None:
     """Each drains: readiness goes off, its workers move on; callers see what they may try again, if anything."""
     await add_worker(world, "w8", concurrency=8)
     jobs = await hold(world, 6)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     for name in ("s1", "s2"):
         assert await world.stop(name) == 0
         await world.start(name)
@@ -330,7 +330,7 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
     await add_worker(world, "w8", servers=["s1"])
     process = world.servers["s1"]
     jobs = await hold(world, 4)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     links = seen(world, "w8", "connected to ")
     address = world.address("s1")
     assert await _ready(address)
@@ -361,7 +361,7 @@ async def a_server_stands_still(world: World) -> None:
     await world.restart("s1")
     await add_worker(world, "w8", servers=["s1", "s2"], concurrency=16)
     jobs = await hold(world, 12)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     lapsed = await count_events(world, EventKind.LAPSED)
     async with world.faulty("block s1 for 5 s"):
         server.plan("tick.after_commit=block:5@once")
@@ -380,7 +380,7 @@ async def a_server_forgets_its_links(world: World) -> None:
     await world.restart("s1")
     await add_worker(world, "w8", servers=["s1"])
     jobs = await hold(world, 4)
-    await jobs.run_at("w8-")
+    await jobs.run_at("w8")
     links = seen(world, "w8", "connected to ")
     async with world.faulty("s1 forgets its links"):
         server.plan("beat.before_ack=forget@once")

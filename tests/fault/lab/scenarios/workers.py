@@ -67,7 +67,7 @@ async def replies_to_results_are_lost(world: World) -> None:
     proxy = via(world)
     await add_worker(world, "w9", servers=["via"])
     jobs = await hold(world, 5)
-    await jobs.run_at("w9-")
+    await jobs.run_at("w9")
     async with world.faulty("swallow what s1 says to w9"):
         proxy.swallow(toward=CLIENT)
         stored = await jobs.end()
@@ -76,7 +76,7 @@ async def replies_to_results_are_lost(world: World) -> None:
     assert {(one.attempt, one.epoch) for one in stored} == {(1, 1)}
     await world.start("w9")
     jobs = await hold(world, 5)
-    await jobs.run_at("w9-")
+    await jobs.run_at("w9")
     async with world.faulty("swallow what s1 says to w9"):
         proxy.swallow(toward=CLIENT)
         stored = await jobs.end()
@@ -97,14 +97,14 @@ async def frozen_workers_wake_up_too_late(world: World) -> None:
     await add_worker(world, "w8", concurrency=4)
     await add_worker(world, "w9", concurrency=4)
     jobs = await hold(world, 8)
-    await jobs.run_at("w")
+    await jobs.run_at()
     freezer = Freezer([world.workers["w9"].pid])
     async with world.faulty("freeze w9 by the freezer"):
         await world.freeze("w8")
         freezer.freeze()
         try:
             await add_worker(world, "w7", concurrency=8)
-            await jobs.run_at("w7-", within=6 * world.lease)
+            await jobs.run_at("w7", within=6 * world.lease)
             taken = await jobs.end()
         finally:
             await world.thaw("w8")
@@ -132,7 +132,7 @@ async def workers_drain(world: World) -> None:
     jobs = await hold(world, 8)  # four run, the others wait at the worker or in the table
 
     async def four_run() -> bool:
-        return len([one for one in await look(world, jobs.ids) if one.worker.startswith("w8-")]) >= 4
+        return len([one for one in await look(world, jobs.ids) if one.at("w8")]) >= 4
 
     await eventually(four_run, "four of them run")
     began = asyncio.get_running_loop().time()
