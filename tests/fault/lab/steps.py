@@ -14,9 +14,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import asyncpg
+import grpc.aio
 
 from headgate import Headgate
 from headgate.domain.states import EventKind, State
+from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.history import Event, merged
 from tests.fault.lab.load import Tenant
 from tests.fault.lab.process import LabWorker
@@ -175,6 +177,24 @@ async def add_worker(
 def client_of(world: World, address: str, *, tenant: str = RED) -> Tenant:
     """A client of its own, for `world.load.submit`; the caller closes its `hg`."""
     return Tenant(tenant, Headgate(address, token=world.tokens[tenant]), deque(maxlen=10), deque(maxlen=10))
+
+
+@asynccontextmanager
+async def raw_worker(world: World, name: str, server: str = "s1", *, resumed: bool = False) -> AsyncIterator[Any]:
+    """A stream by hand: greeted, and then whatever the caller does, or does not do."""
+    async with grpc.aio.insecure_channel(world.address(server)) as channel:
+        call: Any = channel.stream_stream(
+            "/headgate.v1.WorkerService/Work",
+            request_serializer=pb.WorkerFrame.SerializeToString,
+            response_deserializer=pb.ServerFrame.FromString,
+        )()
+        await call.write(pb.WorkerFrame(hello=pb.Hello(token=world.tokens[RED], worker_id=name, resumed=resumed)))
+        greeted = await asyncio.wait_for(call.read(), 10)
+        assert greeted.HasField("hello_ack")
+        try:
+            yield call
+        finally:
+            call.cancel()
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from tests.fault.lab.steps import (
     hold,
     look,
     printed,
+    raw_worker,
     seen,
     submit,
     via,
@@ -68,8 +69,8 @@ async def a_link_falls_silent(world: World) -> None:
         await printed(world, "w8", "nothing was heard from", within=2 * world.lease)
         await _gone(world, "s1", "link_silent|connection_lost", within=3 * world.lease)
         await _taken_over(world, jobs, "w9")
-    proxy.heal()
     links = seen(world, "w8", "connected to ")
+    proxy.heal()
     await printed(world, "w8", "connected to ", times=links + 1, within=25)
 
 
@@ -197,24 +198,6 @@ async def a_client_is_replayed(world: World) -> None:
 # ---------------------------------------------------------------------- odd peers
 
 
-@asynccontextmanager
-async def _raw_worker(world: World, name: str, server: str = "s1") -> AsyncIterator[Any]:
-    """A stream by hand: greeted, and then whatever the caller does, or does not do."""
-    async with grpc.aio.insecure_channel(world.address(server)) as channel:
-        call: Any = channel.stream_stream(
-            "/headgate.v1.WorkerService/Work",
-            request_serializer=pb.WorkerFrame.SerializeToString,
-            response_deserializer=pb.ServerFrame.FromString,
-        )()
-        await call.write(pb.WorkerFrame(hello=pb.Hello(token=world.tokens[RED], worker_id=name)))
-        greeted = await asyncio.wait_for(call.read(), 10)
-        assert greeted.HasField("hello_ack")
-        try:
-            yield call
-        finally:
-            call.cancel()
-
-
 def _memory(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -226,7 +209,7 @@ def _memory(pid: int) -> int:
 async def a_worker_does_not_read(world: World) -> None:
     """It asks for everything and reads nothing: its link is ended at a bound, and what waited for it goes to others."""
     before = _memory(world.servers["s1"].pid)
-    async with _raw_worker(world, "deaf") as call, world.faulty("a worker that does not read"):
+    async with raw_worker(world, "deaf") as call, world.faulty("a worker that does not read"):
         ready = pb.Ready(topics=["held"], count=500, lease_seconds=int(world.lease))
         await call.write(pb.WorkerFrame(ready=ready))
         jobs = await hold(world, 40, extra={"pad": "x" * 300_000})
@@ -292,9 +275,9 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
 @scenario("F23", "two live streams, one worker id", checks=("I2",), world=OTHERS_LOAD)
 async def two_workers_share_a_name(world: World) -> None:
     """The newer stream counts; the older is told that it was superseded, and gets nothing more."""
-    async with _raw_worker(world, "twin") as older:
+    async with raw_worker(world, "twin") as older:
         await older.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
-        async with world.faulty("two workers of one name"), _raw_worker(world, "twin") as newer:
+        async with world.faulty("two workers of one name"), raw_worker(world, "twin") as newer:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await asyncio.wait_for(older.read(), 10) is not grpc.aio.EOF:
                     pass
@@ -375,8 +358,9 @@ async def a_crowd_comes_back(world: World) -> None:
     groups = [
         LoggedProcess(
             f"crowd{number}",
+            # For a topic that nobody submits to: what they ran would be in no history.
             [sys.executable, "-m", "tests.support.workers", address, str(world.folder / f"crowd{number}.starts"),
-             "--workers", str(crowd // 4), "--concurrency", "1", "--topics", "fast"],
+             "--workers", str(crowd // 4), "--concurrency", "1", "--topics", "deaf"],
             folder=world.folder,
             environ=environ(HEADGATE_TOKEN=world.tokens[RED]),
         )
