@@ -106,6 +106,13 @@ HOLDS: dict[str, Tell] = {
         s.submitted(A, 1).did("resume", 4, 60, topic="fast").did("pause", 5, 20, topic="fast").completed(A, 40)
     ),
     "I9 when it was due": lambda s: s.submitted(A, 1, delay="2").completed(A, 2_010),
+    "I9 redriven before it was due": lambda s: (
+        s.submitted(A, 1, delay="2")
+        .fact(A, 7, 5, epoch=0, state=7)
+        .fact(A, 8, 10, epoch=0, state=0, run_at=10, was=7)
+        .did("redrive", 9, job=A)
+        .completed(A, 20)
+    ),
     "I10 the same job again": lambda s: s.submitted(A, 1, key="k").submitted(A, 50, key="k").completed(A),
     "I11 one after the other": lambda s: (
         s.did("set_topic", 1, topic="limited", settings={"max_running": 1})
@@ -297,7 +304,8 @@ EACH = [(float(n), float(n)) for n in range(1, 20)]
     [
         (scheduled(EACH), True),
         (scheduled([(1, 1), (2, 6), *EACH[6:]]), True),  # coalesced
-        (scheduled(EACH[:3] + EACH[5:], skipped=2, overlap=1), True),
+        (scheduled(EACH[:3] + EACH[5:], skipped=1, overlap=1), True),  # skipped together
+        (scheduled(EACH[:3] + EACH[4:6] + EACH[7:], skipped=1, overlap=1), False),  # skipped twice, said once
         (scheduled(EACH[:3] + EACH[5:]), False),  # two are missing
         (scheduled([*EACH, (4, 4)]), False),  # one twice
         (scheduled([(1, 3), *EACH[1:]]), False),  # two are covered twice
@@ -314,8 +322,9 @@ def test_occurrences_are_checked_against_the_grid(story: Story, *, holds: bool) 
 def test_cron_occurrences_come_from_another_library() -> None:
     # The story begins at 22:13:20 UTC, 23:13:20 in Berlin; the first minute after that is 40 s later.
     def minutes(*seconds: int) -> bool:
-        cron = {"kind": 3, "at": None, "span_ms": None, "expression": "* * * * *", "zone": "Europe/Berlin"}
-        story = scheduled([(s, s) for s in seconds], paused=170_000, **cron)
+        story = scheduled(
+            [(s, s) for s in seconds], paused=170_000, kind=3, at=None, expression="* * * * *", zone="Europe/Berlin"
+        )
         return check(story.events, only=["I8"]).passed
 
     assert minutes(40, 100, 160)

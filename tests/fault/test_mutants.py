@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fault.lab.checker import INVARIANTS
-from tests.fault.lab.mutants import ROOT, Mutant, applies, mutants
+from tests.fault.lab.mutants import Mutant, applies, mutants
+from tests.fault.lab.process import ROOT
 from tests.fault.lab.scenarios import all_scenarios
 
 ALL = mutants()

@@ -79,6 +79,8 @@ async def _mix(seconds: float, seed: int, *, keep: bool) -> int:
 def _show(result: Result, replay: str) -> None:
     if result.report is not None:
         print(result.report.text())
+    for trouble in result.troubles:
+        print(f"log: {trouble}")
     if result.verdict == NOT_RUN:
         print(f"!!! {result.name} WAS NOT RUN: {result.note}")
     elif result.verdict == FAILED:

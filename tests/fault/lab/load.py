@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 from uuid import UUID
 
 from headgate import Headgate
@@ -144,11 +145,10 @@ class Load:
         """Resume every topic and delete every schedule: what is left can drain. Asked until it is answered."""
         for tenant in self._tenants:
             for topic in PAUSED_TOPICS:
-                await self._certainly(tenant, "resume", {"topic": topic}, lambda t=topic, h=tenant.hg: _resume(h, t))
+                await self._certainly(tenant, "resume", {"topic": topic}, partial(_resume, tenant.hg, topic))
             for name in self._schedules:
-                await self._certainly(
-                    tenant, "schedule_pause", {"name": name}, lambda n=name, h=tenant.hg: h.admin.schedules.pause(n)
-                )
+                pause = partial(tenant.hg.admin.schedules.pause, name)
+                await self._certainly(tenant, "schedule_pause", {"name": name}, pause)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -189,7 +189,9 @@ class Load:
             known: dict[str, Any] = {name: str(value) for name, value in options.items() if name != "run_at"}
             op = self.recorder.invoke("submit", tenant=tenant.name, topic=topic, body=_body_no(body), **known)
             try:
-                handle = await tenant.hg.submit(topic, body, **JobOptions(timeout=SUBMIT_SECONDS, **options))
+                handle = await tenant.hg.submit(
+                    topic, body, **cast("JobOptions", {"timeout": SUBMIT_SECONDS, **options})
+                )
             except HeadgateError as error:
                 status = status_of(error, submit=True)
                 at = error.job_id if isinstance(error, NotAcknowledged) else None

@@ -96,7 +96,8 @@ def caught(mutant: Mutant, folder: Path) -> bool:
     """Run it; True if its invariant is red."""
     tree = copied(mutant, folder)
     began = time.monotonic()
-    red, text = [], ""
+    red: list[str] = []
+    text = ""
     for seed in range(1, TRIES + 1):
         red, text = verdict(tree, mutant.run, seed=seed)
         if mutant.red in red:

@@ -33,6 +33,8 @@ class Result:
     note: str = ""
     report: Report | None = None
     folder: Path | None = None
+    troubles: tuple[str, ...] = ()
+    """What nobody expects in the servers' logs."""
 
     @property
     def good(self) -> bool:
@@ -96,6 +98,7 @@ async def run(
     except Exception as error:  # noqa: BLE001 -- whatever a scenario raises is its verdict
         result.note = "".join(traceback.format_exception(error))
     result.seconds = time.monotonic() - began
+    result.troubles = tuple(troubles(folder))
     if result.good and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:

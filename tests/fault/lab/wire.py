@@ -81,12 +81,17 @@ class Tape:
             found = zip(sent.ids, sent.epochs, sent.attempts, sent.max_attempts, places, strict=True)
             rows = [(raw.hex(), epoch, n, most, sent.topic_names[at]) for raw, epoch, n, most, at in found]
             note("assign", stream=stream, jobs=rows, lease_until=sent.lease_until_us)
-        for part in ("lost", "cancel"):
-            if frame.HasField(part):  # type: ignore[arg-type]
-                note(part, stream=stream, held=_held(getattr(frame, part)))
-        for part in ("drain", "quieted", "beat_ack"):
-            if frame.HasField(part):  # type: ignore[arg-type]
-                note(part, stream=stream)
+        if frame.HasField("lost"):
+            note("lost", stream=stream, held=_held(frame.lost))
+        if frame.HasField("cancel"):
+            note("cancel", stream=stream, held=_held(frame.cancel))
+        for name, there in (
+            ("drain", frame.HasField("drain")),
+            ("quieted", frame.HasField("quieted")),
+            ("beat_ack", frame.HasField("beat_ack")),
+        ):
+            if there:
+                note(name, stream=stream)
         if frame.HasField("error"):
             note("error", stream=stream, code=frame.error.code, about=frame.error_seq)
 

@@ -14,7 +14,6 @@ whoever stands between it and its clients (a fault proxy) is told once.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import random
 import shutil
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -38,11 +37,13 @@ from tests.fault.lab.dump import dump
 from tests.fault.lab.history import Recorder, merged
 from tests.fault.lab.load import RATE, Load
 from tests.fault.lab.process import LabServer, LabWorker
+from tests.fault.lab.proxies import NotRunHere, Proxy, new_proxy
 from tests.support.database import Server as Databases
 from tests.support.database import temporary_folder
 from tests.support.server import LoggedProcess
 from tests.support.waiting import until_async
 
+__all__ = ["DRAIN", "NotRunHere", "World"]
 LAB: Final = "headgate lab"
 """How the laboratory's own sessions call themselves, so that it does not end them with the others."""
 TENANTS: Final = ("red", "blue")
@@ -59,55 +60,6 @@ SELECT n.name, t.name, j.state, j.attempt, j.epoch, j.worker, max(j.lease_until 
 OTHERS: Final = """
 SELECT pid FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND application_name <> $1"""
-
-
-class Proxy(Protocol):
-    """What stands before a server or PostgreSQL: `tests.fault.lab.proxy.FaultProxy`, whose methods these are."""
-
-    @property
-    def port(self) -> int: ...
-    def worsen(
-        self,
-        *,
-        toward: Literal["server", "client"] | None = None,
-        latency: float | None = None,
-        jitter: float | None = None,
-        bandwidth: float | None = None,
-        slice: int | None = None,  # noqa: A002 - the word for it
-        cut_after: int | None = None,
-    ) -> None: ...
-    def hold(self, *, toward: Literal["server", "client"] | None = None) -> None: ...
-    def swallow(self, *, toward: Literal["server", "client"] | None = None) -> None: ...
-    def refuse(self) -> None: ...
-    def reset(self) -> int: ...
-    def hang_up(self) -> int: ...
-    def cut(
-        self,
-        pattern: str,
-        *,
-        toward: Literal["server", "client"] = "server",
-        when: Literal["before", "forwarded", "answered"] = "answered",
-        statements: bool = False,
-        times: int = 1,
-    ) -> object: ...
-    @property
-    def struck(self) -> int: ...
-    def heal(self) -> None: ...
-    def close(self) -> None: ...
-
-
-def new_proxy(port: int, *, seed: int = 0) -> Proxy:
-    """One before that port. Raises NotRunHere where this tree has none."""
-    try:
-        module = importlib.import_module("tests.fault.lab.proxy")
-    except ModuleNotFoundError as error:
-        raise NotRunHere(f"there is no fault proxy in this tree: {error}") from error
-    made: Proxy = module.FaultProxy("127.0.0.1", port, seed=seed)
-    return made
-
-
-class NotRunHere(Exception):
-    """This machine cannot run the scenario; the text says what is missing."""
 
 
 @dataclass(slots=True)

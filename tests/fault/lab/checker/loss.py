@@ -25,10 +25,10 @@ def nothing_acknowledged_is_lost(model: Model) -> Iterator[Violation]:
             else:
                 failed.add(body)
     for row in model.rows:
-        body = row.payload.get("b")
-        if row.payload.get("schedule") or body is None or body in asked:
+        number = row.payload.get("b")
+        if row.payload.get("schedule") or number is None or number in asked:
             continue
-        why = "of a submit that was answered as certainly not done" if body in failed else "that nobody has submitted"
+        why = "of a submit that was answered as certainly not done" if number in failed else "that nobody has submitted"
         yield Violation(
             invariant="I1", text=f"there is a job {row.job} of {row.tenant}/{row.topic}, {why}", job=row.job
         )

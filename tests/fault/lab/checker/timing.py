@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tests.fault.lab.checker.model import Model, Violation, ok
+from tests.fault.lab.checker.model import REDRIVEN, Model, Violation, ok
 
 ROUNDING_US: Final = 1_000
 
@@ -16,6 +16,8 @@ def not_before_its_time(model: Model) -> Iterator[Violation]:
         delay = float(one.data.get("delay", 0))
         if not delay or not ok(one) or not one.answer.get("created", True):
             continue
+        if any(fact.kind == REDRIVEN for fact in model.facts_of.get(one.jobs[0], ())):
+            continue  # cancelled and redriven before it was due: now it is
         due = one.w + round(delay * 1e6)
         for claim in model.claims_of.get(one.jobs[0], ())[:1]:
             if claim.epoch == 1 and claim.at < due - model.skew_us:
@@ -27,7 +29,7 @@ def not_before_its_time(model: Model) -> Iterator[Violation]:
                 continue
             after = next((claim for claim in claims if claim.epoch == fact.epoch + 1), None)
             # A redrive in between counts from anew.
-            anew = any(later.at > fact.at and later.epoch == fact.epoch and later.kind == 8 for later in facts)
+            anew = any(later.at > fact.at and later.epoch == fact.epoch and later.kind == REDRIVEN for later in facts)
             if after is not None and not anew and after.at < fact.run_at - ROUNDING_US:
                 yield _early(job, after.epoch, fact.run_at - after.at, 0)
 

@@ -25,11 +25,13 @@ async def workers_freeze_past_their_leases(world: World) -> None:
         frozen = sorted(world.workers)[2 * round_ : 2 * round_ + 2]
         for tenant in world.tenants:
             for _ in range(12):
-                await world.load.submit(world.load.tenant(tenant), "slow", ms=2500)
+                await world.load.submit(world.load.tenant(tenant), "slow", ms=4000)
         await asyncio.sleep(0.5)
         for name in frozen:
             await world.freeze(name)
-        await asyncio.sleep(world.lease + 2.2)  # lapsed, and running elsewhere
+        await asyncio.sleep(
+            world.lease + 3.0
+        )  # half a lease of renewals beyond; ended here, lapsed, and running elsewhere
         for name in frozen:
             await world.thaw(name)
         await asyncio.sleep(1)
