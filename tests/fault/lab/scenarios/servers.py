@@ -248,7 +248,12 @@ async def _operate(world: World, caller: Tenant) -> None:
 # ---------------------------------------------------------------------- restarts and outages
 
 
-@scenario("F11", "rolling restart under load", checks=("I1", "I13"), world=OTHERS_LOAD)
+@scenario(
+    "F11",
+    "rolling restart under load",
+    checks=("I1", "I13"),
+    world={**OTHERS_LOAD, "server_args": ("--grace", "3")},
+)
 async def servers_are_restarted_one_by_one(world: World) -> None:
     """Each drains: readiness goes off, its workers move on; callers see what they may try again, if anything."""
     await add_worker(world, "w8", concurrency=8)
