@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc.aio
 
 from headgate.domain.states import EventKind, State
+from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.inject.links import Island, Toward
 from tests.fault.lab.process import LabWorker, environ
@@ -300,9 +301,15 @@ async def two_workers_share_a_name(world: World) -> None:
             jobs = await hold(world, 1)
             frame = await asyncio.wait_for(newer.read(), 10)
             assert [bytes(raw) for raw in frame.jobs.ids] == [job.bytes for job in jobs.ids]
-            outcomes = pb.Outcomes(seq=1, ids=list(frame.jobs.ids), epochs=list(frame.jobs.epochs), results=[b'"x"'])
-            await newer.write(pb.WorkerFrame(outcomes=outcomes))
-            await completed(world, jobs.ids)
+            back = [
+                jobs_pb2.Outcome(id=raw, epoch=epoch, abandon=jobs_pb2.Abandon())
+                for raw, epoch in zip(frame.jobs.ids, frame.jobs.epochs, strict=True)
+            ]
+            await newer.write(pb.WorkerFrame(outcomes=pb.Outcomes(seq=1, others=back)))
+            await all_are(world, jobs.ids, State.PENDING)
+            await add_worker(world, "w8")
+            ended = await jobs.end()
+            assert {(one.attempt, one.epoch) for one in ended} == {(1, 2)}, ended
     assert seen(world, "s1", "link_ended worker=twin reason=superseded") == 1
 
 
