@@ -320,7 +320,7 @@ async def two_workers_share_a_name(world: World) -> None:
 async def a_large_payload_on_a_narrow_link(world: World) -> None:
     """A payload that takes most of the time between two beats: what runs keeps its lease, and the payload arrives."""
     proxy = via(world)
-    await add_worker(world, "w8", servers=["via"], concurrency=4)
+    await add_worker(world, "w8", servers=["via"], concurrency=8)
     small = await hold(world, 2)
     await small.run_at("w8")
     async with world.faulty("320 kbit/s to w8"):
