@@ -76,7 +76,9 @@ class Island(Injection):
         run([*self.prefix, "tc", "qdisc", "replace", "dev", self._inner, *shape])
 
     def heal_link(self) -> None:
-        """The wire is good again."""
+        """The wire is good again; harmless when there is none any more."""
+        if not self._up:
+            return
         self._nft("flush chain inet lab came", "flush chain inet lab goes")
         for command in ([], [*self.prefix]):
             device = self._inner if command else self._outer
