@@ -795,7 +795,7 @@ async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(
             ),
             (producer_pb2.PlainJobs(topic=topic, ids=[b"x"], payloads=[b""]), "plain.ids"),
             (producer_pb2.PlainJobs(topic="", ids=[new_id()], payloads=[b""]), "topic"),
-            (producer_pb2.PlainJobs(topic=topic, ids=[], payloads=[b""]), "plain.payloads"),
+            (producer_pb2.PlainJobs(topic=topic, ids=[], payloads=[b""]), "plain.ids"),
         ):
             await producer.send(producer_pb2.ProducerFrame(seq=2, plain=plain))
             error = (await producer.reply(2)).error

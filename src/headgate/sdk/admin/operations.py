@@ -214,5 +214,5 @@ def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:
     if "delay" in options:
         plan.delay_ms = delay_in_ms(options["delay"])
     if "per_second" in options:
-        plan.per_second = check_integer(options["per_second"], field="per_second", low=1, high=2**31 - 1)
+        plan.per_second = check_integer(options["per_second"], field="per_second", low=0, high=2**31 - 1)
     return plan
