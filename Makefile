@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue bench-long overload soak faults mutants failover bench-peers bench-docs
+.PHONY: help demo dev test test-e2e test-versions check format wire lock clean requirements explain catalogue fuzz faults \
+        mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
