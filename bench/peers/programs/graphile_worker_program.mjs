@@ -2,8 +2,8 @@
 import { makeWorkerUtils, run, runMigrations } from "graphile-worker";
 import * as kit from "./kit.mjs";
 
-const CONCURRENCY = Number(process.env.CONCURRENCY ?? 24);
-const LOCAL_QUEUE = Number(process.env.BATCH ?? 500);
+const CONCURRENCY = Number(process.env.CONCURRENCY ?? 100);
+const LOCAL_QUEUE = Number(process.env.BATCH ?? 2000);
 const connection = (size) => ({ worker: { connectionString: kit.url, maxPoolSize: size } });
 
 if (kit.role === "prepare") {

@@ -2,8 +2,8 @@
 import { PgBoss } from "pg-boss";
 import * as kit from "./kit.mjs";
 
-const BATCH = Number(process.env.BATCH ?? 1000);
-const WORKERS = Number(process.env.CONCURRENCY ?? 4);
+const BATCH = Number(process.env.BATCH ?? 5000);
+const WORKERS = Number(process.env.CONCURRENCY ?? 2);
 const working = kit.role === "work";
 const boss = new PgBoss({
   connectionString: kit.url,
@@ -32,7 +32,7 @@ if (kit.role === "prepare") {
   });
 } else {
   await kit.produce({
-    chunk: 1000,
+    chunk: 5000,
     tasks: 64,
     pushMany: (bodies) => boss.insert(kit.QUEUE, bodies.map((body) => ({ data: { body } }))),
     push: (body) => boss.send(kit.QUEUE, { body }),
