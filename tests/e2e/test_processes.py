@@ -67,7 +67,8 @@ async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
     with WorkerProcess(server.address, folder=tmp_path, workers=LINKS, concurrency=1) as worker:
         async with Headgate(server.address) as hg, connected(database) as db:
             assert [row["name"] for row in await db.fetch(INSTANCES)] == ["pair-1", "pair-2"]
-            ids = await submit(hg, "slow", [b"5"] * 300)
+            # Longer than a tick: without notifications that is when the other process hears of them.
+            ids = await submit(hg, "slow", [b"100"] * 300)
             await all_ended(database)
 
             async def both_have_links() -> bool:
