@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire clean fuzz catalogue
+.PHONY: help demo dev test test-e2e check format bench bench-record explain requirements lock test-versions wire fuzz catalogue faults mutants clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,13 @@ bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
+
+# ONLY=F31,F32: some of them. SECONDS=60 SEED=1: a random mix instead. (SECONDS is also a variable of bash, not of make.)
+faults: $(READY) ## break everything on purpose, one fault after the other, and check what must hold; ONLY=, SECONDS=, SEED=
+	@$(BIN)/python -m tests.fault.lab $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) --seed $(or $(SEED),1)
+
+mutants: $(READY) ## prove the checker: each planted bug must turn its invariant red; ONLY=name
+	@$(BIN)/python -m tests.fault.lab.mutants $(if $(ONLY),--only $(ONLY))
 
 requirements: $(READY) ## requirement number -> tests that passed in the last run
 	@$(BIN)/python tools/requirements.py

@@ -1,0 +1,97 @@
+"""`python -m tests.fault.lab`: scenarios by number, or a seeded mix; exits with 1 on any violation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from tests.fault.lab.checker import check
+from tests.fault.lab.history import merged
+from tests.fault.lab.mix import mix, setting
+from tests.fault.lab.runner import FAILED, NOT_RUN, Result, run, run_scenario
+from tests.fault.lab.scenarios import Scenario, all_scenarios
+
+
+def main() -> int:
+    """Parse the command line and run what it names."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fault.lab")
+    parser.add_argument("--only", default="", help="scenarios by number: F31,F32")
+    parser.add_argument("--seconds", type=float, default=0, help="a random mix of faults for so long, by --seed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="the scenarios, and what each checks")
+    parser.add_argument("--check", type=Path, help="judge the history in this folder once more")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of a run that passed, too")
+    chosen = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of everybody's cleaning up
+    if chosen.list:
+        for one in all_scenarios().values():
+            print(f"{one.number:5} {one.title:50} {' '.join(one.checks)}")
+        return 0
+    if chosen.check:
+        report = check(merged(chosen.check))
+        print(report.text())
+        return 0 if report.passed else 1
+    if chosen.seconds:
+        return asyncio.run(_mix(chosen.seconds, chosen.seed, keep=chosen.keep))
+    known = all_scenarios()
+    names = [name.strip() for name in chosen.only.split(",") if name.strip()] or list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"there is no {', '.join(unknown)}; see --list")
+    return asyncio.run(_scenarios([known[name] for name in names], seed=chosen.seed, keep=chosen.keep))
+
+
+async def _scenarios(chosen: list[Scenario], *, seed: int, keep: bool) -> int:
+    results: list[Result] = []
+    for one in chosen:
+        print(f"--- {one.number} {one.title} (seed {seed})", flush=True)
+        result = await run_scenario(one, seed=seed, keep=keep)
+        results.append(result)
+        _show(result, f"python -m tests.fault.lab --only {one.number} --seed {seed}")
+    print(f"\n{'fault':6} {'verdict':9} {'seconds':>7}  what")
+    for result in results:
+        note = result.note.strip().splitlines()[-1] if result.note.strip() else ""
+        print(f"{result.name:6} {result.verdict:9} {result.seconds:7.1f}  {result.title}{f' ({note})' if note else ''}")
+    bad = [result.name for result in results if not result.good]
+    skipped = [result.name for result in results if result.verdict == NOT_RUN]
+    print(f"{len(results) - len(bad) - len(skipped)} passed, {len(bad)} did not{': ' + ' '.join(bad) if bad else ''}, "
+          f"{len(skipped)} not run{': ' + ' '.join(skipped) if skipped else ''}")  # fmt: skip
+    return 1 if bad else 0
+
+
+async def _mix(seconds: float, seed: int, *, keep: bool) -> int:
+    result = await run(
+        "mix",
+        lambda world: mix(world, seconds=seconds),
+        seed=seed,
+        world=setting(),
+        within=timedelta(seconds=2 * seconds + 240),
+        keep=keep,
+    )
+    result.title = f"{seconds:g} s of random faults, seed {seed}"
+    _show(result, f"python -m tests.fault.lab --seconds {seconds:g} --seed {seed}")
+    return 0 if result.good else 1
+
+
+def _show(result: Result, replay: str) -> None:
+    if result.report is not None:
+        print(result.report.text())
+    for trouble in result.troubles:
+        print(f"log: {trouble}")
+    if result.verdict == NOT_RUN:
+        print(f"!!! {result.name} WAS NOT RUN: {result.note}")
+    elif result.verdict == FAILED:
+        print(f"{result.name} failed: {result.note}")
+    print(f"{result.verdict} in {result.seconds:.1f} s; replay: {replay}")
+    if result.folder is not None:
+        print(f"history: {result.folder} (judge it again: python -m tests.fault.lab --check {result.folder})")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

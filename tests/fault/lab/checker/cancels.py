@@ -1,0 +1,58 @@
+"""I12: nothing of a cancelled job starts any more, and whoever runs it is told soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tests.fault.lab.checker.model import FAIL, NEVER, Model, Operation, Violation, ok
+
+TOLD_US: Final = 6_000_000
+"""A beat of a third of the lease, a tick of a second, and what a busy machine may add."""
+
+
+def cancelled_means_cancelled(model: Model) -> Iterator[Violation]:
+    """Judged by the stored time of each claim against the cancel's answer."""
+    for cancel in model.asked("cancel"):
+        if not ok(cancel) or cancel.answer.get("code"):
+            continue
+        job = str(cancel.data["job"])
+        undone = min(
+            (
+                verb.w
+                for verb in model.verbs_of.get(job, ())
+                if verb.what == "redrive" and verb.status != FAIL and verb.w_end > cancel.w
+            ),
+            default=NEVER,
+        )
+        for claim in model.claims_of.get(job, ()):
+            if cancel.w_end + model.skew_us < claim.at < undone - model.skew_us:
+                yield Violation(
+                    invariant="I12",
+                    text=f"job {job}, epoch {claim.epoch}, was claimed {(claim.at - cancel.w_end) / 1e6:.3f} s after "
+                    "its cancel had returned",
+                    at=cancel.t_end, job=job,
+                )  # fmt: skip
+        if cancel.answer.get("state") == "running" and cancel.answer.get("changed"):
+            yield from _told(model, cancel, job, undone)
+
+
+def _told(model: Model, cancel: Operation, job: str, undone: int) -> Iterator[Violation]:
+    assigns = [one for one in model.assigns_of.get(job, ()) if one.w < cancel.w]
+    if not assigns or not model.calm(cancel.w, cancel.w_end + TOLD_US, margin_us=TOLD_US):
+        return
+    holder = max(assigns, key=lambda one: one.epoch)
+    deadline = min(cancel.w_end + TOLD_US, undone)
+    answered = [one.w for one in model.said_of.get(job, ()) if one.epoch == holder.epoch]
+    told = [
+        event.w
+        for kind in ("cancel", "lost")
+        for event in model.of_kind[kind]
+        if [job, holder.epoch] in event["held"] and event.proc == holder.proc
+    ]
+    ended = model.events[-1].w if model.events else 0
+    if min(answered + told, default=NEVER) > deadline and deadline < ended and deadline < undone:
+        yield Violation(
+            invariant="I12", text=f"{holder.proc}, which ran job {job}, was not told of its cancel in time",
+            at=cancel.t_end, job=job,
+        )  # fmt: skip

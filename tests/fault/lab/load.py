@@ -1,0 +1,405 @@
+"""The mixed load: many kinds of jobs and verbs by several tenants, at a fixed modest rate, chosen by a seed.
+
+Modest, so that a drain after the faults is quick: what is to be shown is correctness, not speed. Every operation is
+noted when it is asked for and when it is answered. One with a key or an id of its own whose answer was lost is asked
+again, as a careful client would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, cast
+from uuid import UUID
+
+from headgate import Headgate
+from headgate.domain.errors import HeadgateError, Refused
+from headgate.domain.topic_limits import Rate
+from headgate.sdk import (
+    Forbidden,
+    InvalidInput,
+    JobOptions,
+    NotAcknowledged,
+    NotConnected,
+    NotFound,
+    RetryPolicy,
+    SubmitConflict,
+    SubmitRefused,
+    Unauthenticated,
+    VersionConflict,
+)
+from headgate.sdk.admin.topics import TopicSettings
+from tests.fault.lab.history import FAIL, INFO, OK, Recorder
+from tests.fault.lab.worker import TOPICS
+
+RATE: Final = 40.0
+IN_FLIGHT: Final = 200
+SUBMIT_SECONDS: Final = 10.0
+AGAIN: Final = 8
+"""How often an operation with an unknown outcome is asked again."""
+KNOWN_JOBS: Final = 400
+RETRY: Final = RetryPolicy.fixed(timedelta(milliseconds=200))
+LIMITS: Final[dict[str, TopicSettings]] = {
+    "limited": {"max_running": 3},
+    "rated": {"rate": Rate(count=20, period=timedelta(seconds=1), burst=5)},
+    "keyed": {"max_running_per_key": 1},
+    "ordered": {"ordered_by_key": True},
+}
+MAX_ATTEMPTS: Final = {"failing": 3, "poison": 3, "fatal": 5}
+PAUSED_TOPICS: Final = ("slow", "fast", "keyed", "ranked")
+SCHEDULES: Final[dict[str, dict[str, Any]]] = {
+    "each-second": {"every": 1},
+    "every-third-all": {"every": 3, "catch_up": "all"},
+    "each-second-skip": {"every": 1, "overlap": "skip"},
+    "by-the-minute": {"cron": "* * * * *", "zone": "Europe/Berlin"},
+}
+WEIGHTS: Final[dict[str, int]] = {
+    "fast": 14, "slow": 8, "delayed": 5, "flaky": 4, "failing": 2, "fatal": 1, "nacky": 2, "snoozy": 2, "handback": 2,
+    "progress": 2, "thread": 2, "cancellable": 3, "limited": 5, "rated": 3, "keyed": 5, "ordered": 3, "ranked": 8,
+    "idempotent": 6, "own_id": 3, "unique": 3, "many": 2, "batch": 1, "depends": 1,
+    "cancel": 3, "pause": 1, "redrive": 2, "discard": 1, "get": 2, "list": 2, "status": 1, "trigger": 1, "poison": 0,
+}  # fmt: skip
+_CERTAIN: Final = (InvalidInput, NotFound, Refused, SubmitConflict, SubmitRefused, Unauthenticated, Forbidden,
+                   VersionConflict)  # fmt: skip
+Verb = Callable[["Tenant"], Awaitable[None]]
+
+
+def status_of(error: HeadgateError, *, submit: bool) -> str:
+    """`fail` if certainly nothing was done. A submit tells "not sent" from "not answered"; other calls do not."""
+    if isinstance(error, _CERTAIN):
+        return FAIL
+    return FAIL if submit and isinstance(error, NotConnected) else INFO
+
+
+@dataclass(slots=True)
+class Tenant:
+    """One tenant's client and what it remembers of its jobs."""
+
+    name: str
+    hg: Headgate
+    jobs: deque[UUID]
+    keys: deque[tuple[str, str, bytes]]  # key, topic, body
+
+
+class Load:
+    """Keeps servers busy until `stop`; `finish` leaves nothing that would go on by itself."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, Headgate],
+        recorder: Recorder,
+        *,
+        seed: int = 1,
+        rate: float = RATE,
+        weights: Mapping[str, int] | None = None,
+        schedules: Sequence[str] = tuple(SCHEDULES),
+    ) -> None:
+        self.recorder = recorder
+        self.rate = rate
+        self.done = 0
+        self._chance = random.Random(seed)
+        self._schedules = tuple(schedules)
+        chosen = {**WEIGHTS, **(weights or {})} if weights is not None else WEIGHTS
+        self._names = [name for name, weight in chosen.items() if weight]
+        self._weights = [chosen[name] for name in self._names]
+        self._tenants = [Tenant(name, hg, deque(maxlen=KNOWN_JOBS), deque(maxlen=40)) for name, hg in clients.items()]
+        self._running: set[asyncio.Task[None]] = set()
+        self._clock: asyncio.Task[None] | None = None
+        self._bodies = 0
+        self._keys = 0
+
+    # --- its life ----------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Topics with their limits, and schedules: before any fault, so that the checker knows what holds."""
+        async with asyncio.TaskGroup() as tasks:
+            for tenant in self._tenants:
+                for topic in TOPICS:
+                    tasks.create_task(self._configure(tenant, topic))
+        for tenant in self._tenants:
+            for name in self._schedules:
+                await self._put_schedule(tenant, name)
+
+    def start(self) -> None:
+        """Begin."""
+        self._clock = asyncio.create_task(self._tick(), name="load")
+
+    async def stop(self, *, within: float = 60.0) -> None:
+        """Begin nothing more, and wait for what is under way."""
+        if self._clock is not None:
+            self._clock.cancel()
+            await asyncio.wait((self._clock,))
+            self._clock = None
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=within)
+            for task in late:
+                task.cancel()
+
+    async def finish(self) -> None:
+        """Resume every topic and delete every schedule: what is left can drain. Asked until it is answered."""
+        for tenant in self._tenants:
+            for topic in PAUSED_TOPICS:
+                await self._certainly(tenant, "resume", {"topic": topic}, partial(_resume, tenant.hg, topic))
+            for name in self._schedules:
+                pause = partial(tenant.hg.admin.schedules.pause, name)
+                await self._certainly(tenant, "schedule_pause", {"name": name}, pause)
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + 1 / self.rate, loop.time() - 1.0)  # what a stall has missed is not made up for
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            name = self._chance.choices(self._names, self._weights)[0]
+            tenant = self._chance.choice(self._tenants)
+            if len(self._running) >= IN_FLIGHT:
+                continue
+            task = asyncio.create_task(self._one(name, tenant), name=f"load {name}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _one(self, name: str, tenant: Tenant) -> None:
+        verb = getattr(self, f"_do_{name}", None)
+        if verb is not None:
+            await verb(tenant)
+        else:
+            await self.submit(tenant, name, ms=self._chance.choice((5, 20, 60, 600)))
+        self.done += 1
+
+    # --- submits -----------------------------------------------------------------------------------------------------
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of that name, for scenarios that submit jobs of their own."""
+        return next(tenant for tenant in self._tenants if tenant.name == name)
+
+    async def submit(
+        self, tenant: Tenant, topic: str, *, body: bytes = b"", ms: int = 10, **options: Any
+    ) -> UUID | None:
+        """One job, asked for once more while nobody knows whether it exists and asking is safe."""
+        own_id, key = options.get("id"), options.get("key")
+        body = body or self._body(tenant, ms=ms, **options.pop("extra", {}))
+        again = f"{own_id or key or ''}"
+        for _ in range(AGAIN if again else 1):
+            known: dict[str, Any] = {name: str(value) for name, value in options.items() if name != "run_at"}
+            op = self.recorder.invoke("submit", tenant=tenant.name, topic=topic, body=_body_no(body), **known)
+            try:
+                handle = await tenant.hg.submit(
+                    topic, body, **cast("JobOptions", {"timeout": SUBMIT_SECONDS, **options})
+                )
+            except HeadgateError as error:
+                status = status_of(error, submit=True)
+                at = error.job_id if isinstance(error, NotAcknowledged) else None
+                self.recorder.end(op, status, error=type(error).__name__, text=str(error)[:200], job=at and at.hex)
+                if status == FAIL and not isinstance(error, NotConnected):
+                    return None
+                continue
+            self.recorder.end(op, OK, job=handle.id.hex, created=handle.created)
+            tenant.jobs.append(handle.id)
+            return handle.id
+        return None
+
+    def _body(self, tenant: Tenant, *, ms: int, **extra: object) -> bytes:
+        self._bodies += 1
+        return json.dumps({"b": self._bodies, "tenant": tenant.name, "ms": ms, **extra}).encode()
+
+    async def _do_slow(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "slow", ms=self._chance.choice((5, 50, 500, 2000)))
+
+    async def _do_limited(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "limited", ms=self._chance.choice((50, 900)))
+
+    async def _do_thread(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "thread", ms=self._chance.choice((20, 1000)))
+
+    async def _do_delayed(self, tenant: Tenant) -> None:
+        job = await self.submit(tenant, "slow", ms=5, delay=self._chance.choice((0.2, 0.5, 1, 2, 3)))
+        if job is not None and self._chance.random() < 0.2:
+            await self._cancel(tenant, job)
+
+    async def _do_ranked(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "ranked", ms=40, priority=self._chance.choice((-10, 0, 10)))
+
+    async def _do_keyed(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "keyed", ms=20, limit_key=f"k{self._chance.randrange(4)}")
+
+    async def _do_ordered(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "ordered", ms=20, limit_key=f"o{self._chance.randrange(3)}")
+
+    async def _do_flaky(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "flaky", extra={"fails": self._chance.choice((1, 2))})
+
+    async def _do_cancellable(self, tenant: Tenant) -> None:
+        job = await self.submit(tenant, "cancellable", ms=1500)
+        if job is not None:
+            await asyncio.sleep(self._chance.choice((0.0, 0.1, 0.5)))
+            await self._cancel(tenant, job)
+
+    async def _do_idempotent(self, tenant: Tenant) -> None:
+        if tenant.keys and self._chance.random() < 0.5:
+            key, topic, body = self._chance.choice(tuple(tenant.keys))
+        else:
+            self._keys += 1
+            key, topic = f"key-{self._keys}", "fast"
+            body = self._body(tenant, ms=5)
+            tenant.keys.append((key, topic, body))
+        await self.submit(tenant, topic, body=body, key=key)
+
+    async def _do_own_id(self, tenant: Tenant) -> None:
+        job = tenant.hg.handle(_new_id(self._chance)).id
+        body = self._body(tenant, ms=5)
+        for _ in range(self._chance.choice((1, 1, 2))):
+            await self.submit(tenant, "fast", body=body, id=job)
+
+    async def _do_unique(self, tenant: Tenant) -> None:
+        await self.submit(tenant, "unique", ms=30, unique=f"u{self._chance.randrange(5)}")
+
+    async def _do_depends(self, tenant: Tenant) -> None:
+        parents = [job for job in [await self.submit(tenant, "slow", ms=30) for _ in range(2)] if job is not None]
+        if parents:
+            await self.submit(tenant, "slow", ms=5, depends_on=parents, needs="ended")
+
+    async def _do_many(self, tenant: Tenant) -> None:
+        bodies = [self._body(tenant, ms=5) for _ in range(self._chance.choice((5, 10, 20)))]
+        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic="slow", bodies=[_body_no(b) for b in bodies])
+        try:
+            handles = await tenant.hg.submit_many("slow", bodies, timeout=SUBMIT_SECONDS)
+        except HeadgateError as error:
+            self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200])  # some of them may exist
+            return
+        self.recorder.end(op, OK, jobs=[handle.id.hex for handle in handles])
+        tenant.jobs.extend(handle.id for handle in handles)
+
+    async def _do_batch(self, tenant: Tenant) -> None:
+        bodies = [self._body(tenant, ms=5) for _ in range(4)]
+        op = self.recorder.invoke("batch", tenant=tenant.name, topic="batched", bodies=[_body_no(b) for b in bodies])
+        jobs: list[str] = []
+        try:
+            batch = tenant.hg.batch("lab", expires_in=30)
+            await batch.open()
+            for body in bodies:  # one by one: those stored before an error are known
+                handle = await batch.submit_to("batched", body, timeout=SUBMIT_SECONDS)
+                jobs.append(handle.id.hex)
+            await batch.seal()
+        except HeadgateError as error:
+            self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200], jobs=jobs)
+            return
+        self.recorder.end(op, OK, jobs=jobs)
+
+    # --- verbs -------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self, tenant: Tenant, what: str, data: Mapping[str, object], ask: Callable[[], Awaitable[Any]],
+        answer: Callable[[Any], Mapping[str, object]] = lambda _: {},
+    ) -> Any:  # fmt: skip
+        """One call, noted; None when it was not answered with success."""
+        op = self.recorder.invoke(what, tenant=tenant.name, **data)
+        try:
+            found = await ask()
+        except HeadgateError as error:
+            self.recorder.end(op, status_of(error, submit=False), error=type(error).__name__, text=str(error)[:200])
+            return None
+        self.recorder.end(op, OK, **answer(found))
+        return found
+
+    async def _certainly(
+        self, tenant: Tenant, what: str, data: Mapping[str, object], ask: Callable[[], Awaitable[Any]]
+    ) -> None:
+        for _ in range(AGAIN):
+            if await self.call(tenant, what, data, ask) is not None:
+                return
+
+    async def _cancel(self, tenant: Tenant, job: UUID) -> None:
+        await self.call(tenant, "cancel", {"job": job.hex}, lambda: tenant.hg.admin.jobs.cancel(job), _change)
+
+    async def _do_cancel(self, tenant: Tenant) -> None:
+        if tenant.jobs:
+            await self._cancel(tenant, self._chance.choice(tuple(tenant.jobs)[-30:]))
+
+    async def _do_redrive(self, tenant: Tenant) -> None:
+        if tenant.jobs:
+            job = self._chance.choice(tuple(tenant.jobs))
+            await self.call(tenant, "redrive", {"job": job.hex}, lambda: tenant.hg.admin.jobs.redrive(job), _change)
+
+    async def _do_discard(self, tenant: Tenant) -> None:
+        if tenant.jobs:
+            job = self._chance.choice(tuple(tenant.jobs))
+            await self.call(tenant, "discard", {"job": job.hex}, lambda: tenant.hg.admin.jobs.discard(job), _change)
+
+    async def _do_pause(self, tenant: Tenant) -> None:
+        topic = self._chance.choice(PAUSED_TOPICS)
+        pause = tenant.hg.admin.pause
+        await self.call(tenant, "pause", {"topic": topic}, lambda: pause(topic=topic, reason="load"))
+        await asyncio.sleep(self._chance.choice((0.3, 0.8, 1.5)))
+        await self._certainly(tenant, "resume", {"topic": topic}, lambda: _resume(tenant.hg, topic))
+
+    async def _do_get(self, tenant: Tenant) -> None:
+        if tenant.jobs:
+            job = self._chance.choice(tuple(tenant.jobs))
+            await self.call(tenant, "get", {"job": job.hex}, lambda: tenant.hg.get(job, payload=True),
+                            lambda info: {"jobs": [(info.id.hex, info.tenant, info.state)]})  # fmt: skip
+
+    async def _do_list(self, tenant: Tenant) -> None:
+        jobs = tenant.hg.admin.jobs_matching(self._chance.choice(("", "state:dead", "topic:slow", "state:pending")))
+        await self.call(tenant, "list", {}, lambda: jobs.page(limit=50),
+                        lambda page: {"jobs": [(job.id.hex, job.tenant, job.state) for job in page.jobs]})  # fmt: skip
+
+    async def _do_status(self, tenant: Tenant) -> None:
+        await self.call(tenant, "status", {}, tenant.hg.admin.status,
+                        lambda found: {"topics": {one.topic: one.counts for one in found.topics}})  # fmt: skip
+
+    async def _do_trigger(self, tenant: Tenant) -> None:
+        if self._schedules:
+            name, request = self._chance.choice(self._schedules), _new_id(self._chance)
+            await self.call(tenant, "trigger", {"name": name, "request": request.hex},
+                            lambda: tenant.hg.admin.schedules.trigger(name, request_id=request),
+                            lambda job: {"job": job.hex})  # fmt: skip
+
+    async def _configure(self, tenant: Tenant, topic: str) -> None:
+        settings: TopicSettings = {"retry": RETRY, "max_attempts": MAX_ATTEMPTS.get(topic, 12), **LIMITS.get(topic, {})}
+        await self.call(tenant, "set_topic", {"topic": topic, "settings": _plain(settings)},
+                        lambda: tenant.hg.admin.topics.set(topic, **settings))  # fmt: skip
+
+    async def _put_schedule(self, tenant: Tenant, name: str) -> None:
+        made = SCHEDULES[name]
+        body = self._body(tenant, ms=5, schedule=name)
+        await self.call(tenant, "schedule_put", {"name": name, **made},
+                        lambda: tenant.hg.admin.schedules.put(name, "scheduled", body, **made))  # fmt: skip
+
+
+async def _resume(hg: Headgate, topic: str) -> str:
+    try:
+        await hg.admin.resume(topic=topic)
+    except NotFound:
+        return "not found"
+    return "resumed"
+
+
+def _change(changes: Sequence[Any]) -> Mapping[str, object]:
+    return {"changed": changes[0].changed, "state": changes[0].state, "code": changes[0].code}
+
+
+def _plain(settings: TopicSettings) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Rate):
+            found[name] = [value.count, value.period // timedelta(milliseconds=1), value.burst or value.count]
+        elif isinstance(value, int | bool):
+            found[name] = value
+    return found
+
+
+def _body_no(body: bytes) -> int:
+    return int(json.loads(body)["b"])
+
+
+def _new_id(chance: random.Random) -> UUID:
+    # As the SDK makes them, from the load's own chance: version 7, its time left out.
+    return UUID(
+        int=(0x0199 << 112) | (0x7 << 76) | (0b10 << 62) | chance.getrandbits(60) | (chance.getrandbits(12) << 64)
+    )

@@ -1,0 +1,123 @@
+"""Runs one scenario, or the mix, from the first process to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fault.lab.checker import Report
+from tests.fault.lab.scenarios import Scenario
+from tests.fault.lab.world import DRAIN, NotRunHere, World
+
+PASSED, VIOLATED, FAILED, NOT_RUN = "passed", "VIOLATED", "FAILED", "not run"
+KEPT: Final = Path("build/faults")
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """How a run ended, and where its history lies if it did not end well."""
+
+    name: str
+    title: str
+    verdict: str
+    seconds: float
+    note: str = ""
+    report: Report | None = None
+    folder: Path | None = None
+    troubles: tuple[str, ...] = ()
+    """What nobody expects in the servers' logs."""
+
+    @property
+    def good(self) -> bool:
+        return self.verdict in (PASSED, NOT_RUN)
+
+
+async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False) -> Result:
+    """One scenario: load, fault, heal, drain, check."""
+    result = await run(
+        chosen.number,
+        chosen.act,
+        seed=seed,
+        world=dict(chosen.world),
+        warm_up=chosen.warm_up,
+        drain=chosen.drain,
+        leave_out=chosen.leave_out,
+        within=chosen.within,
+        keep=keep,
+    )
+    result.title = chosen.title
+    if chosen.expect_red and result.report is not None:
+        missing = [name for name in chosen.expect_red if name not in result.report.red]
+        result.verdict = VIOLATED if missing else PASSED
+        result.note = (
+            f"must be red: {' '.join(missing)}" if missing else f"red as it must be: {' '.join(result.report.red)}"
+        )
+    return result
+
+
+async def run(
+    name: str,
+    act: Callable[[World], Awaitable[None]],
+    *,
+    seed: int,
+    world: dict[str, Any],
+    warm_up: float = 1.0,
+    drain: timedelta = DRAIN,
+    leave_out: tuple[str, ...] = (),
+    within: timedelta = timedelta(minutes=4),
+    keep: bool = False,
+) -> Result:
+    """Everything from the first process to the verdict, in at most `within`. The folder stays if it did not pass."""
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix=f"headgate-lab-{name}-"))
+    result = Result(name=name, title="", verdict=FAILED, seconds=0.0)
+    try:
+        async with asyncio.timeout(within.total_seconds()):
+            async with World(folder, seed=seed, **world) as made:
+                made.load.start()
+                await asyncio.sleep(warm_up)
+                await act(made)
+                await made.heal()
+                await made.drain(drain)
+                result.report = await made.judge(leave_out=leave_out)
+        result.verdict = PASSED if result.report.passed else VIOLATED
+        result.note = " ".join(result.report.red)
+    except NotRunHere as reason:
+        result.verdict, result.note = NOT_RUN, str(reason)
+    except TimeoutError:
+        result.note = f"did not end within {within}"
+    except Exception as error:  # noqa: BLE001 -- whatever a scenario raises is its verdict
+        result.note = "".join(traceback.format_exception(error))
+    result.seconds = time.monotonic() - began
+    result.troubles = tuple(troubles(folder))
+    if result.good and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        result.folder = _kept(folder, name)
+    return result
+
+
+def _kept(folder: Path, name: str) -> Path:
+    with contextlib.suppress(OSError):
+        place = KEPT / f"{name}-{time.strftime('%H%M%S')}"
+        KEPT.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, place)
+        return place
+    return folder
+
+
+def troubles(folder: Path) -> Iterator[str]:
+    """Lines of the servers' logs that nobody expects: tracebacks."""
+    for log in sorted(folder.glob("s*.log")):
+        count = log.read_text(errors="replace").count("Traceback (most recent call last)")
+        if count:
+            yield f"{log.name}: {count} tracebacks"

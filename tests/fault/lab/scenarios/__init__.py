@@ -1,0 +1,97 @@
+"""The catalogue: one function per fault, by its number.
+
+    @scenario("F1", "worker SIGKILL mid-run", checks=("I1", "I3", "I13"), world={"workers": 4})
+    async def workers_are_killed(world: World) -> None:
+        ...                                       # break things while the load runs; return when it is enough
+
+The function gets a `World` that is up, with its load running. When it returns, everything is healed and drained, and
+*all* invariants are checked; `checks` are those the catalogue names for it. What the function asserts itself (a
+readiness, a metric, a time) fails the scenario by AssertionError. One that this machine cannot run raises `NotRunHere`
+with the reason, and is reported as not run.
+
+Each module covers a group; `all_scenarios` imports every one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from tests.fault.lab.world import DRAIN, NotRunHere, World
+
+__all__ = ["NotRunHere", "Scenario", "World", "all_scenarios", "scenario"]
+Act = Callable[[World], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One fault of the catalogue and how to bring it about."""
+
+    number: str
+    title: str
+    act: Act
+    checks: tuple[str, ...] = ()
+    world: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Arguments of `World`: servers, workers, lease, rate, weights, server_args, settings …"""
+    warm_up: float = 1.0
+    """Seconds of load before the fault."""
+    drain: timedelta = DRAIN
+    leave_out: tuple[str, ...] = ()
+    """Invariants that stand on what this fault breaks (such as the database's clock); the docstring says why."""
+    expect_red: tuple[str, ...] = ()
+    """For a positive control: invariants that must be violated, or the scenario fails."""
+    within: timedelta = timedelta(minutes=4)
+    """For all of it; then it is ended, and has failed."""
+
+
+_REGISTRY: Final[dict[str, Scenario]] = {}
+
+
+def scenario(
+    number: str,
+    title: str,
+    *,
+    checks: Sequence[str] = (),
+    world: Mapping[str, Any] | None = None,
+    warm_up: float = 1.0,
+    drain: timedelta = DRAIN,
+    leave_out: Sequence[str] = (),
+    expect_red: Sequence[str] = (),
+    within: timedelta = timedelta(minutes=4),
+) -> Callable[[Act], Act]:
+    """Register the decorated function under its number; a variant is F31b."""
+
+    def register(act: Act) -> Act:
+        if number in _REGISTRY:
+            raise ValueError(f"{number} is registered already: {_REGISTRY[number].title}")
+        _REGISTRY[number] = Scenario(
+            number=number,
+            title=title,
+            act=act,
+            checks=tuple(checks),
+            world=dict(world or {}),
+            warm_up=warm_up,
+            drain=drain,
+            leave_out=tuple(leave_out),
+            expect_red=tuple(expect_red),
+            within=within,
+        )
+        return act
+
+    return register
+
+
+def all_scenarios() -> dict[str, Scenario]:
+    """Everything there is, in the order of the catalogue."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTRY.items(), key=lambda one: _place(one[0])))
+
+
+def _place(number: str) -> tuple[str, int, str]:
+    digits = "".join(sign for sign in number if sign.isdigit())
+    return number[:1], int(digits), number

@@ -1,0 +1,332 @@
+"""The checker on histories made by hand: for every invariant one that holds, and ones that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.fault.lab.checker import check
+from tests.fault.lab.checker.model import Model
+from tests.fault.lab.story import Story, wall
+
+A, B = "a" * 32, "b" * 32
+Tell = Callable[[Story], Story]
+
+
+def red(story: Story) -> list[str]:
+    return check(story.events).red
+
+
+def life(story: Story) -> Story:
+    """One job from its submit to its end, as it should be."""
+    return story.submitted(A, 1).greeted("w1", 2).completed(A)
+
+
+def counted(story: Story, n: int = 1, *, topic: str = "fast", state: int = 5) -> Story:
+    return story.note(90_000, "lab", "final_count", tenant="red", topic=topic, state=state, n=n)
+
+
+def test_a_plain_life_breaks_nothing() -> None:
+    assert red(counted(life(Story()))) == []
+
+
+# ---------------------------------------------------------------------- histories that hold
+
+HOLDS: dict[str, Tell] = {
+    "I1 an unknown submit may be there or not": lambda s: (
+        s.submitted(A, 1, status="info").submitted(B, 1, body=2, status="info").completed(A)
+    ),
+    "I1 a discarded job may be gone": lambda s: s.submitted(A, 1).did("discard", 50, job=A, status="info"),
+    "I2 the lease has lapsed": lambda s: (
+        s.assigned(A, 1, 10)
+        .assigned(A, 2, 3_020, proc="w2", attempt=2)
+        .said(A, 2, 3_030, proc="w2")
+        .answered(A, 2, 3_031, proc="w2")
+        .fact(A, 3, 3_015, claimed=10)
+        .row(A, epoch=2, attempt=2, claimed=3_020, finished=3_031)
+        .submitted(A, 1)
+    ),
+    "I2 its holder had spoken": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .said(A, 1, 20, kind="failed")
+        .fact(A, 1, 21, claimed=10, run_at=30)
+        .assigned(A, 2, 31, proc="w2", attempt=2)
+        .said(A, 2, 40, proc="w2")
+        .row(A, epoch=2, attempt=2, claimed=31, finished=41)
+    ),
+    "I2 another process has taken over its name": lambda s: (
+        s.submitted(A, 1)
+        .note(5, "w1", "hello", stream=1, worker="w", held=[], resumed=False)
+        .assigned(A, 1, 10)
+        .note(20, "w2", "hello", stream=1, worker="w", held=[], resumed=False)
+        .fact(A, 4, 21, claimed=10, state=0)
+        .assigned(A, 2, 31, proc="w2")
+        .said(A, 2, 40, proc="w2")
+        .row(A, epoch=2, claimed=31, finished=41)
+    ),
+    "I3 a hand-back costs nothing": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .said(A, 1, 20, kind="abandon")
+        .fact(A, 4, 21, claimed=10, state=0)
+        .completed(A, 30, epoch=2)
+    ),
+    "I4 a late result is stale": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .fact(A, 3, 3_015, claimed=10)
+        .assigned(A, 2, 3_020, proc="w2", attempt=2)
+        .said(A, 2, 3_030, proc="w2")
+        .answered(A, 2, 3_031, proc="w2")
+        .said(A, 1, 4_000)
+        .answered(A, 1, 4_001, code="stale")
+        .row(A, epoch=2, attempt=2, claimed=3_020, finished=3_031)
+    ),
+    "I5 a redrive begins anew": lambda s: (
+        s.submitted(A, 1).completed(A, 10, epoch=1).did("redrive", 100, job=A).fact(A, 8, 100, was=5, state=0)
+    ),
+    "I6 it came later": lambda s: (
+        s.submitted(A, 1, topic="ranked", body=1)
+        .submitted(B, 4_000, topic="ranked", body=2, priority=10)
+        .row(A, topic="ranked", claimed=4_000, finished=4_010)
+        .row(B, topic="ranked", claimed=4_001, finished=4_011, payload={"b": 2})
+    ),
+    "I7 before its answer, after its resume": lambda s: (
+        s.submitted(A, 1)
+        .did("pause", 5, 20, topic="fast")
+        .did("resume", 100, topic="fast")
+        .completed(A, 15)
+        .submitted(B, 2, body=2)
+        .completed(B, 110, payload={"b": 2})
+    ),
+    "I7 a resume under way": lambda s: (
+        s.submitted(A, 1).did("resume", 4, 60, topic="fast").did("pause", 5, 20, topic="fast").completed(A, 40)
+    ),
+    "I9 when it was due": lambda s: s.submitted(A, 1, delay="2").completed(A, 2_010),
+    "I9 redriven before it was due": lambda s: (
+        s.submitted(A, 1, delay="2")
+        .fact(A, 7, 5, epoch=0, state=7)
+        .fact(A, 8, 10, epoch=0, state=0, run_at=10, was=7)
+        .did("redrive", 9, job=A)
+        .completed(A, 20)
+    ),
+    "I10 the same job again": lambda s: s.submitted(A, 1, key="k").submitted(A, 50, key="k").completed(A),
+    "I11 one after the other": lambda s: (
+        s.did("set_topic", 1, topic="limited", settings={"max_running": 1})
+        .submitted(A, 2, topic="limited")
+        .submitted(B, 3, topic="limited", body=2)
+        .completed(A, 10, topic="limited")
+        .completed(B, 40, topic="limited", payload={"b": 2})
+    ),
+    "I12 started before": lambda s: s.submitted(A, 1).completed(A, 10).did("cancel", 8, 12, job=A, answer={"code": ""}),
+    "I13 drained": lambda s: s.did("drain", 100, within_s=60).note(200, "lab", "lives", name="s1", alive=True),
+    "I14 its own": lambda s: life(s).did("list", 50, answer={"jobs": [[A, "red", "completed"]]}),
+    "I15 counts and usage": lambda s: counted(life(s)).note(
+        90_000, "lab", "final_limit", tenant="red", topic="limited", limit_key="", running=0, admitted=0, holder=None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_it_finds_nothing_where_nothing_is_wrong(name: str) -> None:
+    report = check(HOLDS[name](Story()).events, only=[name.split()[0]])
+    assert report.passed, report.text()
+
+
+# ---------------------------------------------------------------------- histories that do not
+
+BROKEN: dict[str, Tell] = {
+    "I1 acknowledged and not there": lambda s: s.submitted(A, 1),
+    "I1 never asked for": lambda s: s.row(A, payload={"b": 99}),
+    "I1 refused and there": lambda s: s.submitted(A, 1, status="fail").row(A),
+    "I2 claimed while it was held": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .assigned(A, 2, 500, proc="w2", attempt=2)
+        .said(A, 2, 510, proc="w2")
+        .row(A, epoch=2, attempt=2, claimed=500, finished=520)
+    ),
+    "I2 one epoch for two": lambda s: life(s).assigned(A, 1, 11, proc="w2"),
+    "I3 an attempt without an end": lambda s: (
+        s.submitted(A, 1).assigned(A, 1, 10).completed(A, 5_000, epoch=2, attempt=2)
+    ),
+    "I3 one attempt too many": lambda s: (
+        s.submitted(A, 1)
+        .fact(A, 1, 20, epoch=1, claimed=10)
+        .fact(A, 1, 40, epoch=2, claimed=30, state=6)
+        .row(A, state=6, epoch=2, attempt=2, most=1, claimed=30)
+    ),
+    "I3 epochs that go back": lambda s: (
+        s.submitted(A, 1).fact(A, 1, 60, epoch=1, claimed=50).completed(A, 10, epoch=2, attempt=2)
+    ),
+    "I4 an old epoch is accepted": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .fact(A, 3, 3_015, claimed=10)
+        .assigned(A, 2, 3_020, proc="w2", attempt=2)
+        .said(A, 1, 4_000)
+        .answered(A, 1, 4_001)
+        .row(A, epoch=2, attempt=2, claimed=3_020, finished=4_001)
+    ),
+    "I4 another result is stored": lambda s: s.submitted(A, 1).completed(A, result="something else"),
+    "I5 there twice": lambda s: life(s).row(A),
+    "I5 an acknowledged end is undone": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .said(A, 1, 20)
+        .answered(A, 1, 21)
+        .fact(A, 3, 3_015, claimed=10)
+        .completed(A, 4_000, epoch=2, attempt=2)
+    ),
+    "I5 claimed after its end": lambda s: (
+        s.submitted(A, 1).fact(A, 1, 20, claimed=10, state=6).completed(A, 40, epoch=2, attempt=2)
+    ),
+    "I7 claimed while paused": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20, topic="fast").did("resume", 100, topic="fast").completed(A, 50)
+    ),
+    "I9 too early": lambda s: s.submitted(A, 1, delay="2").completed(A, 500),
+    "I9 a retry too early": lambda s: (
+        s.submitted(A, 1).fact(A, 1, 20, claimed=10, run_at=900).completed(A, 40, epoch=2, attempt=2)
+    ),
+    "I10 two jobs for a key": lambda s: s.submitted(A, 1, key="k").submitted(B, 50, key="k"),
+    "I10 two rows for a body": lambda s: life(s).row(B),
+    "I11 two at once": lambda s: (
+        s.did("set_topic", 1, topic="limited", settings={"max_running": 1})
+        .assigned(A, 1, 10)
+        .assigned(B, 1, 20)
+        .said(A, 1, 200)
+        .said(B, 1, 200)
+        .row(A, topic="limited", claimed=10)
+        .row(B, topic="limited", claimed=20, payload={"b": 2})
+    ),
+    "I11 too fast": lambda s: _burst(s, 4),
+    "I11 out of turn": lambda s: (
+        s.did("set_topic", 1, topic="ordered", settings={"ordered_by_key": True})
+        .row(A, topic="ordered", claimed=10, finished=100, limit_key="k")
+        .row(B, topic="ordered", claimed=50, finished=200, limit_key="k", payload={"b": 2})
+    ),
+    "I12 started afterwards": lambda s: (
+        s.submitted(A, 1).did("cancel", 5, 7, job=A, answer={"code": ""}).completed(A, 50)
+    ),
+    "I13 not drained": lambda s: s.did("drain", 100, status="fail", within_s=60),
+    "I13 dead": lambda s: s.note(200, "lab", "lives", name="s1", alive=False),
+    "I13 no stream": lambda s: (
+        s.greeted("w1", 1).note(50, "w1", "stream_end", stream=1).note(200, "lab", "lives", name="w1", alive=True)
+    ),
+    "I14 to another's worker": lambda s: s.greeted("w2", 1, tenant="blue").assigned(A, 1, 10, proc="w2").row(A),
+    "I14 shown to another": lambda s: life(s).did("list", 50, tenant="blue", answer={"jobs": [[A, "blue", "x"]]}),
+    "I15 counted and not there": lambda s: counted(life(s), 2),
+    "I15 usage left behind": lambda s: s.note(
+        90_000, "lab", "final_limit", tenant="red", topic="limited", limit_key="", running=1, admitted=0, holder=None
+    ),
+}
+
+
+def _burst(story: Story, number: int) -> Story:
+    story.did("set_topic", 1, topic="rated", settings={"rate": [1, 1_000, 2]})
+    for n in range(number):
+        story.row(str(n) * 32, topic="rated", claimed=10 + n, payload={"b": n})
+    return story
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_it_finds_what_is_wrong(name: str) -> None:
+    invariant = name.split()[0]
+    report = check(BROKEN[name](Story()).events, only=[invariant])
+    assert report.red == [invariant]
+    assert report.text()
+
+
+def test_a_single_server_inverts_nothing() -> None:
+    story = Story(servers=1)
+    story.submitted(A, 1, topic="ranked", body=1).submitted(B, 2, topic="ranked", body=2, priority="10")
+    story.row(A, topic="ranked", claimed=4_000, finished=4_010)
+    story.row(B, topic="ranked", claimed=4_100, finished=4_110, payload={"b": 2})
+    assert check(story.events, only=["I6"]).red == ["I6"]
+
+
+def test_a_holder_that_is_never_told_of_a_cancel_is_found() -> None:
+    def cancelled(*, told: bool) -> list[str]:
+        story = Story().submitted(A, 1).assigned(A, 1, 10).row(A, state=7, finished=9_000)
+        story.did("cancel", 50, job=A, answer={"code": "", "state": "running", "changed": True})
+        if told:
+            story.note(1_000, "w1", "cancel", stream=1, held=[[A, 1]])
+        return check(story.events, only=["I12"]).red
+
+    assert cancelled(told=True) == []
+    assert cancelled(told=False) == ["I12"]
+
+
+def test_a_worker_with_a_false_wall_clock_is_read_by_the_machines() -> None:
+    story = HOLDS["I7 before its answer, after its resume"](Story())
+    day = 86_400_000_000
+    shifted = [replace(event, w=event.w + day) if event.proc == "w1" else event for event in story.events]
+    assert check(shifted).red == check(story.events).red
+    assert Model(shifted).skew_us == Model(story.events).skew_us
+
+
+# ---------------------------------------------------------------------- schedules
+
+
+def scheduled(
+    fired: list[tuple[float, float]], *, skipped: int = 0, overlap: int = 0, paused: float = 20_000, **more: object
+) -> Story:
+    """A schedule of every second from 500 ms to its pause; `fired` are (covers_from, occurrence) in seconds."""
+    story = Story().did("schedule_put", 500, name="s").did("schedule_pause", paused, name="s")
+    schedule = {"kind": 2, "at": wall(0), "span_ms": 1_000, "expression": None, "zone": None, **more}
+    story.note(
+        90_000,
+        "lab",
+        "final_schedule",
+        tenant="red",
+        name="s",
+        overlap=overlap,
+        catch_up=0,
+        skipped=skipped,
+        **schedule,
+    )
+    for n, (since, at) in enumerate(fired):
+        job = f"{n:032x}"
+        story.note(90_000, "lab", "final_fired", tenant="red", name="s", occurrence=wall(at * 1000), job_id=job,
+                   covers_from=wall(since * 1000), triggered=False)  # fmt: skip
+        story.row(job, topic="scheduled", payload={"schedule": "s"})
+    return story
+
+
+EACH = [(float(n), float(n)) for n in range(1, 20)]
+
+
+@pytest.mark.parametrize(
+    ("story", "holds"),
+    [
+        (scheduled(EACH), True),
+        (scheduled([(1, 1), (2, 6), *EACH[6:]]), True),  # coalesced
+        (scheduled(EACH[:3] + EACH[5:], skipped=1, overlap=1), True),  # skipped together
+        (scheduled(EACH[:3] + EACH[4:6] + EACH[7:], skipped=1, overlap=1), False),  # skipped twice, said once
+        (scheduled(EACH[:3] + EACH[5:]), False),  # two are missing
+        (scheduled([*EACH, (4, 4)]), False),  # one twice
+        (scheduled([(1, 3), *EACH[1:]]), False),  # two are covered twice
+        (scheduled([*EACH, (7.5, 7.5)]), False),  # off the grid
+        (scheduled([*EACH, (25, 25)]), False),  # after it was paused
+        (scheduled(EACH).row("f" * 32, topic="scheduled", payload={"schedule": "s"}), False),  # of no occurrence
+    ],
+)
+def test_occurrences_are_checked_against_the_grid(story: Story, *, holds: bool) -> None:
+    report = check(story.events, only=["I8"])
+    assert report.passed == holds, report.text()
+
+
+def test_cron_occurrences_come_from_another_library() -> None:
+    # The story begins at 22:13:20 UTC, 23:13:20 in Berlin; the first minute after that is 40 s later.
+    def minutes(*seconds: int) -> bool:
+        story = scheduled(
+            [(s, s) for s in seconds], paused=170_000, kind=3, at=None, expression="* * * * *", zone="Europe/Berlin"
+        )
+        return check(story.events, only=["I8"]).passed
+
+    assert minutes(40, 100, 160)
+    assert not minutes(40, 160)
+    assert not minutes(40, 70, 100, 160)
