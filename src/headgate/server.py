@@ -51,6 +51,7 @@ from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
@@ -196,11 +197,17 @@ class Server:
             quiet = await quiet_set(db)
             await ensure_partitions(db)
             await self.store.names.refresh(db)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.checked")
         self.coordinator.flip(paused)
         self.coordinator.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.registered")
         self.port = await self._listen(name)
+        if failpoints.armed:
+            await failpoints.armed.reach("boot.listening")
         for title, work in (
             ("claims", self.coordinator.run()),
             ("ticks", self.coordinator.run_ticks()),
@@ -247,6 +254,8 @@ class Server:
             await self._stop(self.options.grace.total_seconds() if drain else 0.0)
 
     async def _stop(self, grace: float) -> None:
+        if failpoints.armed:
+            await failpoints.armed.reach("drain.begun")
         self._accepting = False
         self._draining.set()  # producers are sent away
         self.waiters.stop()
@@ -329,6 +338,8 @@ class Server:
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
+                # Who has not said a whole preface by then is no client of ours, and keeps a descriptor.
+                ("grpc.server_handshake_timeout_ms", 10_000),
             ]
         )
         server.add_generic_rpc_handlers(

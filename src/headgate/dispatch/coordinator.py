@@ -21,6 +21,7 @@ from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
+from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.rank import unix_us
@@ -343,6 +344,8 @@ class Coordinator:
                 ranges=self._ranges(demand.tenant_no, topics, from_head=from_head, sweep=sweep),
                 hints=list(hints),
             )
+            if failpoints.armed:
+                await failpoints.armed.reach("claim.before_send")
             self.claimed += len(got)
             demand.plenty = len(got) == asked
             if demand.plenty:

@@ -61,6 +61,12 @@ class LinkOverflow(LinkEnded):
     code = "link_overflow"
 
 
+class LinkForgotten(LinkEnded):
+    """The instance has lost track of this link, though its stream is open: the worker must connect again."""
+
+    code = "link_forgotten"
+
+
 class TokenRevoked(LinkEnded):
     """The token this link was opened with is not valid any more."""
 
@@ -361,6 +367,10 @@ class Links:
         self._all.discard(link)
         if self._by_worker.get((link.tenant_no, link.worker_id)) is link:
             del self._by_worker[link.tenant_no, link.worker_id]
+
+    def knows(self, link: Link) -> bool:
+        """Whether it counts: leases are renewed, and jobs claimed, for these only."""
+        return link in self._all
 
     def find(self, tenant_no: int, worker_id: str) -> Link | None:
         """The link of a worker, if it is connected here."""

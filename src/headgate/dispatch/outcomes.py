@@ -20,6 +20,7 @@ from uuid import UUID
 from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.ports import OutcomeStore, SettledOutcome
 from headgate.dispatch.writer import GroupWriter
+from headgate.domain import failpoints
 from headgate.domain.errors import (
     HeadgateError,
     OutcomeUnknown,
@@ -92,6 +93,8 @@ class OutcomeWriter:
 
     def hand_back(self, delivery: Delivery) -> None:
         """Abandon jobs that never reached a worker: at once, at no cost. If this fails, the lease brings them back."""
+        if failpoints.armed:
+            failpoints.armed.touch("hand_back.before_queue")
         parcel = OutcomeParcel(
             delivery.tenant_no,
             (),

@@ -28,6 +28,7 @@ from importlib.resources.abc import Traversable
 
 import asyncpg
 
+from headgate.domain import failpoints
 from headgate.domain.errors import MigrationFailed, OutcomeUnknown, ReadOnly, StorageFull, StoreUnavailable
 from headgate.ops.settings import version
 from headgate.store.connect import Connection
@@ -118,6 +119,8 @@ class _Runner:
             else:
                 done = await self._outside_transaction(migration)
             if done:
+                if failpoints.armed:
+                    await failpoints.armed.reach("migrate.after_commit")
                 applied.append(migration)
                 self._report(Progress(phase=Phase.APPLIED, migration=migration))
         return applied
@@ -138,6 +141,8 @@ class _Runner:
                     for statement in migration.statements:
                         await self._execute(migration, statement)
                     await self._connection.execute(_RECORD_APPLIED, *self._row(migration))
+                    if failpoints.armed:
+                        await failpoints.armed.reach("migrate.before_commit")
                     return True
             except _LockBusyError as busy:
                 await self._step_back(migration, busy, attempt)
@@ -158,10 +163,14 @@ class _Runner:
                         break
                     except _LockBusyError as busy:
                         await self._step_back(migration, busy, attempt)
+            if failpoints.armed:
+                await failpoints.armed.reach("migrate.before_commit")
             await self._connection.execute(_RECORD_FINISHED, migration.number)
             return True
 
     async def _execute(self, migration: Migration, statement: Statement) -> None:
+        if failpoints.armed:
+            await failpoints.armed.reach("migrate.before_statement")
         if not migration.transactional:
             # Waiting is polite with CONCURRENTLY, and giving up there would leave an invalid index behind.
             wait = timedelta() if "CONCURRENTLY" in statement.words else self._lock_timeout

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.domain import limits
+from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, ReadOnly, StorageFull, StoreBusy, StoreUnavailable
 from headgate.domain.filters import InvalidFilter, parse
 from headgate.domain.ids import TenantNo
@@ -187,6 +187,8 @@ async def _advance(
             reason=task.reason,
             detail=dict(zip(("matched", "changed", "skipped", "errors"), totals, strict=True)),
         )
+    if failpoints.armed:
+        await failpoints.armed.reach("operation.before_commit")
     return replace(chunk, over=over)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
+from headgate.domain import failpoints
 from headgate.domain.filters import JobFilter, Term
 from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview
 from headgate.store import dead_letters, matching, operation_chunks, operations
@@ -98,7 +99,10 @@ class OperationStore:
 
     async def run_chunk(self) -> operation_chunks.Chunk | None:
         async with self._store.lane("operate").use() as db:
-            return await operation_chunks.run_chunk(db, self._store.names, instance_no=self._store.instance_no)
+            chunk = await operation_chunks.run_chunk(db, self._store.names, instance_no=self._store.instance_no)
+        if failpoints.armed and chunk is not None:
+            await failpoints.armed.reach("operation.after_commit")
+        return chunk
 
     async def next_chunk_in(self) -> float | None:
         async with self._store.lane("operate").use() as db:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from headgate.control.schedule_ports import ScheduledJob, ScheduleView
 from headgate.dispatch.scheduler import Due, Fired
+from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError
 from headgate.domain.ids import JobId, TenantNo
 from headgate.domain.schedules import DueSchedule, Firing, ScheduleSpec
@@ -30,7 +31,14 @@ class ScheduleLanes:
 
     async def fire(self, firings: Sequence[Firing]) -> Fired:
         async with self._fire.use() as db:
-            return await schedules.fire(db, firings)
+            if failpoints.armed:
+                await failpoints.armed.reach("schedule.before_commit")
+            fired = await schedules.fire(db, firings)
+            if failpoints.armed:
+                await failpoints.armed.reach("schedule.after_mark")
+        if failpoints.armed:
+            await failpoints.armed.reach("schedule.after_commit")
+        return fired
 
     async def postpone(self, schedule: DueSchedule, error: HeadgateError) -> None:
         async with self._fire.use() as db:

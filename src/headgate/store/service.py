@@ -21,6 +21,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
+from headgate.domain import failpoints
 from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
@@ -108,8 +109,12 @@ async def transaction(connection: Connection) -> AsyncIterator[None]:
         with suppress(*DRIVER_ERRORS):  # what went wrong first is what the caller must hear
             await transaction.rollback()
         raise
+    if failpoints.armed:
+        await failpoints.armed.reach("transaction.before_commit")
     with translating(writing=True):
         await transaction.commit()
+    if failpoints.armed:
+        await failpoints.armed.reach("transaction.after_commit")
 
 
 def _nobody(*_: object) -> None:
@@ -231,7 +236,11 @@ class Store:
 
     async def submit(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         async with self._lanes["submit"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("submit.before_commit")
             answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
+        if failpoints.armed:
+            await failpoints.armed.reach("submit.after_commit")
         self._linked(rows, answers)
         return answers
 
@@ -241,7 +250,12 @@ class Store:
         """A plain flush, and a claim behind it in the same commit."""
         request = claiming.ClaimRequest(owner=self.instance_no, **asked)
         async with self._lanes["submit"].use() as db:
-            return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
+            if failpoints.armed:
+                await failpoints.armed.reach("submit_claim.before_commit")
+            got = await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
+        if failpoints.armed:
+            await failpoints.armed.reach("submit_claim.after_commit")
+        return got
 
     def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
         """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
@@ -259,6 +273,8 @@ class Store:
         """All or nothing: any conflict or refused row undoes the rest."""
         async with self._lanes["submit"].use() as db:
             with translating(writing=True):
+                if failpoints.armed:
+                    await failpoints.armed.reach("submit_atomic.before_commit")
                 transaction = db.transaction()
                 await transaction.start()
                 try:
@@ -272,6 +288,8 @@ class Store:
                     await transaction.rollback()
                 else:
                     await transaction.commit()
+        if failpoints.armed:
+            await failpoints.armed.reach("submit_atomic.after_commit")
         self._linked(rows, answers)
         return answers
 
@@ -280,14 +298,23 @@ class Store:
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self.tenant_no(tenant)
         async with self._lanes["operate"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("batch.before_commit")
             await batches.open_batch(db, self.names, tenant_no, batch, callback=callback)
-            return await batches.batch_status(db, tenant_no, batch.id)
+            status = await batches.batch_status(db, tenant_no, batch.id)
+        if failpoints.armed:
+            await failpoints.armed.reach("batch.after_commit")
+        return status
 
     async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
         tenant_no = await self.tenant_no(tenant)
         async with self._lanes["operate"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("batch.before_commit")
             await batches.seal_batch(db, tenant_no, batch_id)
             status = await batches.batch_status(db, tenant_no, batch_id)
+        if failpoints.armed:
+            await failpoints.armed.reach("batch.after_commit")
         self.on_checks()
         return status
 
@@ -300,33 +327,52 @@ class Store:
 
     async def claim(self, **asked: Unpack[ClaimCall]) -> claiming.Claimed:
         async with self._lanes["claim"].use() as db:
-            return await claiming.claim(db, owner=self.instance_no, **asked)
+            if failpoints.armed:
+                await failpoints.armed.reach("claim.before_commit")
+            got = await claiming.claim(db, owner=self.instance_no, **asked)
+        if failpoints.armed:
+            await failpoints.armed.reach("claim.after_commit")
+        return got
 
     def new_outcomes(self) -> OutcomeFlush:
         return settle.OutcomeFlush()
 
     async def settle(self, rows: OutcomeRows) -> dict[int, Settled]:
         async with self._lanes["settle"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("settle.before_commit")
             settled = await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
+        if failpoints.armed:
+            await failpoints.armed.reach("settle.after_commit")
         if rows.may_free:
             self.on_checks()
         return settled
 
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
         async with self._lanes["free"].use() as db:
-            return await linking.free_ready(db)
+            if failpoints.armed:
+                await failpoints.armed.reach("free.before_commit")
+            freed = await linking.free_ready(db)
+        if failpoints.armed:
+            await failpoints.armed.reach("free.after_commit")
+        return freed
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
     ) -> dict[tuple[int, UUID, int], leases.Renewal]:
         async with self._lanes["leases"].use() as db:
-            return await leases.renew(
+            if failpoints.armed:
+                await failpoints.armed.reach("renew.before_commit")
+            renewed = await leases.renew(
                 db,
                 [
                     leases.Held(tenant_no=tenant_no, ids=ids, epochs=epochs, lease_ms=lease_ms)
                     for (tenant_no, lease_ms), (ids, epochs) in held.items()
                 ],
             )
+        if failpoints.armed:
+            await failpoints.armed.reach("renew.after_commit")
+        return renewed
 
     async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
         """Note how far jobs are; one statement for all of a tenant's."""
@@ -343,10 +389,14 @@ class Store:
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
         async with self._lanes["leases"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("undeclared.before_commit")
             with translating(writing=True):
                 rows = await db.fetch(
                     "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
                 )
+        if failpoints.armed:
+            await failpoints.armed.reach("undeclared.after_commit")
         return [row[0] for row in rows]
 
     async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick:
@@ -355,6 +405,8 @@ class Store:
         if self._ticks % 30 == 1:
             self._promote_floor = self._running_floor = leases.BEGINNING
         async with self._lanes["tick"].use() as db:
+            if failpoints.armed:
+                await failpoints.armed.reach("tick.before_commit")
             with translating(writing=True):
                 rows = await fetch_into_days(
                     db,
@@ -370,6 +422,8 @@ class Store:
             if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
                 self._quiet_hash = tick.quiet_hash
+        if failpoints.armed:
+            await failpoints.armed.reach("tick.after_commit")
         tick.quiet = self._quiet
         kinds = {row[0]: row[5] for row in rows}
         if "reap" in kinds:  # limits are in use: see tick_v1

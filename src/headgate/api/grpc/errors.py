@@ -33,6 +33,7 @@ STATUS: Final = {
     "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "superseded": grpc.StatusCode.ABORTED,
     "link_silent": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "link_forgotten": grpc.StatusCode.UNAVAILABLE,
     "shutting_down": grpc.StatusCode.UNAVAILABLE,
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
     "store_busy": grpc.StatusCode.UNAVAILABLE,

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from headgate.api.grpc.errors import end_with
+from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InvalidInput
 
 Request = TypeVar("Request", bound=Message)
@@ -58,7 +59,10 @@ def unary(
         if isinstance(message, Unreadable):
             await end_with(context, unreadable(request))
         try:
-            return await answer(message, context)
+            reply = await answer(message, context)
+            if failpoints.armed:
+                await failpoints.armed.reach("call.before_reply")
+            return reply
         except HeadgateError as error:
             await end_with(context, error)
 

@@ -18,13 +18,13 @@ from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import Delivery, Link, LinkEnded, Links, Told
+from headgate.dispatch.links import Delivery, Link, LinkEnded, LinkForgotten, Links, Told
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter
 from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.writer import ShuttingDown
-from headgate.domain import limits
+from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Outcome
@@ -152,6 +152,8 @@ class WorkerService:
                 kept = list(link.held)
                 await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
                 parts.coordinator.stir_all()
+            if failpoints.armed:
+                await failpoints.armed.reach("hello.before_ack")
             # Before the peer hears of it: who counts links must never see an end before its beginning.
             log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
             await stream.write(
@@ -211,6 +213,8 @@ class WorkerService:
             if isinstance(part, Delivery):
                 await stream.write(codec.jobs_frame(part, name))
                 link.written()  # at once: the link may end before the next part is asked for
+                if failpoints.armed:
+                    await failpoints.armed.reach("deliver.after_send")
             else:
                 await stream.write(codec.told_frame(part))
 
@@ -317,6 +321,10 @@ class WorkerService:
 
     def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
         codec.check_held(beat.held, field="beat.held")
+        if not self._parts.links.knows(link):
+            # Answered, it would beat on for ever: renewed by nobody, given no job, and alive in everybody's eyes.
+            link.end(LinkForgotten(f"worker {link.worker_id} is not known here any more; connect again"))
+            return
         now = self._parts.now()
         listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
         for job_id, epoch in listed:
@@ -328,6 +336,8 @@ class WorkerService:
         for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
             if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
                 link.tell(Told(error=wrong))
+        if failpoints.armed:
+            failpoints.armed.touch("beat.before_ack")
         link.tell(Told(beat_ack=True))
 
     def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from headgate.domain import failpoints
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
 from headgate.sdk.errors import NotConnected
@@ -200,6 +201,8 @@ class Link:
         try:
             while (frame := await rpc.next_frame(call)) is not None:
                 self._heard_at = self._io.loop.time()
+                if failpoints.armed and frame.HasField("jobs"):
+                    await failpoints.armed.reach("worker.after_delivery")
                 self.inbound.take(frame)
                 self._wake.set()
         except asyncio.CancelledError:
@@ -237,7 +240,11 @@ class Link:
                 await self._wake.wait()
                 continue
             try:
+                if failpoints.armed and frame.HasField("outcomes"):
+                    await failpoints.armed.reach("worker.before_result")
                 await call.write(frame)
+                if failpoints.armed and frame.HasField("outcomes"):
+                    await failpoints.armed.reach("worker.after_result")
             except Exception as error:  # noqa: BLE001 -- the reader has the better reason, if it has one
                 await asyncio.wait((reader,), timeout=1.0)
                 return (reader.result() if reader.done() else None) or error

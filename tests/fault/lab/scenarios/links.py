@@ -1,0 +1,387 @@
+"""Faults of the links between workers, clients and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+
+from headgate.domain.states import EventKind
+from headgate.wire import worker_pb2 as pb
+from tests.fault.lab.inject.links import Island, Toward
+from tests.fault.lab.process import LabWorker, environ
+from tests.fault.lab.proxy import CLIENT
+from tests.fault.lab.scenarios import World, scenario
+from tests.fault.lab.steps import (
+    OTHERS_LOAD,
+    RED,
+    HeldJobs,
+    add_worker,
+    client_of,
+    completed,
+    count_events,
+    eventually,
+    hold,
+    look,
+    printed,
+    raw_worker,
+    seen,
+    submit,
+    via,
+)
+from tests.support.server import LoggedProcess
+
+PATIENT: Final[dict[str, Any]] = {**OTHERS_LOAD, "lease": 6.0}
+"""Beats of two seconds: on a bad link an answer takes a second by itself."""
+
+
+async def _gone(world: World, server: str, reason: str, *, times: int = 1, within: float) -> None:
+    await printed(world, server, f"link_ended .*reason=({reason})", times=times, within=within)
+
+
+async def _taken_over(world: World, jobs: HeldJobs, name: str) -> None:
+    """Another worker runs them, once their leases are over, and ends them."""
+    await add_worker(world, name, concurrency=8)
+    await jobs.run_at(name, within=5 * world.lease + 5)
+    ended = await jobs.end()
+    assert {(one.attempt, one.epoch) for one in ended} == {(2, 2)}, ended
+
+
+# ---------------------------------------------------------------------- silence
+
+
+@scenario("F17", "silent half-open link", checks=("I2", "I13"), world=OTHERS_LOAD)
+async def a_link_falls_silent(world: World) -> None:
+    """Neither side is told: the server frees the slots when the lease is over, the worker looks for another way."""
+    proxy = via(world)
+    await add_worker(world, "w8", servers=["via"])
+    jobs = await hold(world, 4)
+    await jobs.run_at("w8")
+    async with world.faulty("silence between w8 and s1"):
+        proxy.hold()
+        await printed(world, "w8", "nothing was heard from", within=2 * world.lease)
+        await _gone(world, "s1", "link_silent|connection_lost", within=3 * world.lease)
+        await _taken_over(world, jobs, "w9")
+    links = seen(world, "w8", "connected to ")
+    proxy.heal()
+    await printed(world, "w8", "connected to ", times=links + 1, within=25)
+
+
+@asynccontextmanager
+async def _island_worker(world: World, name: str, **options: Any) -> AsyncIterator[Island]:
+    """A worker behind a wire of its own. The servers must listen on all addresses."""
+    island = await asyncio.to_thread(Island)
+
+    async def heal_island() -> None:
+        await asyncio.to_thread(island.heal_link)
+
+    world.undo_at_heal(f"wire of {name}", heal_island)
+    try:
+        world.workers[name] = await asyncio.to_thread(
+            lambda: LabWorker(
+                name,
+                [f"{island.outside}:{world.servers['s1'].port}"],
+                folder=world.folder,
+                token=world.tokens[RED],
+                topics=["held"],
+                prefix=island.prefix,
+                **options,
+            )
+        )
+        world.recorder.note("proc", what="start", name=name, pid=world.workers[name].pid)
+        yield island
+        await asyncio.to_thread(island.heal_link)
+        await asyncio.to_thread(world.workers[name].terminate)
+        world.recorder.note("proc", what="exit", name=name, code=0)
+    finally:
+        if name in world.workers:
+            world.workers.pop(name).kill()
+        await asyncio.to_thread(island.heal)
+
+
+EVERYWHERE: Final = ("--host", "0.0.0.0")  # noqa: S104 -- reached from a namespace on this machine only
+
+
+@scenario("F27", "one-way partition", checks=("I2",), world={**OTHERS_LOAD, "server_args": EVERYWHERE})
+async def a_wire_carries_one_way_only(world: World) -> None:
+    """As silence both ways, whichever direction is left: the lease ends, another takes over, nothing runs twice."""
+    ways: tuple[Toward, ...] = ("inside", "outside")
+    for number, toward in enumerate(ways):
+        async with _island_worker(world, f"w{20 + number}") as island:
+            jobs = await hold(world, 3)
+            await jobs.run_at(f"w{20 + number}")
+            async with world.faulty(f"nothing passes {toward}"):
+                await asyncio.to_thread(lambda way=toward: island.drop(toward=way))
+                await _gone(world, "s1", "link_silent|connection_lost", times=number + 1, within=3 * world.lease)
+                await _taken_over(world, jobs, f"w{30 + number}")
+            await world.stop(f"w{30 + number}")
+            world.worker_specs.pop(f"w{30 + number}")
+            world.workers.pop(f"w{30 + number}")
+
+
+# ---------------------------------------------------------------------- breaking
+
+
+@scenario("F18", "reset during assignment", checks=("I1", "I3"), world=OTHERS_LOAD)
+async def a_link_breaks_under_an_assignment(world: World) -> None:
+    """Claimed and never arrived: the worker says so when it is back, and it is offered again at no cost."""
+    proxy = via(world)
+    await add_worker(world, "w8", servers=["via"])
+    async with world.faulty("reset when jobs pass"):
+        cut = proxy.cut('"until"', toward=CLIENT, when="before", times=3)
+        jobs = await hold(world, 6)
+        await jobs.run_at("w8")
+        assert cut.struck >= 1
+    proxy.heal()
+    ended = await jobs.end()
+    assert {one.attempt for one in ended} == {1}, ended
+    assert max(one.epoch for one in ended) >= 2
+
+
+@scenario("F21", "replies lost", checks=("I4", "I10"), world=OTHERS_LOAD)
+async def replies_are_lost(world: World) -> None:
+    """The job is stored, its caller hears nothing: asked again, under its key, it is the same job."""
+    proxy = via(world)
+    caller = client_of(world, proxy.address)
+    try:
+        first = await world.load.submit(caller, "fast", key=f"before-{world.seed}")
+        assert first is not None
+        async with world.faulty("swallow what s1 says to a client"):
+            proxy.swallow(toward=CLIENT)
+            asked = asyncio.create_task(world.load.submit(caller, "slow", key=f"lost-{world.seed}", ms=5))
+
+            async def stored() -> bool:
+                async with world.database() as db:
+                    return bool(await db.fetchval(_BY_KEY, f"lost-{world.seed}"))
+
+            await eventually(stored, "it is stored")
+        proxy.heal()
+        job = await asyncio.wait_for(asked, 45)
+        assert job is not None
+        async with world.database() as db:
+            assert await db.fetchval(_BY_KEY, f"lost-{world.seed}") == job
+        await completed(world, [first, job])
+    finally:
+        await caller.hg.close(flush=0.1)
+
+
+_BY_KEY: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE key = $1"
+
+
+@scenario("F22", "request replayed", checks=("I5", "I10"), world=OTHERS_LOAD)
+async def a_client_is_replayed(world: World) -> None:
+    """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once."""
+    proxy = via(world, record=True)
+    caller = client_of(world, proxy.address)
+    try:
+        jobs = [await world.load.submit(caller, "slow", ms=5) for _ in range(5)]
+        jobs.append(await world.load.submit(caller, "fast", key=f"replay-{world.seed}"))
+    finally:
+        await caller.hg.close(flush=1)
+    known = [job for job in jobs if job is not None]
+    assert len(known) == 6
+    before = await completed(world, known)
+    async with world.faulty("replay a client"):
+        answers = [await asyncio.to_thread(proxy.replay, made) for made in tuple(proxy.made)]
+    assert any(len(answer) > 100 for answer in answers), "the server did not understand the replay"
+    await asyncio.sleep(0.5)
+    assert sorted(await look(world, known), key=str) == sorted(before, key=str)
+
+
+# ---------------------------------------------------------------------- odd peers
+
+
+def _memory(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@scenario("F19", "worker never reads its stream", checks=("I13",), world=OTHERS_LOAD)
+async def a_worker_does_not_read(world: World) -> None:
+    """It asks for everything and reads nothing: its link is ended at a bound, and what waited for it goes to others."""
+    before = _memory(world.servers["s1"].pid)
+    async with raw_worker(world, "deaf") as call, world.faulty("a worker that does not read"):
+        ready = pb.Ready(topics=["held"], count=500, lease_seconds=int(world.lease))
+        await call.write(pb.WorkerFrame(ready=ready))
+        jobs = await hold(world, 40, extra={"pad": "x" * 300_000})
+        beating = asyncio.create_task(_beat_without_end(call))
+        try:
+            await _gone(world, "s1", "link_overflow|link_silent", within=40)
+        finally:
+            beating.cancel()
+            await asyncio.wait((beating,))
+        assert _memory(world.servers["s1"].pid) - before < 128 << 20
+    await add_worker(world, "w8", concurrency=40)
+    await jobs.end(within=40)
+    world.coverage.add("link_overflow")
+
+
+async def _beat_without_end(call: Any) -> None:
+    frame = pb.WorkerFrame(beat=pb.Beat())
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        while True:
+            await call.write(frame)
+            await asyncio.sleep(0.002)
+
+
+@scenario("F20", "slow-loris headers and body", checks=("I13",))
+async def clients_dribble(world: World) -> None:
+    """A hundred connections that say a byte a second or nothing: they are hung up on; others notice nothing."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    port = world.servers["s1"].port
+    async with world.faulty("slow clients of s1"):
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        try:
+            began = time.monotonic()
+            for second in range(12):
+                for reader, writer in slow[:50]:
+                    if not reader.at_eof() and not writer.is_closing():
+                        with contextlib.suppress(OSError):
+                            writer.write(preface[second : second + 1])
+                jobs = await submit(world, "fast", 2)
+                await completed(world, jobs, within=5)
+                await asyncio.sleep(max(0.0, began + second + 1 - time.monotonic()))
+
+            async def hung_up() -> bool:
+                return all([await _is_closed(reader) for reader, _ in slow])
+
+            await eventually(hung_up, "the server has hung up on all of them", within=10)
+        finally:
+            for _, writer in slow:
+                writer.transport.abort()
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    """What the server says first, its own settings, is read away."""
+    try:
+        while True:
+            if not await asyncio.wait_for(reader.read(65536), 0.01):
+                return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@scenario("F23", "two live streams, one worker id", checks=("I2",), world=OTHERS_LOAD)
+async def two_workers_share_a_name(world: World) -> None:
+    """The newer stream counts; the older is told that it was superseded, and gets nothing more."""
+    async with raw_worker(world, "twin") as older:
+        await older.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
+        async with world.faulty("two workers of one name"), raw_worker(world, "twin") as newer:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await asyncio.wait_for(older.read(), 10) is not grpc.aio.EOF:
+                    pass
+            assert await older.code() == grpc.StatusCode.ABORTED
+            trailers = dict(await older.trailing_metadata())
+            assert trailers.get("headgate-code") == "superseded"
+            await newer.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
+            jobs = await hold(world, 1)
+            frame = await asyncio.wait_for(newer.read(), 10)
+            assert [bytes(raw) for raw in frame.jobs.ids] == [job.bytes for job in jobs.ids]
+            outcomes = pb.Outcomes(seq=1, ids=list(frame.jobs.ids), epochs=list(frame.jobs.epochs), results=[b'"x"'])
+            await newer.write(pb.WorkerFrame(outcomes=outcomes))
+            await completed(world, jobs.ids)
+    assert seen(world, "s1", "link_ended worker=twin reason=superseded") == 1
+
+
+# ---------------------------------------------------------------------- slow links
+
+
+@scenario("F24", "narrow link with a large payload", checks=("I2",), world=PATIENT)
+async def a_large_payload_on_a_narrow_link(world: World) -> None:
+    """A payload that takes most of the time between two beats: what runs keeps its lease, and the payload arrives."""
+    proxy = via(world)
+    await add_worker(world, "w8", servers=["via"], concurrency=4)
+    small = await hold(world, 2)
+    await small.run_at("w8")
+    async with world.faulty("320 kbit/s to w8"):
+        proxy.worsen(bandwidth=40_000)
+        large = [(await hold(world, 1, extra={"pad": "x" * 60_000})) for _ in range(3)]
+        for one in large:
+            await one.run_at("w8", within=30)
+        for one in (small, *large):
+            ended = await one.end()
+            assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}, ended
+    proxy.heal()
+
+
+@scenario("F25", "500 ms ± 400 ms latency", checks=("I2", "I13"), world={**PATIENT, "proxy_servers": True})
+async def links_are_slow(world: World) -> None:
+    """Everything takes a second; no lease is lost for that."""
+    await add_worker(world, "w8")
+    jobs = await hold(world, 4)
+    await jobs.run_at("w8")
+    lapsed = await count_events(world, EventKind.LAPSED)
+    async with world.faulty("latency"):
+        for name in ("s1", "s2"):
+            world.proxies[name].worsen(latency=0.5, jitter=0.4)
+        await asyncio.sleep(2 * world.lease)
+        more = await submit(world, "slow", 5, ms=50)
+        await completed(world, more, within=30)
+    for name in ("s1", "s2"):
+        world.proxies[name].heal()
+    ended = await jobs.end()
+    assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended
+    assert await count_events(world, EventKind.LAPSED) == lapsed
+
+
+@scenario("F26", "20 % packet loss", checks=("I1", "I2"), world={**PATIENT, "server_args": EVERYWHERE})
+async def a_wire_loses_packets(world: World) -> None:
+    """Slower, and correct."""
+    async with _island_worker(world, "w20", concurrency=8) as island, world.faulty("20 % loss for w20"):
+        await asyncio.to_thread(lambda: island.lose(percent=20))
+        for _ in range(6):
+            jobs = await hold(world, 8)
+            await jobs.run_at("w20", within=40)
+            await jobs.end(within=40)
+
+
+# ---------------------------------------------------------------------- many
+
+
+@scenario("F28", "500 workers reconnect at once", checks=("I13",),
+          world={**OTHERS_LOAD, "servers": 1, "workers": 2, "lease": 30.0, "rate": 10})  # fmt: skip
+async def a_crowd_comes_back(world: World) -> None:
+    """The server is restarted under 500 idle workers: they come back with jitter, and all is as before in seconds."""
+    crowd = 500
+    address = world.address("s1")
+    groups = [
+        LoggedProcess(
+            f"crowd{number}",
+            # For a topic that nobody submits to: what they ran would be in no history.
+            [sys.executable, "-m", "tests.support.workers", address, str(world.folder / f"crowd{number}.starts"),
+             "--workers", str(crowd // 4), "--concurrency", "1", "--topics", "deaf"],
+            folder=world.folder,
+            environ=environ(HEADGATE_TOKEN=world.tokens[RED]),
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    try:
+
+        async def connected(times: int) -> bool:
+            return sum(seen(world, f"crowd{number}", "connected to ") for number in range(4)) >= times
+
+        await eventually(lambda: connected(crowd), "the crowd has connected", within=60)
+        jobs = await submit(world, "fast", 5)
+        await completed(world, jobs)
+        await world.restart("s1")
+        began = time.monotonic()
+        await eventually(lambda: connected(2 * crowd), "the crowd is back", within=40)
+        took = time.monotonic() - began
+        jobs = await submit(world, "fast", 5)
+        await completed(world, jobs)
+        world.recorder.note("measured", what="500 workers are back", seconds=took)
+        assert took < 20, f"it took {took:.1f} s until 500 workers were back"
+    finally:
+        for process in groups:
+            process.kill()
