@@ -241,7 +241,7 @@ def _note_links() -> None:
         made(links)
         _ALL_LINKS.append(links)
 
-    Links.__init__ = make_and_note  # type: ignore[method-assign]
+    Links.__init__ = make_and_note  # type: ignore[method-assign, assignment]
 
 
 def install(plan: Plan, *, seed: int | str, record: Path | None = None, name: str = "armed") -> Laboratory:

@@ -118,7 +118,7 @@ async def a_wire_carries_one_way_only(world: World) -> None:
             jobs = await hold(world, 3)
             await jobs.run_at(f"w{20 + number}")
             async with world.faulty(f"nothing passes {toward}"):
-                await asyncio.to_thread(lambda way=toward: island.drop(toward=way))
+                await asyncio.to_thread(island.drop, toward=toward)
                 await _gone(world, "s1", "link_silent|connection_lost", times=number + 1, within=3 * world.lease)
                 await _taken_over(world, jobs, f"w{30 + number}")
             await world.stop(f"w{30 + number}")
@@ -339,7 +339,7 @@ async def links_are_slow(world: World) -> None:
 async def a_wire_loses_packets(world: World) -> None:
     """Slower, and correct."""
     async with _island_worker(world, "w20", concurrency=8) as island, world.faulty("20 % loss for w20"):
-        await asyncio.to_thread(lambda: island.lose(percent=20))
+        await asyncio.to_thread(island.lose, percent=20)
         for _ in range(6):
             jobs = await hold(world, 8)
             await jobs.run_at("w20", within=40)

@@ -196,4 +196,4 @@ async def poison_jobs_kill_their_workers(world: World) -> None:
         assert world.load.done > done
         fine = await submit(world, "fast", 5)
         await completed(world, fine)
-    assert [code for _, code in ended].count(66) >= 6
+    assert [code for _, code in ended].count(66) >= 3  # two of them may end with one process
