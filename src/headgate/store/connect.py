@@ -12,6 +12,7 @@ off, and callers run everything in explicit transactions.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -34,6 +35,10 @@ STATEMENT_TIMEOUT = timedelta(seconds=30)
 LOCK_TIMEOUT = timedelta(seconds=10)
 IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
 CONNECT_TIMEOUT = timedelta(seconds=10)
+# A network that went silent is noticed by the kernel, on either side: on a session that waits for an answer, on one
+# that only listens, and on PostgreSQL's end, where a lost session would keep its locks. In less than 15 seconds, also
+# when something is sent just before an idle session would have been given up: the two spans add up.
+_TCP_IDLE_SECONDS, _TCP_PROBE_SECONDS, _TCP_PROBES, _TCP_UNANSWERED_MS = 3, 2, 2, 6_000
 # The server's own timeout comes first and leaves a usable connection; the driver's is for a network that went silent.
 _DRIVER_GRACE = timedelta(seconds=5)
 
@@ -48,7 +53,9 @@ async def connect(
     """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
     options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
     async with _naming(dsn):
-        return await asyncpg.connect(dsn, **options)
+        connection = await asyncpg.connect(dsn, **options)
+    watch_socket(connection)
+    return connection
 
 
 async def open_pool(
@@ -74,6 +81,7 @@ async def open_pool(
             # Kept open while idle: reconnecting would cost the first job after a quiet time several milliseconds.
             max_inactive_connection_lifetime=0,
             reset=_leave_session_as_it_is,
+            init=_watch,
             **options,
         )
         await pool
@@ -112,12 +120,36 @@ def _options(application_name: str, *, pooler: bool, statement_timeout: timedelt
         "search_path": "",
         "timezone": "UTC",
         "jit": "off",
+        "tcp_keepalives_idle": str(_TCP_IDLE_SECONDS),
+        "tcp_keepalives_interval": str(_TCP_PROBE_SECONDS),
+        "tcp_keepalives_count": str(_TCP_PROBES),
+        "tcp_user_timeout": str(_TCP_UNANSWERED_MS),
     }
     return options
 
 
 def _milliseconds(span: timedelta) -> str:
     return str(span // timedelta(milliseconds=1))
+
+
+def watch_socket(connection: Connection) -> None:
+    """Have the kernel end the connection when the other side's kernel is silent. Nothing to do on a local socket."""
+    found = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]  # the driver has no way to ask
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _TCP_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", _TCP_PROBE_SECONDS),
+        ("TCP_KEEPCNT", _TCP_PROBES),
+        ("TCP_USER_TIMEOUT", _TCP_UNANSWERED_MS),
+    ):
+        if hasattr(socket, name):  # not everywhere by these names
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _watch(connection: Connection) -> None:
+    watch_socket(connection)
 
 
 async def _leave_session_as_it_is(connection: object) -> None:
