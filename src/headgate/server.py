@@ -203,6 +203,8 @@ class Server:
         self.coordinator.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
+        async with self.store.lane("leases").use():
+            pass  # open from the beginning: when the database has no connection left, renewals must not be without one
         if failpoints.armed:
             await failpoints.armed.reach("boot.registered")
         self.port = await self._listen(name)
@@ -393,6 +395,7 @@ class Server:
         while True:
             try:
                 await self.store.listen(self.coordinator.heard, self.coordinator.stir_all)
+                log.warning("listen_lost what=ticks find new jobs until it is back")
                 wait = 0.1
             except HeadgateError as error:
                 log.warning("listen_failed error=%s", error)
