@@ -250,7 +250,7 @@ async def test_the_kernel_watches_connections_over_a_network_on_both_sides(datab
     asked = parse_qs(parts.query)
     with FaultProxy(unix=f"{asked['host'][0]}/.s.PGSQL.{asked['port'][0]}") as proxy:
         async with opened(f"postgresql://{parts.username}@{proxy.address}{parts.path}?sslmode=disable") as link:
-            ours = link._transport.get_extra_info("socket")
+            ours = link._transport.get_extra_info("socket")  # type: ignore[attr-defined]
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             idle, apart, times, unanswered = (
                 ours.getsockopt(socket.IPPROTO_TCP, option)

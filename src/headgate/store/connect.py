@@ -53,7 +53,7 @@ async def connect(
     """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
     options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
     async with _naming(dsn):
-        connection = await asyncpg.connect(dsn, **options)
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(dsn, **options)
     watch_socket(connection)
     return connection
 

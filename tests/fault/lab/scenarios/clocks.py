@@ -23,6 +23,11 @@ CALENDARS: Final[tuple[Callable[[], None], ...]] = (
 )
 
 
+ONE_LEASE_EACH: Final = dict.fromkeys(
+    ("redrive", "flaky", "failing", "nacky", "snoozy", "handback", "pause", "cancellable", "cancel", "discard"), 0
+)
+
+
 async def _delayed_is_on_time(world: World, *, seconds: float = 1.0) -> None:
     """A delay is neither cut short (the checker's I9) nor stretched by anybody's clock."""
     began = time.monotonic()
@@ -49,11 +54,18 @@ async def a_server_has_a_false_clock(world: World) -> None:
     assert not seen(world, "s1", "link_ended .*worker=w8")
 
 
-@scenario("F50", "database clock steps back", checks=("I2", "I8"), world=OTHERS_LOAD, leave_out=("I7", "I9", "I11"))
+@scenario(
+    "F50",
+    "database clock steps back",
+    checks=("I2", "I8"),
+    world={**OTHERS_LOAD, "weights": ONE_LEASE_EACH},
+    leave_out=("I11",),
+)
 async def the_database_clock_steps_back(world: World) -> None:
     """By ten minutes: nothing fires twice, no lease is cut short, new jobs run at once, and somebody is told.
 
-    Left out is what compares the database's times with those of the laboratory: pauses, due times, rates.
+    No job of this load is claimed twice unless something is wrong: which of two leases came first could not be told.
+    Limits are left out, whose windows are those of the database's clock.
     """
     clock = await with_false_clock(world)
     await work_flows(world, within=20)

@@ -141,8 +141,8 @@ def _from_mix(name: str) -> Deed:
     deed, _, kind, (shortest, longest) = DEEDS[name]
 
     async def do(world: World) -> None:
-        there = {"server": world.server_specs, "worker": world.worker_specs, "pg": ("pg",)}[kind]
-        await deed(world, world.chance.choice(sorted(there)), world.chance.uniform(shortest, longest))
+        there = {"server": list(world.server_specs), "worker": list(world.worker_specs), "pg": ["pg"]}
+        await deed(world, world.chance.choice(sorted(there[kind])), world.chance.uniform(shortest, longest))
 
     return do
 
