@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests.fault.lab.inject.processes import FalseClock, Freezer
+from tests.fault.lab.inject import CannotInject
+from tests.fault.lab.inject.processes import FalseClock, Freezer, state_of
 from tests.fault.lab.postgres import with_false_clock
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.scenarios.database import work_flows
@@ -113,12 +114,15 @@ async def the_machine_sleeps(world: World) -> None:
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
     pids = [world.process(name).pid for name in (*world.servers, *world.workers)]
-    sleep = await asyncio.to_thread(Freezer, [*pids, *world.postgres_pids()])
+    sleep = await asyncio.to_thread(Freezer, pids)
+    world.undo_at_heal("sleep", lambda: asyncio.to_thread(sleep.heal))
+    for pid in world.postgres_pids():  # its children are born into the group from the first one on
+        try:
+            sleep.add([pid])
+        except CannotInject:
+            if state_of(pid):
+                raise
 
-    async def wake() -> None:
-        await asyncio.to_thread(sleep.heal)
-
-    world.undo_at_heal("sleep", wake)
     async with world.faulty("sleep"):
         await asyncio.to_thread(sleep.freeze)
         await asyncio.sleep(2 * world.lease + 3)
