@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import shlex
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -49,6 +51,7 @@ async def stop_postgres(world: World, number: signal.Signals = signal.SIGINT) ->
 async def with_false_clock(world: World) -> FalseClock:
     """Start it again with a wall clock that can be set, by way of a wrapper: its environment is not ours to choose."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-lab-clock-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # wanted for as long as it may start once more
     folder.chmod(0o755)
     clock = FalseClock(folder)
     launch = world.cluster._launch
