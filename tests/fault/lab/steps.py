@@ -214,7 +214,8 @@ async def supervised(world: World, *names: str) -> AsyncIterator[list[tuple[str,
 
     keeper = asyncio.create_task(keep(), name="supervise workers")
     try:
-        yield ended
+        async with world.faulty("workers die and are started again"):
+            yield ended
     finally:
         keeper.cancel()
         with suppress(asyncio.CancelledError):

@@ -25,6 +25,10 @@ class CannotInject(NotRunHere):
     """This machine cannot do it; the text says what is missing."""
 
 
+class InjectionFailed(Exception):
+    """It was possible before and did not work now: an error, and no reason to skip anything."""
+
+
 class Injection:
     """Something that was done, until `heal`; also as a context. Healing twice is harmless."""
 

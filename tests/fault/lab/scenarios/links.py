@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import grpc.aio
 
-from headgate.domain.states import EventKind
+from headgate.domain.states import EventKind, State
+from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.inject.links import Island, Toward
 from tests.fault.lab.process import LabWorker, environ
@@ -24,6 +25,7 @@ from tests.fault.lab.steps import (
     RED,
     HeldJobs,
     add_worker,
+    all_are,
     client_of,
     completed,
     count_events,
@@ -177,22 +179,33 @@ _BY_KEY: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE key = $1"
 
 @scenario("F22", "request replayed", checks=("I5", "I10"), world=OTHERS_LOAD)
 async def a_client_is_replayed(world: World) -> None:
-    """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once."""
+    """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once.
+
+    Jobs without a key or an id of the caller's are alive meanwhile: for those the client promises that it has never
+    sent them before (ADR 0006), so their copies are recognised as long as the job itself is there.
+    """
+    await add_worker(world, "w8")
+    gate = world.folder / "gate-replay"
     proxy = via(world, record=True)
     caller = client_of(world, proxy.address)
     try:
-        jobs = [await world.load.submit(caller, "slow", ms=5) for _ in range(5)]
-        jobs.append(await world.load.submit(caller, "fast", key=f"replay-{world.seed}"))
+        live = [await world.load.submit(caller, "held", extra={"until": str(gate)}) for _ in range(3)]
+        keyed = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
     finally:
         await caller.hg.close(flush=1)
-    known = [job for job in jobs if job is not None]
+    known = [job for job in (*live, *keyed) if job is not None]
     assert len(known) == 6
-    before = await completed(world, known)
+    await completed(world, [job for job in keyed if job is not None])
+    await all_are(world, [job for job in live if job is not None], State.RUNNING)
+    before = await look(world, known)
     async with world.faulty("replay a client"):
         answers = [await asyncio.to_thread(proxy.replay, made) for made in tuple(proxy.made)]
     assert any(len(answer) > 100 for answer in answers), "the server did not understand the replay"
     await asyncio.sleep(0.5)
-    assert sorted(await look(world, known), key=str) == sorted(before, key=str)
+    after = await look(world, known)
+    gate.touch()
+    assert sorted(after, key=str) == sorted(before, key=str), (before, after)
+    await completed(world, known)
 
 
 # ---------------------------------------------------------------------- odd peers
@@ -288,9 +301,15 @@ async def two_workers_share_a_name(world: World) -> None:
             jobs = await hold(world, 1)
             frame = await asyncio.wait_for(newer.read(), 10)
             assert [bytes(raw) for raw in frame.jobs.ids] == [job.bytes for job in jobs.ids]
-            outcomes = pb.Outcomes(seq=1, ids=list(frame.jobs.ids), epochs=list(frame.jobs.epochs), results=[b'"x"'])
-            await newer.write(pb.WorkerFrame(outcomes=outcomes))
-            await completed(world, jobs.ids)
+            back = [
+                jobs_pb2.Outcome(id=raw, epoch=epoch, abandon=jobs_pb2.Abandon())
+                for raw, epoch in zip(frame.jobs.ids, frame.jobs.epochs, strict=True)
+            ]
+            await newer.write(pb.WorkerFrame(outcomes=pb.Outcomes(seq=1, others=back)))
+            await all_are(world, jobs.ids, State.PENDING)
+            await add_worker(world, "w8")
+            ended = await jobs.end()
+            assert {(one.attempt, one.epoch) for one in ended} == {(1, 2)}, ended
     assert seen(world, "s1", "link_ended worker=twin reason=superseded") == 1
 
 
@@ -301,7 +320,7 @@ async def two_workers_share_a_name(world: World) -> None:
 async def a_large_payload_on_a_narrow_link(world: World) -> None:
     """A payload that takes most of the time between two beats: what runs keeps its lease, and the payload arrives."""
     proxy = via(world)
-    await add_worker(world, "w8", servers=["via"], concurrency=4)
+    await add_worker(world, "w8", servers=["via"], concurrency=8)
     small = await hold(world, 2)
     await small.run_at("w8")
     async with world.faulty("320 kbit/s to w8"):
