@@ -457,7 +457,8 @@ class Server:
             answers = now - since <= UNREADY_SECONDS + self.options.tick_seconds
             if answers != ready and not self._draining.is_set():
                 ready = answers
-                log.warning("%s", "ready_again" if ready else "not_ready reason=the database does not answer")
+                reason = self.coordinator.tick_error or "the database does not answer"
+                log.warning("%s", "ready_again" if ready else f"not_ready reason={reason}")
                 self._health.set(ready=ready)
 
     async def _measure_lag(self) -> None:

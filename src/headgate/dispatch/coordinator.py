@@ -76,6 +76,7 @@ class Coordinator:
         self.quieted: frozenset[tuple[int, str]] = frozenset()  # workers that operators want to get no more jobs
         self.others = 0
         self.claims = self.claimed = self.claim_errors = self.ticks = 0
+        self.tick_error = ""  # why the last tick failed, if it did
 
     # ------------------------------------------------------------------ what links and writers say
 
@@ -274,19 +275,24 @@ class Coordinator:
     async def claim_once(self) -> int:
         """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
         dealt = 0
+        unreadable: StoreError | None = None
         for demand in tuple(self._demands.values()):
             if not demand.wants_claim or self._stopped.is_set():
                 continue
             try:
                 dealt += await self._claim_for(demand)
-            except StoreError:
+            except StoreError as error:
                 self.claim_errors += 1
-                raise
+                if type(error) is not StoreError:  # away, busy, full, read-only: nobody gets anything
+                    raise
+                unreadable = error  # a page of this topic, perhaps: the others first
             except HeadgateError as error:
                 # Something about this demand: it must not keep the others from their work. The tick tries it again.
                 self.claim_errors += 1
                 demand.stirred = False
                 log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
+        if unreadable is not None and not dealt:
+            raise unreadable
         return dealt
 
     def stop(self) -> None:
@@ -448,6 +454,7 @@ class Coordinator:
             try:
                 tick = await self.tick_once(sweep=not aimed)
             except HeadgateError as error:
+                self.tick_error = str(error)
                 log.warning("tick_failed error=%s", error)
                 continue
             finally:
@@ -480,6 +487,7 @@ class Coordinator:
                 self._watchdog.lost()
             raise
         self.ticks += 1
+        self.tick_error = ""
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         if tick.stepped_back is not None:
