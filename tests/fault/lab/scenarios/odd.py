@@ -219,23 +219,20 @@ SWARM_SECONDS: Final = float(os.environ.get("SWARM_SECONDS", "20"))
 @scenario("F60", "swarm", checks=("all",), world={"proxy_servers": True, "proxy_database": True})
 async def everything_at_once(world: World) -> None:
     """A seeded few of all kinds of faults, one after the other: pairs find what each alone does not. SWARM_SECONDS=."""
-    for name in ("s1", "w1"):
-        clock = FalseClock(world.folder)
-        if name in world.server_specs:
-            world.server_specs[name].variables = clock.environ
-        else:
-            world.worker_specs[name].options["variables"] = clock.environ
-        await world.restart(name)
+    clocks = {name: FalseClock(world.folder) for name in ("s1", "w1")}
+    world.server_specs["s1"].variables = clocks["s1"].environ
+    world.worker_specs["w1"].options["variables"] = clocks["w1"].environ
     for name in world.server_specs:
         ArmedServer(world, name)
+    for name in (*world.server_specs, "w1"):
+        await world.restart(name)
     chosen = world.chance.sample(sorted(SWARM), AT_ONCE)
     world.recorder.note("swarm", chosen=chosen)
     until = asyncio.get_running_loop().time() + SWARM_SECONDS
     while asyncio.get_running_loop().time() < until:
         await SWARM[world.chance.choice(chosen)](world)
         await asyncio.sleep(world.chance.uniform(0.2, 1.5))
-    for file in world.folder.glob("clock-*"):
-        with file.open("r+b", buffering=0) as shift:
-            shift.write(bytes(8))
+    for clock in clocks.values():
+        clock.heal()
     for name in world.server_specs:
         (world.folder / f"{name}.plan").unlink(missing_ok=True)
