@@ -205,6 +205,8 @@ class Server:
         self.coordinator.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
+        async with self.store.lane("leases").use():
+            pass  # open from the beginning: when the database has no connection left, renewals must not be without one
         if before_listening is not None:
             await before_listening()
         if failpoints.armed:
@@ -403,6 +405,7 @@ class Server:
         while True:
             try:
                 await self.store.listen(self.coordinator.heard, self.coordinator.stir_all)
+                log.warning("listen_lost what=ticks find new jobs until it is back")
                 wait = 0.1
             except HeadgateError as error:
                 log.warning("listen_failed error=%s", error)
@@ -464,7 +467,8 @@ class Server:
             answers = now - since <= UNREADY_SECONDS + self.options.tick_seconds
             if answers != ready and not self._draining.is_set():
                 ready = answers
-                log.warning("%s", "ready_again" if ready else "not_ready reason=the database does not answer")
+                reason = self.coordinator.tick_error or "the database does not answer"
+                log.warning("%s", "ready_again" if ready else f"not_ready reason={reason}")
                 self._health.set(ready=ready)
 
     async def _measure_lag(self) -> None:

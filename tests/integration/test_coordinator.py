@@ -701,6 +701,24 @@ async def test_a_demand_that_is_refused_does_not_keep_the_others_from_their_work
     assert good.tracker.times.total() == 20
 
 
+@pytest.mark.req("F48")
+async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_their_work(one: Instance) -> None:
+    broken = await one.worker("broken", "broken", slots=1)
+    (topic_no,) = (topic.no for topic in await one.store.topics(one.tenant, ["broken"]))
+
+    async def unreadable() -> None:
+        if one.store.asked[-1].topic_nos == (topic_no,):
+            raise StoreError("the database refused: invalid page in block 0 of relation (XX001)")
+
+    one.store.before["claim"] = unreadable
+    await one.submit(1, "broken")
+    await soon(lambda: one.coordinator.claim_errors >= 1, "the broken one was refused")
+    await one.worker("good", slots=3, handler=completing())
+    await one.submit(20)
+    await one.reach(20, State.COMPLETED, within=timedelta(seconds=5))
+    assert broken.link.ended is None
+
+
 @pytest.mark.req("B1")
 async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
     still: Instance, monkeypatch: pytest.MonkeyPatch

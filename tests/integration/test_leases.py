@@ -626,6 +626,56 @@ def test_a_process_that_was_stopped_for_long_does_not_reap_when_it_goes_on(secon
     assert gate.is_open
 
 
+@pytest.mark.req("F32", "F53")
+async def test_a_tick_that_waited_for_the_database_reaps_nothing(
+    database: str, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    async with Instance(database, running=False, gated=True, now=seconds, tick_seconds=1.0) as one:
+        _, (job,) = await holding(one)
+        await one.coordinator.tick_once()
+        await one.renewer.run_once()
+        for _ in range(30):
+            seconds.advance(1)
+            await one.coordinator.tick_once()
+        assert one.watchdog is not None
+        assert one.watchdog.is_open
+
+        async def frozen() -> None:
+            seconds.advance(90)
+            await clock.advance(seconds=90)
+
+        one.store.before["tick"] = frozen
+        assert (await one.coordinator.tick_once()).reaped == 0
+        assert (await one.job(job)).attempt == 1
+        assert await db.fetchval("SELECT lease_until < headgate.clock_v1() FROM headgate.jobs")
+
+
+@pytest.mark.req("F50")
+async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
+    still: Instance, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, (held,) = await holding(still)
+    (early,) = await still.submit(1, delay=timedelta(seconds=1))
+    await still.coordinator.tick_once()
+    await clock.advance(seconds=2)
+    assert [job for _, _, job in (await still.coordinator.tick_once()).promoted] == [early]
+    await clock.advance(minutes=-10)
+    (later,) = await still.submit(1, delay=timedelta(seconds=1))
+    with caplog.at_level("WARNING"):
+        assert (await still.coordinator.tick_once()).stepped_back == timedelta(minutes=10)
+    assert "clock_stepped_back seconds=600" in caplog.text
+    await clock.advance(seconds=2)
+    tick = await still.coordinator.tick_once()
+    assert (tick.stepped_back, [job for _, _, job in tick.promoted]) == (None, [later])
+    # What begins now is older than what ran before: its lease runs out all the same, and only that one.
+    worker = await still.worker("another", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    worker.lose()
+    await clock.advance(seconds=61)
+    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.job(held)).attempt == 1
+
+
 async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database: str) -> None:
     lease = timedelta(milliseconds=900)
     async with Instance(database, lease=lease, tick_seconds=0.02, gated=True) as one:

@@ -25,6 +25,8 @@ from headgate.domain.errors import (
 from headgate.store import connect as connecting
 from headgate.store.connect import connect, open_pool
 from headgate.store.errors import translating
+from headgate.store.service import Store
+from tests.fault.lab.proxy import FaultProxy
 
 Link: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -286,3 +288,45 @@ async def test_a_database_without_our_schema(blank_database: str) -> None:
         for statement in ("SELECT headgate.no_such_function()", "SELECT FROM headgate.no_such_table"):
             with pytest.raises(SchemaMismatch, match="headgate migrate"), translating(writing=False):
                 await link.execute(statement)
+
+
+# ---------------------------------------------------------------- a network that went silent
+
+
+@pytest.mark.req("F33")
+async def test_the_kernel_watches_connections_over_a_network_on_both_sides(database: str) -> None:
+    parts = urlsplit(database)
+    asked = parse_qs(parts.query)
+    with FaultProxy(unix=f"{asked['host'][0]}/.s.PGSQL.{asked['port'][0]}") as proxy:
+        async with opened(f"postgresql://{parts.username}@{proxy.address}{parts.path}?sslmode=disable") as link:
+            ours = link._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+            assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, apart, times, unanswered = (
+                ours.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+            )
+    asked_of_postgres = connecting._options("test", pooler=False, statement_timeout=None)["server_settings"]
+    assert {
+        "tcp_keepalives_idle": str(idle),
+        "tcp_keepalives_interval": str(apart),
+        "tcp_keepalives_count": str(times),
+        "tcp_user_timeout": str(unanswered),
+    }.items() <= asked_of_postgres.items()
+    # What is sent just before an idle connection is given up waits for its own answer once more.
+    assert idle + apart * times + unanswered / 1000 < 15
+
+
+@pytest.mark.req("F42")
+async def test_a_session_that_began_read_only_does_not_outlive_the_reason(database: str) -> None:
+    name = urlsplit(database).path.lstrip("/")
+    async with opened(database) as link:
+        await link.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        await link.execute("SET default_transaction_read_only = off")
+        store = Store(database)
+        try:
+            with pytest.raises(ReadOnly):
+                await store.tick([])
+            await link.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+            await store.tick([])
+        finally:
+            await store.close()

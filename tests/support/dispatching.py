@@ -183,8 +183,8 @@ class WatchedStore(Store):
         self.got.append(len(got))
         return got
 
-    async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Any:
-        return await self._watched("tick", super().tick(topic_nos, reap=reap))
+    async def tick(self, topic_nos: Sequence[int]) -> Any:
+        return await self._watched("tick", super().tick(topic_nos))
 
     async def settle(self, rows: Any) -> Any:
         return await self._watched("settle", super().settle(rows))

@@ -24,6 +24,7 @@ from headgate.dispatch.watermark import Watermark
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
+from headgate.domain.limits import LEASE_MIN
 from headgate.domain.rank import unix_us
 
 log = logging.getLogger("headgate.dispatch")
@@ -75,6 +76,7 @@ class Coordinator:
         self.quieted: frozenset[tuple[int, str]] = frozenset()  # workers that operators want to get no more jobs
         self.others = 0
         self.claims = self.claimed = self.claim_errors = self.ticks = 0
+        self.tick_error = ""  # why the last tick failed, if it did
 
     # ------------------------------------------------------------------ what links and writers say
 
@@ -273,19 +275,24 @@ class Coordinator:
     async def claim_once(self) -> int:
         """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
         dealt = 0
+        unreadable: StoreError | None = None
         for demand in tuple(self._demands.values()):
             if not demand.wants_claim or self._stopped.is_set():
                 continue
             try:
                 dealt += await self._claim_for(demand)
-            except StoreError:
+            except StoreError as error:
                 self.claim_errors += 1
-                raise
+                if type(error) is not StoreError:  # away, busy, full, read-only: nobody gets anything
+                    raise
+                unreadable = error  # a page of this topic, perhaps: the others first
             except HeadgateError as error:
                 # Something about this demand: it must not keep the others from their work. The tick tries it again.
                 self.claim_errors += 1
                 demand.stirred = False
                 log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
+        if unreadable is not None and not dealt:
+            raise unreadable
         return dealt
 
     def stop(self) -> None:
@@ -449,6 +456,7 @@ class Coordinator:
             except InstanceForgotten:  # ends the instance
                 raise
             except HeadgateError as error:
+                self.tick_error = str(error)
                 log.warning("tick_failed error=%s", error)
                 continue
             finally:
@@ -462,23 +470,32 @@ class Coordinator:
                 self.due_in(max(_TICKS_APART, (tick.next_resume - tick.now).total_seconds()))
 
     async def tick_once(self, *, sweep: bool = True) -> Tick:
-        """Promote, reap, look for pending topics, read the pause rows: one call.
+        """Promote, look for pending topics, read the pause rows: one call; and reap.
 
-        `sweep`: have busy demands look below their watermark. Once a second, however many ticks due jobs bring about.
+        `sweep`: reap, and have busy demands look below their watermark. Once a second, however many ticks due jobs
+        bring about.
         """
         wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
         turns = self._turns
         try:
-            tick = await self._store.tick(wanted, reap=self._watchdog is None or self._watchdog.is_open)
+            tick = await self._store.tick(wanted)
+            if self._watchdog is not None:
+                self._watchdog.answered()
+            # Only now: a tick that waited for a database that was away has closed the gate.
+            if sweep and _may_have_lapsed(tick) and (self._watchdog is None or self._watchdog.is_open):
+                tick.reaped = await self._store.reap()
         except HeadgateError:
             if self._watchdog is not None:
                 self._watchdog.lost()
             raise
-        if self._watchdog is not None:
-            self._watchdog.answered()
         self.ticks += 1
+        self.tick_error = ""
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
+        if tick.stepped_back is not None:
+            log.warning("clock_stepped_back seconds=%.3f whose=database", tick.stepped_back.total_seconds())
+            self._marks.clear()  # new jobs rank below them
+            self.stir_all()
         self.others = tick.others
         if turns == self._turns:
             self.flip(tick.paused)
@@ -503,6 +520,8 @@ class Coordinator:
             self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
+        if tick.reaped:  # what they are now, pending or waiting, is for the next one
+            self.tick_soon()
         return tick
 
     # ------------------------------------------------------------------ limits
@@ -556,6 +575,14 @@ class Coordinator:
             await asyncio.wait_for(self._stopped.wait(), seconds)
         except TimeoutError:
             return
+
+
+def _may_have_lapsed(tick: Tick) -> bool:
+    """Whether some attempt began so long ago that its lease can be over: without one, a tick is a single call."""
+    if tick.oldest_running is None or tick.now is None:
+        return False
+    # One that began in the future: the clock was set back.
+    return abs(tick.now - tick.oldest_running) >= LEASE_MIN
 
 
 def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol, Self, TypedDict, Unpack
 from uuid import UUID
 
@@ -98,12 +98,14 @@ class Tick:
     paused: set[tuple[int, int]] = field(default_factory=set)
     promoted: list[tuple[int, int, UUID]] = field(default_factory=list)  # tenant, topic, id
     cancels: list[tuple[int, UUID, int]] = field(default_factory=list)  # tenant, id, epoch
+    oldest_running: datetime | None = None  # when the oldest attempt that runs anywhere began
     reaped: int = 0
     next_due: datetime | None = None
     next_resume: datetime | None = None  # when the first pause that has an end is over
     quiet_hash: int | None = None
     quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker
     now: datetime | None = None
+    stepped_back: timedelta | None = None  # the clock is behind where it was at the last tick
     others: int = 0
     room: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
 
@@ -132,7 +134,8 @@ class ClaimStore(Protocol):
 
     async def claim(self, **asked: Unpack[ClaimCall]) -> ClaimedJobs: ...
     def is_ageing(self, topic_no: int) -> bool: ...
-    async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick: ...
+    async def tick(self, topic_nos: Sequence[int]) -> Tick: ...
+    async def reap(self) -> int: ...
     async def notify(self, topic_nos: Sequence[int]) -> None: ...
     async def free_due(self) -> Sequence[tuple[int, float]]: ...
     def is_keyed(self, topic_no: int) -> bool: ...

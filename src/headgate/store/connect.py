@@ -42,15 +42,10 @@ IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 HOST_TIMEOUT = timedelta(seconds=3)
 """For each host, where there are several."""
-# A host that vanishes (no power, no route) says nothing. Probes find out after 5 + 3 × 2 s when a statement waits for
-# its answer, the user timeout when one could not be delivered; without them it would be the statement's own timeout.
-_KEEPALIVE = {
-    "SO_KEEPALIVE": (socket.SOL_SOCKET, 1),
-    "TCP_KEEPIDLE": (socket.IPPROTO_TCP, 5),
-    "TCP_KEEPINTVL": (socket.IPPROTO_TCP, 2),
-    "TCP_KEEPCNT": (socket.IPPROTO_TCP, 3),
-    "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, 10_000),
-}
+# A network that went silent is noticed by the kernel, on either side: on a session that waits for an answer, on one
+# that only listens, and on PostgreSQL's end, where a lost session would keep its locks. In less than 15 seconds, also
+# when something is sent just before an idle session would have been given up: the two spans add up.
+_TCP_IDLE_SECONDS, _TCP_PROBE_SECONDS, _TCP_PROBES, _TCP_UNANSWERED_MS = 3, 2, 2, 6_000
 _TAKES_NO_WRITES = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
 # What a host, or the pooler before it, says when it is not there, not yet or no more.
 _TRY_THE_NEXT = (
@@ -173,7 +168,8 @@ async def _open(dsn: str, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
 
 
 async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
-    connection = _watched(await asyncpg.connect(dsn, **options))
+    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(dsn, **options)
+    _watch_socket(connection)
     if not look:
         return connection
     try:
@@ -183,18 +179,6 @@ async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connecti
     except BaseException:
         connection.terminate()
         raise
-    return connection
-
-
-def _watched(connection: asyncpg.Connection[asyncpg.Record]) -> asyncpg.Connection[asyncpg.Record]:
-    """The same connection, which ends soon after its other end has vanished."""
-    transport = getattr(connection, "_transport", None)  # the driver has no other way to its socket
-    reached = None if transport is None else transport.get_extra_info("socket")
-    if reached is None or reached.family not in (socket.AF_INET, socket.AF_INET6):
-        return connection
-    for name, (level, value) in _KEEPALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:  # not every system has all of them
-            reached.setsockopt(level, option, value)
     return connection
 
 
@@ -215,12 +199,32 @@ def _options(application_name: str, *, pooler: bool, statement_timeout: timedelt
         "search_path": "",
         "timezone": "UTC",
         "jit": "off",
+        "tcp_keepalives_idle": str(_TCP_IDLE_SECONDS),
+        "tcp_keepalives_interval": str(_TCP_PROBE_SECONDS),
+        "tcp_keepalives_count": str(_TCP_PROBES),
+        "tcp_user_timeout": str(_TCP_UNANSWERED_MS),
     }
     return options
 
 
 def _milliseconds(span: timedelta) -> str:
     return str(span // timedelta(milliseconds=1))
+
+
+def _watch_socket(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Have the kernel end the connection when the other side's kernel is silent. Nothing to do on a local socket."""
+    found = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]  # the driver has no way to ask
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _TCP_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", _TCP_PROBE_SECONDS),
+        ("TCP_KEEPCNT", _TCP_PROBES),
+        ("TCP_USER_TIMEOUT", _TCP_UNANSWERED_MS),
+    ):
+        if hasattr(socket, name):  # not everywhere by these names
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _leave_session_as_it_is(connection: object) -> None:

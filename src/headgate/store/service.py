@@ -85,7 +85,7 @@ class Lane:
             except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
                 # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
                 # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
-                # host takes no writes any more: perhaps another one does.
+                # session may not write, as it was told at its start: a new one may, here or on another host.
                 connection.terminate()
                 raise
 
@@ -136,6 +136,7 @@ class Store:
         self._promote_floor = leases.BEGINNING
         self._running_floor = leases.BEGINNING
         self._ticks = 0
+        self._clock = leases.BEGINNING  # the database's, at the last tick
         self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._quiet_hash: int | None = None
@@ -400,7 +401,7 @@ class Store:
             await failpoints.armed.reach("undeclared.after_commit")
         return [row[0] for row in rows]
 
-    async def tick(self, topic_nos: Sequence[int], *, reap: bool) -> Tick:
+    async def tick(self, topic_nos: Sequence[int]) -> Tick:
         self._ticks += 1
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         if self._ticks % 30 == 1:
@@ -416,7 +417,7 @@ class Store:
                     list(topic_nos),
                     PROMOTE_AT_ONCE,
                     self._promote_floor,
-                    REAP_AT_ONCE if reap else 0,
+                    0,  # see `reap`
                     self._running_floor,
                 )
             if self.instance_no and any(row[0] == "forgotten" for row in rows):
@@ -432,14 +433,19 @@ class Store:
             await failpoints.armed.reach("tick.after_commit")
         tick.quiet = self._quiet
         kinds = {row[0]: row[5] for row in rows}
-        if "reap" in kinds:  # limits are in use: see tick_v1
-            async with self._lanes["tick"].use() as db:
-                tick.reaped = len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
         if kinds.get("rules") != self._rules_of:
             async with self._lanes["tick"].use() as db:
                 await self.names.refresh(db)
             self._rules_of = kinds.get("rules")
         return tick
+
+    async def reap(self) -> int:
+        """End attempts whose lease has run out; says how many.
+
+        Never in the tick's own call, which may have waited for a database that was away, and nobody could renew.
+        """
+        async with self._lanes["tick"].use() as db:
+            return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
 
     async def free_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
@@ -464,12 +470,12 @@ class Store:
             elif kind == "promoted":
                 tick.promoted.append((tenant_no, topic_no, job_id))
                 promoted_to = at if promoted_to is None else max(promoted_to, at)
-            elif kind == "reaped":
-                tick.reaped += 1
             elif kind == "cancel":
                 tick.cancels.append((tenant_no, job_id, epoch))
             elif kind == "running":
-                self._running_floor = at  # every attempt that began before it has ended
+                # Every attempt that began before it has ended. After a step back of the clock, others begin before it.
+                self._running_floor = min(at, now)
+                tick.oldest_running = at
             elif kind == "due":
                 tick.next_due = at
             elif kind == "checks":
@@ -483,6 +489,11 @@ class Store:
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
             # Not quite up to it: a due job whose row somebody held at that moment was passed over.
             self._promote_floor = promoted_to - _PROMOTE_AGAIN
+        if tick.now is not None:
+            if tick.now < self._clock:  # what falls due or begins from now on lies below the floors
+                tick.stepped_back = self._clock - tick.now
+                self._promote_floor = self._running_floor = leases.BEGINNING
+            self._clock = tick.now
         return tick
 
     async def notify(self, topic_nos: Sequence[int]) -> None:

@@ -265,15 +265,19 @@ class Load:
             await self.submit(tenant, "slow", ms=5, depends_on=parents, needs="ended")
 
     async def _do_many(self, tenant: Tenant) -> None:
-        bodies = [self._body(tenant, ms=5) for _ in range(self._chance.choice((5, 10, 20)))]
-        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic="slow", bodies=[_body_no(b) for b in bodies])
+        tenant.jobs.extend(await self.submit_many(tenant, "slow", self._chance.choice((5, 10, 20))))
+
+    async def submit_many(self, tenant: Tenant, topic: str, number: int) -> list[UUID]:
+        """So many jobs by one call; none when it was not answered."""
+        bodies = [self._body(tenant, ms=5) for _ in range(number)]
+        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, bodies=[_body_no(b) for b in bodies])
         try:
-            handles = await tenant.hg.submit_many("slow", bodies, timeout=SUBMIT_SECONDS)
+            handles = await tenant.hg.submit_many(topic, bodies, timeout=SUBMIT_SECONDS)
         except HeadgateError as error:
             self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200])  # some of them may exist
-            return
+            return []
         self.recorder.end(op, OK, jobs=[handle.id.hex for handle in handles])
-        tenant.jobs.extend(handle.id for handle in handles)
+        return [handle.id for handle in handles]
 
     async def _do_batch(self, tenant: Tenant) -> None:
         bodies = [self._body(tenant, ms=5) for _ in range(4)]

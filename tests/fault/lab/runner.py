@@ -43,6 +43,9 @@ class Result:
 
 async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False) -> Result:
     """One scenario: load, fault, heal, drain, check."""
+    if chosen.waits_for:
+        note = f"waits for {chosen.waits_for}"
+        return Result(name=chosen.number, title=chosen.title, verdict=NOT_RUN, seconds=0.0, note=note)
     result = await run(
         chosen.number,
         chosen.act,

@@ -67,9 +67,9 @@ class SmallDisk(Injection):
         self.path.rmdir()
 
 
-def move_wal(pgdata: Path, disk: SmallDisk) -> None:
-    """Put the WAL of a stopped cluster on a disk of its own."""
-    old, new = pgdata / "pg_wal", disk.path / "pg_wal"
+def move_folder(old: Path, disk: SmallDisk) -> None:
+    """Put a folder of a stopped cluster, such as `pg_wal` or `base`, on a disk of its own; a link stays."""
+    new = disk.path / old.name
     shutil.copytree(old, new)
     owner = old.stat()
     for path in (new, *new.rglob("*")):
@@ -77,3 +77,8 @@ def move_wal(pgdata: Path, disk: SmallDisk) -> None:
     new.chmod(0o700)
     shutil.rmtree(old)
     old.symlink_to(new)
+
+
+def move_wal(pgdata: Path, disk: SmallDisk) -> None:
+    """Put the WAL of a stopped cluster on a disk of its own."""
+    move_folder(pgdata / "pg_wal", disk)

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from tests.fault.lab.world import DRAIN, NotRunHere, World
 
-__all__ = ["NotRunHere", "Scenario", "World", "all_scenarios", "scenario"]
+__all__ = ["NotRunHere", "Scenario", "World", "all_scenarios", "scenario", "waiting"]
 Act = Callable[[World], Awaitable[None]]
 
 
@@ -46,9 +46,20 @@ class Scenario:
     """For a positive control: invariants that must be violated, or the scenario fails."""
     within: timedelta = timedelta(minutes=4)
     """For all of it; then it is ended, and has failed."""
+    waits_for: str = ""
+    """A part of the product that is not there yet: reported as not run, without a world."""
 
 
 _REGISTRY: Final[dict[str, Scenario]] = {}
+
+
+def waiting(number: str, title: str, part: str) -> None:
+    """A fault of the catalogue that waits for a part of the product."""
+
+    async def nothing(world: World) -> None:
+        raise NotRunHere(f"waits for {part}")
+
+    _REGISTRY[number] = Scenario(number=number, title=title, act=nothing, waits_for=part)
 
 
 def scenario(
