@@ -213,7 +213,7 @@ def _milliseconds(span: timedelta) -> str:
 
 def _watch_socket(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     """Have the kernel end the connection when the other side's kernel is silent. Nothing to do on a local socket."""
-    found = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]  # the driver has no way to ask
+    found = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # the driver has no way to ask
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
