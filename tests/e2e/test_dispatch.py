@@ -321,11 +321,19 @@ async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_st
         )
         await both_get_one()
 
-        functions = await rows.fetchval("SELECT 'headgate.claim_v1'::regproc::regprocedure::text")
-        await rows.execute(f"ALTER FUNCTION {functions} RENAME TO claim_away")
+        names = ("claim", "hand_over")  # by either of them a job comes to run
+        functions = [
+            await rows.fetchval("SELECT $1::text::regproc::regprocedure::text", f"headgate.{name}_v1") for name in names
+        ]
+        for name, function in zip(names, functions, strict=True):
+            await rows.execute(f"ALTER FUNCTION {function} RENAME TO {name}_away")
         failing = asyncio.create_task(both_get_one())
-        await asyncio.to_thread(server.saw, "claim_failed", times=refused + 1)
-        await rows.execute(f"ALTER FUNCTION {functions.replace('claim_v1', 'claim_away')} RENAME TO claim_v1")
+        try:
+            await asyncio.to_thread(server.saw, "claim_failed", times=refused + 1)
+        finally:
+            for name, function in zip(names, functions, strict=True):
+                away = function.replace(f"{name}_v1", f"{name}_away")
+                await rows.execute(f"ALTER FUNCTION {away} RENAME TO {name}_v1")
         await failing
         beats.cancel()
         assert link.over is None

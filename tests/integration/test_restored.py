@@ -38,10 +38,10 @@ async def test_an_instance_that_the_database_does_not_know_is_told_so(database: 
     store = Store(database)
     try:
         await store.register("one", "0")
-        await store.tick([], reap=False)
+        await store.tick([])
         await restored(db, actor="a test")
         with pytest.raises(InstanceForgotten, match="start it again"):
-            await store.tick([], reap=False)
+            await store.tick([])
     finally:
         await store.close()
 
