@@ -68,8 +68,8 @@ class Lane:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Connection]:
-        """The connection, opened if need be; closed when it broke."""
+    async def use(self, call: str = "") -> AsyncIterator[Connection]:
+        """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await connect(
@@ -77,6 +77,8 @@ class Lane:
                 )
             connection = self._connection
             try:
+                if failpoints.armed and call:
+                    await failpoints.armed.reach(f"{call}.before_commit")
                 if self._pooler:
                     async with transaction(connection):
                         yield connection
@@ -88,6 +90,8 @@ class Lane:
                 # session may not write, as it was told at its start: a new one may, here or on another host.
                 connection.terminate()
                 raise
+        if failpoints.armed and call:
+            await failpoints.armed.reach(f"{call}.after_commit")
 
     async def close(self) -> None:
         """Close it; a later use opens it again."""
@@ -237,12 +241,8 @@ class Store:
         return flush
 
     async def submit(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
-        async with self._lanes["submit"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("submit.before_commit")
+        async with self._lanes["submit"].use("submit") as db:
             answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
-        if failpoints.armed:
-            await failpoints.armed.reach("submit.after_commit")
         self._linked(rows, answers)
         return answers
 
@@ -251,13 +251,8 @@ class Store:
     ) -> tuple[dict[int, SubmitAnswer], claiming.Claimed]:
         """A plain flush, and a claim behind it in the same commit."""
         request = claiming.ClaimRequest(owner=self.instance_no, **asked)
-        async with self._lanes["submit"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("submit_claim.before_commit")
-            got = await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
-        if failpoints.armed:
-            await failpoints.armed.reach("submit_claim.after_commit")
-        return got
+        async with self._lanes["submit"].use("submit_claim") as db:
+            return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
 
     def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
         """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
@@ -273,10 +268,8 @@ class Store:
 
     async def submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         """All or nothing: any conflict or refused row undoes the rest."""
-        async with self._lanes["submit"].use() as db:
+        async with self._lanes["submit"].use("submit_atomic") as db:
             with translating(writing=True):
-                if failpoints.armed:
-                    await failpoints.armed.reach("submit_atomic.before_commit")
                 transaction = db.transaction()
                 await transaction.start()
                 try:
@@ -290,8 +283,6 @@ class Store:
                     await transaction.rollback()
                 else:
                     await transaction.commit()
-        if failpoints.armed:
-            await failpoints.armed.reach("submit_atomic.after_commit")
         self._linked(rows, answers)
         return answers
 
@@ -299,24 +290,15 @@ class Store:
 
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self.tenant_no(tenant)
-        async with self._lanes["operate"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("batch.before_commit")
+        async with self._lanes["operate"].use("batch") as db:
             await batches.open_batch(db, self.names, tenant_no, batch, callback=callback)
-            status = await batches.batch_status(db, tenant_no, batch.id)
-        if failpoints.armed:
-            await failpoints.armed.reach("batch.after_commit")
-        return status
+            return await batches.batch_status(db, tenant_no, batch.id)
 
     async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
         tenant_no = await self.tenant_no(tenant)
-        async with self._lanes["operate"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("batch.before_commit")
+        async with self._lanes["operate"].use("batch") as db:
             await batches.seal_batch(db, tenant_no, batch_id)
             status = await batches.batch_status(db, tenant_no, batch_id)
-        if failpoints.armed:
-            await failpoints.armed.reach("batch.after_commit")
         self.on_checks()
         return status
 
@@ -328,53 +310,34 @@ class Store:
     # ------------------------------------------------------------------ dispatch
 
     async def claim(self, **asked: Unpack[ClaimCall]) -> claiming.Claimed:
-        async with self._lanes["claim"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("claim.before_commit")
-            got = await claiming.claim(db, owner=self.instance_no, **asked)
-        if failpoints.armed:
-            await failpoints.armed.reach("claim.after_commit")
-        return got
+        async with self._lanes["claim"].use("claim") as db:
+            return await claiming.claim(db, owner=self.instance_no, **asked)
 
     def new_outcomes(self) -> OutcomeFlush:
         return settle.OutcomeFlush()
 
     async def settle(self, rows: OutcomeRows) -> dict[int, Settled]:
-        async with self._lanes["settle"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("settle.before_commit")
+        async with self._lanes["settle"].use("settle") as db:
             settled = await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
-        if failpoints.armed:
-            await failpoints.armed.reach("settle.after_commit")
         if rows.may_free:
             self.on_checks()
         return settled
 
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
-        async with self._lanes["free"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("free.before_commit")
-            freed = await linking.free_ready(db)
-        if failpoints.armed:
-            await failpoints.armed.reach("free.after_commit")
-        return freed
+        async with self._lanes["free"].use("free") as db:
+            return await linking.free_ready(db)
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
     ) -> dict[tuple[int, UUID, int], leases.Renewal]:
-        async with self._lanes["leases"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("renew.before_commit")
-            renewed = await leases.renew(
+        async with self._lanes["leases"].use("renew") as db:
+            return await leases.renew(
                 db,
                 [
                     leases.Held(tenant_no=tenant_no, ids=ids, epochs=epochs, lease_ms=lease_ms)
                     for (tenant_no, lease_ms), (ids, epochs) in held.items()
                 ],
             )
-        if failpoints.armed:
-            await failpoints.armed.reach("renew.after_commit")
-        return renewed
 
     async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
         """Note how far jobs are; one statement for all of a tenant's."""
@@ -390,15 +353,11 @@ class Store:
                 )
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
-        async with self._lanes["leases"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("undeclared.before_commit")
+        async with self._lanes["leases"].use("undeclared") as db:
             with translating(writing=True):
                 rows = await db.fetch(
                     "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
                 )
-        if failpoints.armed:
-            await failpoints.armed.reach("undeclared.after_commit")
         return [row[0] for row in rows]
 
     async def tick(self, topic_nos: Sequence[int]) -> Tick:
@@ -406,9 +365,7 @@ class Store:
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         if self._ticks % 30 == 1:
             self._promote_floor = self._running_floor = leases.BEGINNING
-        async with self._lanes["tick"].use() as db:
-            if failpoints.armed:
-                await failpoints.armed.reach("tick.before_commit")
+        async with self._lanes["tick"].use("tick") as db:
             with translating(writing=True):
                 rows = await fetch_into_days(
                     db,
@@ -429,8 +386,6 @@ class Store:
             if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
                 self._quiet_hash = tick.quiet_hash
-        if failpoints.armed:
-            await failpoints.armed.reach("tick.after_commit")
         tick.quiet = self._quiet
         kinds = {row[0]: row[5] for row in rows}
         if kinds.get("rules") != self._rules_of:
