@@ -133,7 +133,7 @@ class Page:
         machine = self._results["machine"]
         postgres = machine["postgres"]
         assert isinstance(postgres, dict)
-        shown = ", ".join(f"{key} {value}" for key, value in postgres.items() if key != "server_version")
+        shown = ", ".join(f"{key} {value}" for key, value in sorted(postgres.items()) if key != "server_version")
         yield (
             f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['os']}; "
             f"Python {machine['python']}. PostgreSQL {postgres['server_version']}: {shown}. Producer, worker, server "
@@ -364,7 +364,7 @@ class Page:
         yield ""
         yield "| figure | value |"
         yield "|---|---:|"
-        for name, value in own.items():
+        for name, value in sorted(own.items()):
             if shown := _shown(value):
                 yield f"| {name} | {shown} |"
         yield ""
