@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 
 from tests.failover.cluster import CONFIG, SUPERUSER_PASSWORD, Cluster, Node, as_account, free_port, replaced
@@ -16,7 +15,6 @@ from tests.failover.load import Stack, judge, working
 from tests.failover.rounds import MOST_SECONDS, PASSWORD, Report, database_url, prepare
 from tests.fault.history import all_ended
 from tests.support.server import LoggedProcess, clean_environ
-from tests.support.waiting import until
 
 PAUSED_SECONDS = 3.0
 COST_JOBS = 5_000
@@ -55,14 +53,7 @@ class Pooler:
         command = [*as_account(programs, self._cluster.account), programs.pgbouncer, str(self._config)]
         self.process = LoggedProcess("pgbouncer", command, folder=self._folder, environ=clean_environ())
         self._processes.enter_context(self.process)
-
-        def answers() -> bool:
-            assert self.process.exit_code is None, self.process.shown()
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
-            return False
-
-        until(answers, "PgBouncer listens")
+        self.process.listens(self.port)
         return self.process
 
     def tell(self, command: str) -> None:

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +23,6 @@ from headgate.store.control import pause, resume
 from tests.fault.conftest import Servers, Workers
 from tests.fault.history import TESTER, all_ended, attempts, begun_anew, check, client, connected, steady_load, submit
 from tests.support.server import LoggedProcess, clean_environ
-from tests.support.waiting import until
 
 LEASE = ("--lease", "6")
 SESSIONS = 3
@@ -73,14 +72,7 @@ max_client_conn = 200
         command = [PGBOUNCER, *self._user, self._config]
         self.process = LoggedProcess("pgbouncer", command, folder=self._folder, environ=clean_environ())
         self._processes.enter_context(self.process)
-
-        def answers() -> bool:
-            assert self.process.exit_code is None, self.process.shown()
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
-            return False
-
-        until(answers, "PgBouncer listens")
+        self.process.listens(self.port)
         return self.process
 
 

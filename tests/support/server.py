@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -98,6 +100,17 @@ class LoggedProcess:
             raise
         assert match is not None
         return match
+
+    def listens(self, port: int, *, within: timedelta = timedelta(seconds=20)) -> None:
+        """Wait until it takes connections on this port of the loopback. Fails with its log when it ends before."""
+
+        def answers() -> bool:
+            assert self.exit_code is None, self.shown()
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return True
+            return False
+
+        until(answers, f"{self.name} listens", within=within)
 
     def kill(self) -> None:
         """SIGKILL: no farewell, no flush. Returns when it is gone."""
