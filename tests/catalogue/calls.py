@@ -8,29 +8,11 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from headgate.wire import (
-    batches_pb2,
-    operations_pb2,
-    operator_pb2,
-    producer_pb2,
-    schedules_pb2,
-    topics_pb2,
-    worker_pb2,
-)
-from tests.support.wire import WAIT, Ended, Wire
+from tests.support.wire import SERVICE_FILES, WAIT, Ended, Wire
 
-_FILES: tuple[Any, ...] = (
-    batches_pb2,
-    operations_pb2,
-    operator_pb2,
-    producer_pb2,
-    schedules_pb2,
-    topics_pb2,
-    worker_pb2,
-)
 _ANSWERS = {
     f"{service.name}/{method.name}": GetMessageClass(method.output_type)
-    for file in _FILES
+    for file in SERVICE_FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

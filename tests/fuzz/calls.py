@@ -16,25 +16,12 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from headgate.wire import (
-    batches_pb2,
-    operations_pb2,
-    operator_pb2,
-    producer_pb2,
-    schedules_pb2,
-    topics_pb2,
-    worker_pb2,
-)
+from headgate.wire import producer_pb2, worker_pb2
+from tests.support.wire import SERVICE_FILES
 
 T = TypeVar("T")
 FILES = (
-    batches_pb2,
-    operations_pb2,
-    operator_pb2,
-    producer_pb2,
-    schedules_pb2,
-    topics_pb2,
-    worker_pb2,
+    *SERVICE_FILES,
     health_pb2,
     reflection_pb2,
 )

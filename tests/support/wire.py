@@ -18,17 +18,36 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from uuid import uuid4
 
 import grpc
 import grpc.aio
 
 from headgate.domain.ids import new_job_id
-from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from headgate.wire import (
+    batches_pb2,
+    jobs_pb2,
+    operations_pb2,
+    operator_pb2,
+    producer_pb2,
+    schedules_pb2,
+    topics_pb2,
+    worker_pb2,
+)
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 
+SERVICE_FILES: Final[tuple[Any, ...]] = (
+    batches_pb2,
+    operations_pb2,
+    operator_pb2,
+    producer_pb2,
+    schedules_pb2,
+    topics_pb2,
+    worker_pb2,
+)
+"""Where the services of the wire contract are described."""
 WAIT = 10.0
 """Seconds after which a test gives up on anything it awaits."""
 WORK = "/headgate.v1.WorkerService/Work"
