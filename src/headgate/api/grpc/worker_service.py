@@ -108,10 +108,7 @@ class WorkerService:
                 await asyncio.wait((writer,), timeout=FAREWELL_SECONDS)  # for what the peer is yet to be told
         finally:
             # All of it at once, without an await: when the peer goes, gRPC may cancel us a second time.
-            link.end(ConnectionLost(f"worker {link.worker_id} closed its stream"))
-            self._parts.links.close(link)
-            self._parts.coordinator.forget(link)
-            log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
+            self._close(link, f"worker {link.worker_id} closed its stream")
             for task in (writer, *others):
                 task.cancel()
             ends = await asyncio.gather(writer, *others, return_exceptions=True)
@@ -125,6 +122,13 @@ class WorkerService:
             except TimeoutError:
                 # The peer still reads nothing. The status stays with gRPC until it does, or leaves.
                 raise asyncio.CancelledError from None
+
+    def _close(self, link: Link, lost: str) -> None:
+        """End a link that nobody serves any more; `lost` is the reason where there was none before."""
+        link.end(ConnectionLost(lost))
+        self._parts.links.close(link)
+        self._parts.coordinator.forget(link)
+        log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
 
     async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
         if not self._parts.accepting():
@@ -144,6 +148,8 @@ class WorkerService:
         link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms)
         link.heard()
         parts.links.open(link)
+        # Before the peer hears of it, and whatever comes of it: who counts links sees each begin, then end.
+        log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(hello.held.ids))
         try:
             ids = parts.store.uuids(hello.held.ids)
             lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
@@ -154,8 +160,6 @@ class WorkerService:
                 parts.coordinator.stir_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")
-            # Before the peer hears of it: who counts links must never see an end before its beginning.
-            log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(link.held))
             await stream.write(
                 worker_pb2.ServerFrame(
                     hello_ack=worker_pb2.HelloAck(
@@ -170,9 +174,7 @@ class WorkerService:
                 )
             )
         except BaseException:
-            link.end(ConnectionLost(f"worker {link.worker_id} was not greeted"))
-            parts.links.close(link)
-            log.info("link_ended worker=%s reason=not_greeted", link.worker_id)
+            self._close(link, f"worker {link.worker_id} left before it was greeted")
             raise
         return link
 
