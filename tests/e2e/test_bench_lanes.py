@@ -42,7 +42,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.req("W27")
 def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_counts_real_completions() -> None:
     """That both are measured, by the very lane of the benchmark and in its own unit. Which is the faster, and by how

@@ -13,7 +13,6 @@ from headgate.store.connect import connect
 from tests.e2e.conftest import Serve
 from tests.support.server import HEADGATE, clean_environ
 
-pytestmark = pytest.mark.timeout(90)
 SMALL = ("--jobs", "300", "--rounds", "2", "--singles", "5", "--seconds", "60s")
 TOKEN = "a-token-of-whoever-measures"
 FIGURES = {"submit", "drain", "cycle", "pickup_p50_ms", "pickup_p99_ms"}

@@ -7,14 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import Serve, Spawn
 from tests.support.server import clean_environ
 
 HOWTO = Path(__file__).parents[2] / "docs/howto"
-
-pytestmark = pytest.mark.timeout(90)
 
 
 def program(page: str) -> str:

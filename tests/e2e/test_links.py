@@ -38,7 +38,6 @@ PAGE = Path(__file__).parents[2] / "docs/howto/unique-and-dependent-jobs.md"
 new_id = new_id_maker().next_id
 
 
-@pytest.mark.timeout(90)
 async def test_the_examples_of_the_howto_run_as_printed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await asyncio.to_thread(serve)
     monkeypatch.setenv("HEADGATE_URL", server.address)
@@ -75,7 +74,6 @@ def headgate(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(120)
 async def test_the_command_line_submits_unique_and_dependent_jobs(serve: Serve) -> None:
     server = await asyncio.to_thread(serve)
 
@@ -114,7 +112,6 @@ async def test_the_command_line_submits_unique_and_dependent_jobs(serve: Serve) 
         assert nothing.stderr.startswith('error: no batch "')
 
 
-@pytest.mark.timeout(90)
 async def test_what_cannot_be_linked_is_refused_with_its_reason(serve: Serve) -> None:
     server = await asyncio.to_thread(serve)
     async with Headgate(server.address) as hg:
@@ -155,7 +152,6 @@ async def test_what_cannot_be_linked_is_refused_with_its_reason(serve: Serve) ->
         assert (await job.info()).unique_key == "k"
 
 
-@pytest.mark.timeout(90)
 async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_nothing(serve: Serve) -> None:
     server = await asyncio.to_thread(serve)
     a, b, c = (new_id().bytes for _ in range(3))
@@ -189,7 +185,6 @@ async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_noth
         assert [event.kind for event in history] == ["blocked", "unblocked"]
 
 
-@pytest.mark.timeout(90)
 async def test_tenants_neither_wait_for_nor_see_each_others_batches(serve: Serve, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     everything = ["submit", "work", "read"]
@@ -223,7 +218,6 @@ async def test_tenants_neither_wait_for_nor_see_each_others_batches(serve: Serve
         assert (await mine.batch_status(batch.id)).total == 1
 
 
-@pytest.mark.timeout(90)
 async def test_the_tick_finds_what_no_flush_of_this_instance_noted(serve: Serve, database: str) -> None:
     server = await asyncio.to_thread(serve)
     async with Headgate(server.address) as hg:
@@ -241,7 +235,6 @@ async def test_the_tick_finds_what_no_flush_of_this_instance_noted(serve: Serve,
             await child.result(timeout=20)
 
 
-@pytest.mark.timeout(90)
 async def test_a_batch_whose_block_fails_stays_open(serve: Serve) -> None:
     server = await asyncio.to_thread(serve)
     async with Headgate(server.address) as hg:
@@ -259,7 +252,6 @@ async def test_a_batch_whose_block_fails_stays_open(serve: Serve) -> None:
         assert (await hg.seal_batch(batch.id)).sealed
 
 
-@pytest.mark.timeout(90)
 def test_code_without_a_loop_has_batches_too(serve: Serve) -> None:
     server = serve()
     with SyncHeadgate(server.address) as hg:

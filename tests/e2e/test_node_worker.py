@@ -35,7 +35,7 @@ from tests.support.wire import served
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "node-worker"
 INSTALL_SECONDS = 90
-WAIT = timedelta(seconds=20)
+WAIT = timedelta(seconds=50)
 
 StartWorker = Callable[..., LoggedProcess]
 Lasting = "tuple[ServerProcess, str, Producer]"
@@ -57,7 +57,7 @@ def node_modules() -> Path:
     """The example's dependencies, as locked: installed under a name of their own and moved, so they are whole."""
     if not (shutil.which("node") and shutil.which("npm")):
         unavailable("node or npm is not on the PATH")
-    version = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S607
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=60, check=True).stdout  # noqa: S607
     if int(version.strip().lstrip("v").split(".")[0]) < 20:
         unavailable(f"it needs Node 20, and this is {version.strip()}")
     lock = (EXAMPLE / "package-lock.json").read_bytes()
@@ -342,7 +342,7 @@ def test_a_draining_server_lets_the_worker_finish_and_come_back(
 def test_sigterm_finishes_what_it_can_and_gives_back_the_rest(
     server: ServerProcess, producer: Producer, start_worker: StartWorker
 ) -> None:
-    worker = start_worker(server, grace_seconds="1")
+    worker = start_worker(server, grace_seconds="2.5")
     short, long = producer.submit("slow", b"400"), producer.submit("slow", b"60000")
     worker.saw(f"^started slow {short}")
     worker.saw(f"^started slow {long}")

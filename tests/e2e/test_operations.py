@@ -84,7 +84,6 @@ async def ended(hg: Headgate, *ids: UUID) -> None:
     await until_async(all_over, "the jobs have ended")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.req("O25", "R4")
 async def test_every_attempts_error_is_kept_grouped_and_can_be_redriven(server: ServerProcess) -> None:
     """From the exception in a handler to the history, the group, and the run that succeeds after the redrive."""
@@ -135,7 +134,6 @@ async def test_every_attempts_error_is_kept_grouped_and_can_be_redriven(server: 
             ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.req("O18", "R3")
 async def test_every_retry_policy_is_kept_from_sdk_to_due_time(server: ServerProcess) -> None:
     """The wait after the first and second failure is the policy's own to the millisecond, jitter and cap included."""
@@ -169,7 +167,6 @@ async def test_every_retry_policy_is_kept_from_sdk_to_due_time(server: ServerPro
             assert events[2].run_at_us == 0
 
 
-@pytest.mark.timeout(60)
 async def test_tokens_reach_their_tenant_their_topics_and_their_scope(server: ServerProcess) -> None:
     async with (
         Headgate(server.address, token=ALPHA) as alpha,
@@ -269,7 +266,6 @@ class Shell:
         return process.wait(30), screen.decode()
 
 
-@pytest.mark.timeout(90)
 async def test_the_command_line_looks_asks_and_tells(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +336,6 @@ async def test_the_command_line_looks_asks_and_tells(
         assert "no jobs match" in await run("op", "start", "cancel", "--filter", f"topic:{topic}", "--yes")
 
 
-@pytest.mark.timeout(60)
 async def test_the_page_about_dead_letters_works_as_printed(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +362,6 @@ SELECT encode(substring(int8send(1700000000000 + n) FROM 3) || '\\x7000800000000
   FROM generate_series(1, 3000) AS n"""
 
 
-@pytest.mark.timeout(90)
 async def test_an_operation_outlives_the_server_that_ran_it(serve: Serve, database: str) -> None:
     """kill -9 of the server in the middle, then of the next: a third finishes, and each job was changed once."""
     first = await asyncio.to_thread(serve)

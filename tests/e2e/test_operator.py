@@ -27,7 +27,6 @@ from tests.support.server import HEADGATE, READY, ServerProcess, clean_environ
 from tests.support.waiting import until_async
 from tests.support.wire import Wire, completed, failed, served
 
-pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/howto/operate.md").read_text()
 ADMIN, OPERATES, READS, MAILS = (f"a-token-that-{word}-only" for word in ("admins", "operates", "reads", "mails"))
@@ -247,7 +246,7 @@ async def test_a_request_without_a_target_pauses_nothing(server: ServerProcess, 
     )
     for target in (pb.Target(), pb.Target(everything=False), pb.Target(tenant=False)):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await pause(pb.PauseRequest(target=target), metadata=(("authorization", f"Bearer {ADMIN}"),), timeout=5)
+            await pause(pb.PauseRequest(target=target), metadata=(("authorization", f"Bearer {ADMIN}"),), timeout=60)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await channel.close()
     assert (await hg.admin.status()).paused == ()

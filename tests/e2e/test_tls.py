@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
 import trustme
 
 from tests.e2e.conftest import Serve
 from tests.support.server import HEADGATE, clean_environ
 
 
-@pytest.mark.timeout(60)
 def test_a_job_is_submitted_by_tls_with_files_named_on_the_command_line_and_in_the_environment(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -28,7 +26,7 @@ def test_a_job_is_submitted_by_tls_with_files_named_on_the_command_line_and_in_t
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

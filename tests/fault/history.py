@@ -18,7 +18,7 @@ from headgate.domain.states import State
 from headgate.store.connect import connect
 from headgate.store.upkeep import fold_flows
 from tests.support.server import ServerProcess
-from tests.support.waiting import until_async
+from tests.support.waiting import PATIENCE, until_async
 from tests.support.workers import Start, WorkerProcess, all_starts, repeated
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -63,7 +63,7 @@ async def submit(hg: Headgate, topic: str, payloads: Iterable[object]) -> list[U
     return [handle.id for handle in await hg.submit_many(topic, payloads)]
 
 
-async def begun(workers: Sequence[WorkerProcess], number: int, *, within: timedelta = timedelta(seconds=20)) -> None:
+async def begun(workers: Sequence[WorkerProcess], number: int, *, within: timedelta = PATIENCE) -> None:
     """Wait until so many handlers have begun."""
 
     async def enough() -> bool:
@@ -100,7 +100,7 @@ async def begun_anew(workers: Sequence[WorkerProcess], number: int) -> None:
     await begun(workers, sum(worker.count() for worker in workers) + number)
 
 
-async def all_ended(dsn: str, *, within: timedelta = timedelta(seconds=40)) -> None:
+async def all_ended(dsn: str, *, within: timedelta = PATIENCE) -> None:
     """Wait until no job is alive."""
     async with connected(dsn) as db:
 

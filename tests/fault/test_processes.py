@@ -18,7 +18,6 @@ SEED = 16
 
 
 @pytest.mark.req("F10", "F11")
-@pytest.mark.timeout(110)
 async def test_processes_killed_and_ended_in_turn_under_load_lose_nothing(
     database: str, servers: Servers, workers: Workers
 ) -> None:

@@ -52,7 +52,7 @@ def test_files_are_merged_by_time_and_a_line_cut_short_is_left_out(tmp_path: Pat
 
 def test_a_line_costs_microseconds(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "one")
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(2_000):
         recorder.note("assign", jobs=[["a" * 32, 1, 1, 12, "fast"]], lease_until=1)
-    assert time.perf_counter() - began < 2  # a thousand a second, on the slowest of machines
+    assert time.process_time() - began < 2  # of the processor: a thousand a second, on the slowest of machines

@@ -38,7 +38,6 @@ Start = Callable[..., list[ServerProcess]]
 
 
 @pytest.mark.req("F57", "F11")
-@pytest.mark.timeout(110)
 async def test_servers_are_upgraded_one_by_one_under_load_and_back(
     database: str, start: Start, workers: Workers, tmp_path: Path
 ) -> None:

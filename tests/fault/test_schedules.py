@@ -104,7 +104,7 @@ async def test_ten_thousand_schedules_due_at_once_are_jobs_within_five_seconds_o
             made: int = await db.fetchval("SELECT count(*) FROM headgate.schedule_jobs WHERE occurrence >= $1", due)
             return made >= 9_999
 
-        await until_async(all_there, "all jobs are there", within=timedelta(seconds=15))
+        await until_async(all_there, "all jobs are there")
         latest: timedelta = await db.fetchval("SELECT max(created_at) - $1 FROM headgate.jobs", due)
     print(f"\n9,999 schedules due at once: the last job was there after {latest.total_seconds():.2f} s")  # noqa: T201
     assert latest < timedelta(seconds=5)

@@ -18,8 +18,10 @@ from tests.support.waiting import until_async
 WAITS = """
 SELECT EXISTS (SELECT FROM pg_stat_activity
                 WHERE datname = current_database() AND query LIKE 'SELECT id FROM headgate.archive%')"""
-AT_ONCE = timedelta(seconds=10)
+AT_ONCE = timedelta(seconds=30)
 """A start of a process on a busy machine, but far less than the lease of a minute that these tests run with."""
+GRACE = 30.0
+"""Seconds that a server and a worker wait for what runs, unless told otherwise."""
 
 
 @pytest.mark.req("T35", "F5", "O19")
@@ -34,7 +36,7 @@ async def test_a_worker_told_to_stop_under_load_spends_no_attempt(
         await begun([leaving], 40)
         asked_at = time.monotonic()
         assert await asyncio.to_thread(leaving.terminate) == 0
-        assert time.monotonic() - asked_at < 5
+        assert time.monotonic() - asked_at < GRACE / 2
         last = leaving.count()
         await all_ended(database, within=AT_ONCE)
     ended, starts = await check(database, ids, [leaving, staying])
@@ -78,7 +80,7 @@ async def test_what_a_stopping_worker_has_not_begun_runs_elsewhere_while_it_stil
 async def test_servers_restarted_in_turn_under_load_cost_no_attempt_and_no_submit(
     database: str, servers: Servers, workers: Workers
 ) -> None:
-    instances = await asyncio.to_thread(servers, 2, "--grace", "10")
+    instances = await asyncio.to_thread(servers, 2, "--grace", "40")
     crew = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
     ids: list[UUID] = []
     async with client(instances) as hg:
@@ -87,8 +89,8 @@ async def test_servers_restarted_in_turn_under_load_cost_no_attempt_and_no_submi
                 await begun_anew(crew, 100)
                 asked_at = time.monotonic()
                 assert await asyncio.to_thread(server.terminate) == 0
-                assert time.monotonic() - asked_at < 5  # nothing that ran took so long: the grace was not needed
-                await asyncio.to_thread(servers, 1, "--grace", "10", port=server.port)
+                assert time.monotonic() - asked_at < 20  # nothing that ran took so long: the grace was not needed
+                await asyncio.to_thread(servers, 1, "--grace", "40", port=server.port)
             await begun_anew(crew, 100)
         await all_ended(database, within=AT_ONCE)
     ended, starts = await check(database, ids, crew)
@@ -107,7 +109,7 @@ async def test_a_handler_that_outlasts_the_grace_of_its_server_goes_on_and_is_no
     async with client([first]) as hg:
         ids = await submit(hg, "held", [str(release).encode()] * 4)
         await begun([worker], 4)
-        assert await asyncio.to_thread(first.terminate, within=timedelta(seconds=5)) == 0
+        assert await asyncio.to_thread(first.terminate, within=timedelta(seconds=GRACE / 2)) == 0
         await asyncio.to_thread(servers, 1, port=first.port)
         await asyncio.to_thread(worker.is_connected, times=2)
         release.touch()
@@ -134,7 +136,7 @@ async def test_who_has_nothing_to_submit_or_waits_for_a_result_does_not_hold_up_
             await until_async(asked, "the server looks for the result")
         asked_at = time.monotonic()
         assert await asyncio.to_thread(first.terminate) == 0
-        assert time.monotonic() - asked_at < 5
+        assert time.monotonic() - asked_at < GRACE / 2
         again = await asyncio.to_thread(servers, 1, port=first.port)
         crew = await asyncio.to_thread(workers, 1, again)
         release.touch()
@@ -164,7 +166,7 @@ async def test_a_second_signal_ends_a_server_at_once_and_its_jobs_go_on(
         assert first.exit_code is None  # it waits for the handlers
         asked_at = time.monotonic()
         assert await asyncio.to_thread(first.terminate) == 1
-        assert time.monotonic() - asked_at < 2
+        assert time.monotonic() - asked_at < GRACE / 2
         await asyncio.to_thread(servers, 1, port=first.port)
         await asyncio.to_thread(worker.is_connected, times=2)
         release.touch()
@@ -189,7 +191,7 @@ async def test_a_second_signal_ends_a_worker_at_once_and_hands_its_jobs_back(
         await asyncio.to_thread(leaving.saw, "SIGTERM: stopping")
         asked_at = time.monotonic()
         await asyncio.to_thread(leaving.terminate)
-        assert time.monotonic() - asked_at < 5  # its grace is thirty seconds
+        assert time.monotonic() - asked_at < GRACE / 2
         release.touch()
         (other,) = await asyncio.to_thread(workers, 1, instances, concurrency=2)
         await all_ended(database, within=AT_ONCE)

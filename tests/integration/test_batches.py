@@ -136,7 +136,6 @@ async def test_a_batch_nobody_sealed_is_closed_and_its_callback_cancelled(queue:
     assert await state(queue, member) is State.PENDING
 
 
-@pytest.mark.timeout(60)
 async def test_sealing_waits_for_a_member_that_is_being_added(queue: Queue, database: str) -> None:
     tenant = await queue.tenant_no()
     batch, callback = await opened(queue)
@@ -152,7 +151,6 @@ async def test_sealing_waits_for_a_member_that_is_being_added(queue: Queue, data
     assert await free(queue) == [callback]
 
 
-@pytest.mark.timeout(120)
 async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, database: str) -> None:
     """The callback's row is written once, every dependency once, and the callback runs exactly once."""
     batch, callback = await opened(queue)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 from headgate import embedded
 from headgate.ops.settings import version
 from tests.support.database import Server, temporary_folder
+from tests.support.ports import deaf_port
 
 HEADGATE = Path(sys.executable).with_name("headgate")
 MIGRATED = re.compile(r"^0001\s+base\s+new\s", re.MULTILINE)
@@ -156,11 +156,9 @@ def test_without_an_address_it_migrates_the_embedded_database_and_stops_it_again
 
 
 def test_a_server_that_is_not_there_is_exit_5_with_its_address(shell: Shell) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"
-    error = one_line_of_error(shell.run("migrate", "--database-url", url), 5)
+    with deaf_port() as port:
+        url = f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"
+        error = one_line_of_error(shell.run("migrate", "--database-url", url), 5)
     assert f'database "queue" at 127.0.0.1:{port}' in error
     assert "s3cret" not in error
 
@@ -239,7 +237,7 @@ def test_dev_shows_how_to_reach_it_and_stops_cleanly(shell: Shell, ending: signa
         assert f"psql '{url[1]}'" in text or f"psql' '{url[1]}'" in text
         assert APPLIED.search(shell.run("migrate", HEADGATE_DATABASE_URL=url[1]).stdout)
         process.send_signal(ending)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         assert (process.returncode, output) == (0, "stopping\nstopped\n")
         assert "error" not in errors
         assert not list((shell.folder / "postgres").rglob("postmaster.pid"))
@@ -257,7 +255,7 @@ def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, bl
         text = "\n".join(read_until(process, "ready in "))
         assert f'database "{unquote(parts.path[1:])}"' in text
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert password not in text + output + errors
         assert not (shell.folder / "postgres").exists()
@@ -277,4 +275,4 @@ def test_dev_refuses_a_database_that_would_lose_jobs_unless_told(shell: Shell) -
             assert "warning    fsync is off" in "\n".join(read_until(process, "ready in "))
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)

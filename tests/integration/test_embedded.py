@@ -473,7 +473,7 @@ def _usable_by(account: privileges.Account) -> Callable[[str | None], bool]:
                 extra_groups=[],
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                timeout=20,
+                timeout=60,
                 check=False,
             )
         except OSError:
@@ -521,7 +521,7 @@ async def test_tcp_is_on_loopback_and_asks_for_the_password(begin: Callable[...,
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(
                 host="127.0.0.1", port=cluster.port, user="headgate", database="postgres", password=password or "",
-                timeout=20,
+                timeout=60,
             )  # fmt: skip
     before = cluster.dsn()
     cluster.restart()

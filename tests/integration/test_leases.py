@@ -472,9 +472,9 @@ async def test_the_servers_own_clock_does_not_matter(database: str, db: Connecti
         (later,) = await one.submit(1, delay=timedelta(milliseconds=200))
         await one.submit(5)
         await one.worker(slots=2, handler=completing())
-        await one.reach(6, State.COMPLETED, within=timedelta(seconds=10))
+        await one.reach(6, State.COMPLETED)
         row = await db.fetchrow(
-            "SELECT a.claimed_at >= a.run_at AND a.claimed_at < a.run_at + interval '5 s' AS in_time,"
+            "SELECT a.claimed_at >= a.run_at AND a.claimed_at < a.run_at + interval '60 s' AS in_time,"
             " abs(extract(epoch FROM a.finished_at - clock_timestamp())) < 60 AS stamped"
             " FROM headgate.archive a WHERE id = $1",
             later,

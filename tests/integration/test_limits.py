@@ -22,8 +22,6 @@ from headgate.store.connect import Connection, connect
 from headgate.store.service import Store
 from tests.support.queue import Clock, Queue
 
-pytestmark = pytest.mark.timeout(60)
-
 BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
 SECOND = timedelta(seconds=1)
 
@@ -375,7 +373,7 @@ async def test_a_submit_in_a_long_transaction_holds_up_nobody_of_its_key(db: Con
     try:
         async with other.transaction():
             mine = await other.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme', limit_key => 'a')")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await queue.settle((ids[0], 1, Completed()))  # would wait for ever, were the key's row locked
                 assert (await queue.claim(1)).ids == (ids[1],)
         await leases.promote(db)

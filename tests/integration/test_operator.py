@@ -22,7 +22,6 @@ from tests.support.operating import ANA, OPERATOR, READER, Desk, someone
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
 
-pytestmark = pytest.mark.timeout(30)
 FATAL = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
 
 
@@ -84,7 +83,7 @@ async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(
         await worker.take()
         await one.coordinator.tick_once()
         await Desk(one).verbs.cancel(OPERATOR, [job])
-        word = await worker.hear(within=10)  # its tick is an hour away
+        word = await worker.hear()  # its tick is an hour away
         assert list(word.cancel) == [(job, 1)]
 
 
@@ -393,9 +392,7 @@ async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(o
     ):
         there = await two.worker("ant", slots=5, handler=completing())
         await Desk(one).verbs.quiet(OPERATOR, "ant")
-        await soon(
-            lambda: two.coordinator.quieted and three.coordinator.quieted, "all know", within=timedelta(seconds=2)
-        )
+        await soon(lambda: two.coordinator.quieted and three.coordinator.quieted, "all know")
         there.lose()
         again = await three.worker("ant", slots=5, handler=completing())
         await one.submit(2)

@@ -12,8 +12,6 @@ from headgate.store import leases, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def queue(db: Connection) -> Queue:

@@ -18,8 +18,6 @@ from headgate.ops import processes
 from headgate.ops.processes import Processes, StartFailed
 from tests.support.waiting import until_async
 
-pytestmark = pytest.mark.timeout(60)
-
 # Speaks as `headgate.ops.child` does; its orders say how it misbehaves.
 CHILD = """
 import json, os, signal, sys, time

@@ -27,6 +27,7 @@ from headgate.store.connect import connect, open_pool
 from headgate.store.errors import translating
 from headgate.store.service import Store
 from tests.fault.lab.proxy import FaultProxy
+from tests.support.ports import deaf_port
 
 Link: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -97,12 +98,6 @@ async def test_a_transaction_left_open_does_not_reach_the_next_user_of_a_pool(da
 # ---------------------------------------------------------------- no connection
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def both(dsn: str) -> AsyncIterator[HeadgateError]:
     """What a connection and a pool say to the same bad address."""
     for attempt in (connect(dsn, application_name="t"), open_pool(dsn, size=2, application_name="t")):
@@ -122,11 +117,11 @@ def whole_text(error: BaseException) -> str:
 
 
 async def test_nobody_listens(database: str) -> None:
-    port = free_port()
-    async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
-        assert isinstance(error, StoreUnavailable)
-        assert f'database "queue" at 127.0.0.1:{port}' in str(error)
-        assert "s3cret" not in whole_text(error)
+    with deaf_port() as port:
+        async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
+            assert isinstance(error, StoreUnavailable)
+            assert f'database "queue" at 127.0.0.1:{port}' in str(error)
+            assert "s3cret" not in whole_text(error)
 
 
 async def test_the_database_does_not_exist(database: str) -> None:
@@ -165,11 +160,11 @@ def among(database: str, *others: int) -> str:
 async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "HOST_TIMEOUT", timedelta(seconds=0.3))
-    with socket.socket() as silent:
+    monkeypatch.setattr(connecting, "HOST_TIMEOUT", timedelta(seconds=1))
+    with socket.socket() as silent, deaf_port() as refusing:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        dsn = among(database, silent.getsockname()[1], free_port())
+        dsn = among(database, silent.getsockname()[1], refusing)
         for pooler in (False, True):
             async with opened(dsn, pooler=pooler) as link:
                 assert await link.fetchval("SELECT 1") == 1
@@ -186,14 +181,14 @@ async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str
                 "SELECT format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database())"
             )
         )
-    port = free_port()
-    async for error in both(among(database, port)):
-        assert isinstance(error, StoreUnavailable)
-        assert "no host takes writes" in str(error)
-        assert f"127.0.0.1:{port}: " in str(error)
-        assert "takes no writes" in str(error)
-    with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
-        await connect(among(database, port), application_name="t", pooler=True)
+    with deaf_port() as port:
+        async for error in both(among(database, port)):
+            assert isinstance(error, StoreUnavailable)
+            assert "no host takes writes" in str(error)
+            assert f"127.0.0.1:{port}: " in str(error)
+            assert "takes no writes" in str(error)
+        with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
+            await connect(among(database, port), application_name="t", pooler=True)
 
 
 @pytest.mark.parametrize(

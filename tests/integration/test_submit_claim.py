@@ -148,7 +148,7 @@ async def test_a_lost_answer_makes_no_second_job_and_its_credit_comes_back(one: 
         tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", fresh=True
     )
     flush = await one.store.fill([job])
-    answers = await asyncio.wait_for(one.submitter.submit(flush, size=200), 10)
+    answers = await asyncio.wait_for(one.submitter.submit(flush, size=200), 60)
     assert {place: answer.receipt.label for place, answer in answers.items()} == {0: "duplicate"}
     assert await one.states() == {State.RUNNING: 1}
     assert one.free() == 8

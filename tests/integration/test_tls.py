@@ -14,8 +14,6 @@ from headgate.domain.errors import InvalidSetting
 from headgate.server import Server, ServerOptions
 from tests.support.fake_server import on_io
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Files:
     """A private authority, a server's certificate for loopback, and a client's."""

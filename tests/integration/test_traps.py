@@ -29,8 +29,6 @@ from headgate.store.settle import OutcomeFlush, settle
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
 
-pytestmark = pytest.mark.timeout(20)
-
 T = TypeVar("T")
 DONE = Completed(result=b"done")
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom"))
@@ -69,7 +67,7 @@ class Rivals:
             blockers: list[int] = await self._watcher.fetchval("SELECT pg_blocking_pids($1)", pid)
             return bool(blockers) if on is None else _pid(on) in blockers
 
-        await until_async(check, "a session waits for a lock", within=timedelta(seconds=10))
+        await until_async(check, "a session waits for a lock")
 
     async def gate(self, function: str, *, before: str) -> Gate:
         """Put a gate into a function of the store, in front of the given piece of its text. It is closed at first."""

@@ -193,7 +193,6 @@ def test_a_long_unique_key_is_refused() -> None:
 # ---------------------------------------------------------------- races
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("submit_first", [True, False])
 async def test_no_submit_is_swallowed_by_a_job_that_has_ended(queue: Queue, database: str, submit_first: bool) -> None:
     async with rivals(database, 2) as (one, two):
@@ -217,7 +216,6 @@ async def test_no_submit_is_swallowed_by_a_job_that_has_ended(queue: Queue, data
 
 
 @pytest.mark.req("O27")
-@pytest.mark.timeout(60)
 async def test_two_first_submits_at_once_make_one_job(queue: Queue, database: str) -> None:
     async with rivals(database, 2) as (one, two):
         async with one.db.transaction():
@@ -228,7 +226,6 @@ async def test_two_first_submits_at_once_make_one_job(queue: Queue, database: st
         assert (second.id, second.receipt) == (first.id, SubmitReceipt.DUPLICATE)
 
 
-@pytest.mark.timeout(90)
 async def test_random_races_leave_one_live_job_per_key_and_swallow_nothing(queue: Queue, database: str) -> None:
     """Every submit is answered by a job that ends after the submit began; never are two of a key live at once."""
     keys, rounds = 3, 60

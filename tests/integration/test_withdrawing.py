@@ -322,7 +322,7 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
             link=worker.link,
         )
     )
-    assert isinstance(await asyncio.wait_for(failed, 10), StoreError)
+    assert isinstance(await asyncio.wait_for(failed, 60), StoreError)
     assert still.store.calls["settle"] <= MOST_REFUSALS + 1
     assert set(worker.link.held) == set(jobs)
 

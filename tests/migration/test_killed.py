@@ -114,7 +114,7 @@ async def test_killed_in_the_middle_of_each_step_it_is_continued_by_the_next_run
                 run.wait(10)
             else:
                 await db.execute("SELECT pg_terminate_backend($1)", backend)
-                said, _ = run.communicate(timeout=20)
+                said, _ = run.communicate(timeout=60)
                 assert run.returncode == 5, said
                 assert "run `headgate migrate` again, it continues here" in said
         await db.execute("UPDATE public.hold_at SET n = 0")

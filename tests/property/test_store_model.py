@@ -4,7 +4,7 @@ Random sequences of every verb run against a real PostgreSQL and against `StoreM
 jobs, histories, keys, pause rows and counts are compared. The store's clock is in the test's hands and stands still
 during a step, so nothing is "about": due times, leases and ranks are equal to the microsecond.
 
-HEADGATE_MODEL_EXAMPLES=5000 makes a long search of it.
+`make model` makes a long search of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.property.strategies import job_ids, policies
 from tests.support.database import Server
 from tests.support.queue import Clock
 
-EXAMPLES: Final = int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "110"))
+EXAMPLES: Final = int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "40"))
 STEPS: Final = 60
 SHRINKING: Final = 300  # seconds for which Hypothesis may look for a smaller example before it reports one
 

@@ -38,11 +38,11 @@ from headgate.domain.limits import SUBMIT_FLUSH_MAX_ROWS
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import Receipt, State
 from headgate.store.service import Store
-from tests.support.waiting import until_async
+from tests.support.waiting import PATIENCE, until_async
 
 T = TypeVar("T")
 Hook = Callable[[], Awaitable[None]]
-SOON = timedelta(seconds=15)
+SOON = PATIENCE
 STATES = """
 SELECT state, count(*) FROM (SELECT state FROM headgate.jobs UNION ALL SELECT state FROM headgate.archive) AS j
  GROUP BY state"""
@@ -303,7 +303,7 @@ class Worker:
     def ready(self, count: int) -> None:
         self.instance.coordinator.grant(self.link, self.topic_nos, self.lease_ms, count)
 
-    async def take(self, *, within: float = 15.0) -> Delivery:
+    async def take(self, *, within: float = SOON.total_seconds()) -> Delivery:
         """The next jobs; other messages are put aside."""
         async with asyncio.timeout(within):
             while isinstance(part := await self.link.next_part(), Told):
@@ -313,7 +313,7 @@ class Worker:
         self.delivered.append(part)
         return part
 
-    async def hear(self, *, within: float = 15.0) -> Told:
+    async def hear(self, *, within: float = SOON.total_seconds()) -> Told:
         """The next message that is not jobs."""
         async with asyncio.timeout(within):
             while isinstance(part := await self.link.next_part(), Delivery):

@@ -19,7 +19,8 @@ import grpc.aio
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import io_thread
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
-from tests.support.waiting import until_async
+from tests.support.ports import lasting_port
+from tests.support.waiting import PATIENCE, until_async
 
 T = TypeVar("T")
 _ids = new_id_maker()
@@ -30,7 +31,7 @@ def on_io(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     return asyncio.wrap_future(io_thread().start(work))
 
 
-async def until(check: Callable[[], T], what: str, *, seconds: float = 10.0) -> T:
+async def until(check: Callable[[], T], what: str, *, seconds: float = PATIENCE.total_seconds()) -> T:
     async def ask() -> T:
         return check()
 
@@ -226,7 +227,7 @@ class FakeServer:
                 ),
             )
         )
-        self.port = server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = server.add_insecure_port(f"127.0.0.1:{port or lasting_port()}")
         self.address = f"127.0.0.1:{self.port}"
         await server.start()
 

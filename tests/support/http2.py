@@ -38,7 +38,7 @@ class Http2:
     """One connection. It answers nothing by itself, but for the server's settings."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port), timeout=5)
+        self._socket = socket.create_connection((host, port), timeout=30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
         self._authority = f"{host}:{port}"

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.waiting import until
+from tests.support.ports import lasting_port
+from tests.support.waiting import PATIENCE, until
 
 HEADGATE = Path(sys.executable).with_name("headgate")
 READY = r"^headgate \S+ ready on (?P<host>\S+):(?P<port>\d+)$"
@@ -81,7 +82,7 @@ class LoggedProcess:
         """The matches of `pattern` so far; ^ and $ are the ends of a line."""
         return list(re.finditer(pattern, self.text(), re.MULTILINE))
 
-    def saw(self, pattern: str, *, times: int = 1, within: timedelta = timedelta(seconds=20)) -> re.Match[str]:
+    def saw(self, pattern: str, *, times: int = 1, within: timedelta = PATIENCE) -> re.Match[str]:
         """Wait until it has printed `pattern` so many times. Fails with its log when it does not, or when it ends."""
 
         def found() -> re.Match[str] | None:
@@ -101,7 +102,7 @@ class LoggedProcess:
         assert match is not None
         return match
 
-    def listens(self, port: int, *, within: timedelta = timedelta(seconds=20)) -> None:
+    def listens(self, port: int, *, within: timedelta = PATIENCE) -> None:
         """Wait until it takes connections on this port of the loopback. Fails with its log when it ends before."""
 
         def answers() -> bool:
@@ -118,12 +119,12 @@ class LoggedProcess:
         self._process.kill()
         self._process.wait(10)
 
-    def terminate(self, *, within: timedelta = timedelta(seconds=20)) -> int:
+    def terminate(self, *, within: timedelta = PATIENCE) -> int:
         """SIGTERM; returns the exit code. Fails, having killed it, when it does not end in time."""
         self.signal(signal.SIGTERM)
         return self.wait(within=within)
 
-    def wait(self, *, within: timedelta = timedelta(seconds=20)) -> int:
+    def wait(self, *, within: timedelta = PATIENCE) -> int:
         """Its exit code, once it has ended. Fails, having killed it, when it does not end in time."""
         try:
             until(lambda: self.exit_code is not None, f"{self.name} has ended", within=within)
@@ -164,7 +165,7 @@ class LoggedProcess:
 class ServerProcess(LoggedProcess):
     """`headgate serve`, with --dev unless told otherwise, on a migrated database, ready when the constructor returns.
 
-    Port 0 takes any free one; give the port of one that is gone to take its place. `args` are further arguments.
+    Port 0 is any free one; give the port of one that is gone to take its place. `args` are further arguments.
     """
 
     def __init__(
@@ -175,12 +176,12 @@ class ServerProcess(LoggedProcess):
         port: int = 0,
         args: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
-        within: timedelta = timedelta(seconds=20),
+        within: timedelta = PATIENCE,
         dev: bool = True,
     ) -> None:
         super().__init__(
             "headgate-serve",
-            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port), *args],
+            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port or lasting_port()), *args],
             folder=folder,
             environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
         )

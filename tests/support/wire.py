@@ -37,6 +37,7 @@ from headgate.wire import (
 )
 from tests.support.database import Server
 from tests.support.server import ServerProcess
+from tests.support.waiting import PATIENCE
 
 SERVICE_FILES: Final[tuple[Any, ...]] = (
     batches_pb2,
@@ -48,7 +49,7 @@ SERVICE_FILES: Final[tuple[Any, ...]] = (
     worker_pb2,
 )
 """Where the services of the wire contract are described."""
-WAIT = 10.0
+WAIT = PATIENCE.total_seconds()
 """Seconds after which a test gives up on anything it awaits."""
 WORK = "/headgate.v1.WorkerService/Work"
 PRODUCE = "/headgate.v1.ProducerService/Produce"

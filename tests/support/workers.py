@@ -35,6 +35,7 @@ from uuid import UUID
 from headgate import Headgate, Job
 from headgate.sdk import WorkerOptions
 from tests.support.server import LoggedProcess, clean_environ
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 CONNECTED = r"connected to (?P<address>\S+) \(instance"
@@ -97,7 +98,7 @@ class WorkerProcess(LoggedProcess):
                 self.kill()
                 raise
 
-    def is_connected(self, *, times: int = 1, within: timedelta = timedelta(seconds=30)) -> None:
+    def is_connected(self, *, times: int = 1, within: timedelta = PATIENCE) -> None:
         """Wait until its workers have connected so many times each, on average."""
         self.saw(CONNECTED, times=times * self.workers, within=within)
 

@@ -491,7 +491,7 @@ async def test_reads_survive_a_server_that_comes_back() -> None:
         server.jobs[known.bytes] = jobs_pb2.JobInfo(id=known.bytes, state=jobs_pb2.STATE_COMPLETED, result=b"1")
         port = server.port
         await on_io(server.stop())
-        waiting = asyncio.ensure_future(app.wait_result(known, timeout=10))
+        waiting = asyncio.ensure_future(app.wait_result(known, timeout=60))
         await asyncio.sleep(0)
         await on_io(server.start(port))
         assert await waiting == 1

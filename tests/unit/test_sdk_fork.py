@@ -102,7 +102,7 @@ async def run(code: str, address: str, folder: Path) -> list[str]:
         env={**os.environ, "HEADGATE_URL": address},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

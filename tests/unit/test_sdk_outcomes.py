@@ -135,7 +135,7 @@ async def test_a_token_can_be_awaited() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     job.ask_to_stop()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
     await job.cancelled.wait_async()
 
 

@@ -24,8 +24,6 @@ from headgate.sdk.worker import Worker, patience, processes
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def alive(pid: int) -> bool:
     try:
@@ -47,7 +45,7 @@ async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkLink,
         finally:
             worker.stop()
             worker.stop()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
 
 
 def progress(link: WorkLink) -> list[int]:
@@ -65,7 +63,7 @@ async def test_a_process_handler_has_progress_extension_logger_headers_and_token
     async with working("report") as (link, _):
         payload = json.dumps({"path": str(tmp_path / "note")}).encode()
         (raw,) = link.deliver("report", payload, headers={"trace": "t-1"})
-        await until(lambda: progress(link), "its progress came over", seconds=30)
+        await until(lambda: progress(link), "its progress came over")
         assert progress(link) == [1]
         await until(lambda: any(beat.extensions for beat in link.frames("beat")), "its wish came over")
         record = await until(
@@ -76,7 +74,7 @@ async def test_a_process_handler_has_progress_extension_logger_headers_and_token
         assert vars(record)["topic"] == "report"
         assert not any(one.name == "some.library" for one in caplog.records)
         link.say(cancel=link.held(raw))
-        await until(lambda: raw in link.completed() or link.others(), "it ended", seconds=20)
+        await until(lambda: raw in link.completed() or link.others(), "it ended")
         if raw in link.completed():  # its token came first, and it returned in good order
             result = json.loads(link.completed()[raw])
             assert (result["told"], result["flag"], result["pid"] != os.getpid()) == (True, True, True)
@@ -103,12 +101,12 @@ async def test_tasks_threads_and_processes_share_the_slots_and_the_same_credit()
             ran: dict[str, list[Any]] = {}
             for done, kind in enumerate(("task", "thread", "process"), 1):
                 (raw,) = link.deliver(kind, b'{"n":%d}' % done)
-                await until(lambda raw=raw: raw in link.completed(), f"the {kind} is done", seconds=30)
+                await until(lambda raw=raw: raw in link.completed(), f"the {kind} is done")
                 ran[kind] = json.loads(link.completed()[raw])
                 assert link.credit == 3 + done  # one slot each, free again with its outcome
         finally:
             worker.stop()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
         mine = os.getpid()
         assert ran["task"] == [1, mine, threading.main_thread().name]
         assert (ran["thread"][:2], ran["thread"][2] != threading.main_thread().name) == ([2, mine], True)
@@ -124,17 +122,17 @@ async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_n
     async with working("deafen", "square", processes=1) as (link, _):
         note = tmp_path / "note"
         (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
-        await until(lambda: progress(link), "it runs", seconds=30)
+        await until(lambda: progress(link), "it runs")
         pid = progress(link)[0]
         link.say(cancel=link.held(raw))
-        await until(lambda: raw in failures(link), "it was cancelled", seconds=10)
+        await until(lambda: raw in failures(link), "it was cancelled")
         assert failures(link)[raw][0] == "Cancelled"
         assert note.read_text() == "interrupted"
         if ears == "deaf":
             assert "by force" in failures(link)[raw][1]
             await until(lambda: not alive(pid), "its process is gone")
         (again,) = link.deliver("square", b'{"n":2}')
-        await until(lambda: again in link.completed(), "the slot works", seconds=30)
+        await until(lambda: again in link.completed(), "the slot works")
         assert (json.loads(link.completed()[again])["pid"] == pid) == (ears != "deaf")
 
 
@@ -142,7 +140,7 @@ async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_n
 async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tmp_path: Path) -> None:
     async with working("crash", "deafen", processes=2) as (link, _):
         (other,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "good"}).encode())
-        await until(lambda: progress(link), "another runs", seconds=30)
+        await until(lambda: progress(link), "another runs")
         pid = progress(link)[0]
         expected = {
             "kill": ("ProcessDied", "SIGKILL (was the machine out of memory?)"),
@@ -152,11 +150,11 @@ async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tm
         }
         for how, (kind, words) in expected.items():
             (raw,) = link.deliver("crash", json.dumps({"how": how}).encode())
-            await until(lambda raw=raw: raw in failures(link), f"{how} is told", seconds=30)
+            await until(lambda raw=raw: raw in failures(link), f"{how} is told")
             assert failures(link)[raw][0] == kind
             assert words in failures(link)[raw][1]
         (raw,) = link.deliver("crash", b'{"how":"pool"}')
-        await until(lambda: raw in link.completed(), "a handler may have a pool of its own", seconds=30)
+        await until(lambda: raw in link.completed(), "a handler may have a pool of its own")
         assert alive(pid)
         assert other not in failures(link)
 
@@ -180,7 +178,7 @@ async def in_a_child(server: FakeServer, tmp_path: Path) -> tuple[WorkLink, byte
     server.beat_seconds = 1
     link = await server.worker()
     (raw,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "deaf"}).encode())
-    await until(lambda: progress(link), "it runs in a child", seconds=30)
+    await until(lambda: progress(link), "it runs in a child")
     return link, raw, progress(link)[0]
 
 
@@ -199,7 +197,7 @@ async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: P
         with worker_process(server.address, "0.2", "deafen") as process:
             link, raw, pid = await in_a_child(server, tmp_path)
             process.send_signal(signal.SIGTERM)
-            _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
             assert "Traceback" not in errors, errors
             assert not alive(pid)
@@ -214,7 +212,7 @@ async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: P
 async def test_a_handler_over_its_time_limit_is_stopped_and_its_attempt_fails(topic: str) -> None:
     async with working(topic, processes=1) as (link, _):
         (raw,) = link.deliver(topic, b'{"ears":"good"}')
-        await until(lambda: raw in failures(link), "its time is over", seconds=30)
+        await until(lambda: raw in failures(link), "its time is over")
         assert failures(link)[raw][0] == "TimeLimitExceeded"
         assert failures(link)[raw][1] == (
             f"the handler of {topic} ran longer than its time limit of {sdk_app.hg.tasks[topic].time_limit:g} s"
@@ -282,7 +280,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         link = await server.worker()
         (one,) = link.deliver("deaf-async", b"{}")
         (two,) = link.deliver("deaf-thread", json.dumps({"path": str(tmp_path / "release")}).encode())
-        await asyncio.wait_for(begun_async.wait(), 10)
+        await asyncio.wait_for(begun_async.wait(), 60)
         link.say(cancel=link.held(one, two))
         await until(lambda: "all_slots_stuck" in caplog.text, "it is said")
         beats = len(link.frames("beat"))
@@ -293,7 +291,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         assert "deaf-" in said[0]
         worker.stop()
         begun = asyncio.get_running_loop().time()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
         took = asyncio.get_running_loop().time() - begun
         assert took < 5, took
         assert {one.WhichOneof("kind") for one in link.others()} == {"abandon"}
@@ -317,7 +315,7 @@ async def test_a_worker_process_ends_though_an_async_handler_never_does() -> Non
                     (raw,) = link.deliver("limited-async", b'{"ears":"deaf"}')
                     await until(lambda: raw in failures(link), "its time is over")
                 process.send_signal(signal.SIGTERM)
-                _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+                _, errors = await asyncio.to_thread(process.communicate, timeout=60)
                 assert "did_not_stop" in errors
                 assert "leaving by force" in errors
                 assert process.returncode == 1, errors

@@ -61,7 +61,7 @@ async def writing(
     )
     running = asyncio.create_task(writer.run())
     writer.put(Rows(1, "first"))
-    await asyncio.wait_for(database.asked.wait(), 5)
+    await asyncio.wait_for(database.asked.wait(), 60)
     try:
         yield writer
     finally:
@@ -185,7 +185,7 @@ async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:
     with pytest.raises(ShuttingDown):
         writer.put(Rows(1), accounts[0], admitted=True)
     database.allow(3)
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert writer.rows_written == 6
 
 
@@ -204,7 +204,7 @@ async def test_a_writer_that_rests_for_others_counts_that_as_its_pace_and_fails_
     writer.put(written)
     writer.put(waits)
     database.allow(2)
-    await asyncio.wait_for(resting.wait(), 5)
+    await asyncio.wait_for(resting.wait(), 60)
     await asyncio.sleep(0)
     assert len(database.flushes) == 1  # the second waits until the rest is over
     database.at += 9.9
