@@ -1,0 +1,336 @@
+"""The coordinator between a claim and its delivery: what is sent, lost, refused or comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from headgate.dispatch.links import MAX_QUEUED_PARTS, Delivery, LinkOverflow, Told
+from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
+from headgate.domain.outcomes import Completed
+from headgate.domain.states import Receipt, State
+from headgate.store.connect import Connection
+from tests.support.dispatching import (
+    Handler,
+    Hold,
+    Instance,
+    Run,
+    Tracker,
+    completing,
+    failing,
+    failing_with,
+    settle_down,
+    soon,
+    waiting_for,
+)
+from tests.support.queue import Clock
+from tests.support.waiting import until_async
+
+AWAY = StoreUnavailable("the database is away")
+
+
+# ---------------------------------------------------------------------- commit, send, recover
+
+
+@pytest.mark.req("D16")
+async def test_the_claim_is_committed_before_anything_is_sent(one: Instance, db: Connection) -> None:
+    hold = one.store.after["claim"] = Hold()
+    (job,) = await one.submit()
+    worker = await one.worker(slots=1)
+    await hold.reached()
+    row = await db.fetchrow("SELECT state, owner, worker, lease_until, epoch FROM headgate.jobs WHERE id = $1", job)
+    assert (row["state"], row["owner"], row["worker"], row["epoch"]) == (1, one.store.instance_no, "one-w1", 1)
+    assert row["lease_until"] is not None
+    assert not worker.link.held
+    worker.lose()  # between commit and send
+    one.outcomes.writer.close()  # and no way to hand it back
+    hold.release()
+    await soon(lambda: one.free() == 0 and not one.coordinator._demands, "the claim is over")
+    assert (await one.job(job)).state is State.RUNNING
+
+
+@pytest.mark.req("D17", "D23")
+@pytest.mark.parametrize("sent", [False, True])
+async def test_the_lease_alone_recovers_what_was_not_sent_and_what_a_dead_worker_held(
+    still: Instance, db: Connection, sent: bool
+) -> None:
+    clock = await Clock.install(db)
+    still.coordinator._hand_back = lambda _: None  # no clean-up of any kind
+    (job,) = await still.submit()
+    worker = await still.worker(slots=1)
+    assert await still.coordinator.claim_once() == 1
+    if sent:
+        await worker.take()
+    worker.lose()
+    await still.coordinator.tick_once()
+    assert (await still.job(job)).state is State.RUNNING
+    await clock.advance(seconds=61)
+    assert (await still.coordinator.tick_once()).reaped == 1
+    view = await still.job(job)
+    assert (view.state, view.attempt) == (State.RETRYING, 1)
+    await clock.advance(seconds=10)
+    other = await still.worker(slots=1)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 1
+    assert (await other.take()).attempts == (2,)
+
+
+@pytest.mark.req("T11", "B7", "D19")
+async def test_a_broken_stream_ends_alone_and_its_unsent_jobs_go_back_at_once_at_no_cost(one: Instance) -> None:
+    go = asyncio.Event()
+    other = await one.worker("other", "other", slots=2, handler=waiting_for(go))
+    await one.submit(2, "other")
+    await soon(lambda: other.tracker.now == 2, "the other worker is busy")
+    jobs = await one.submit(3)
+    broken = await one.worker("broken", slots=3)
+    await soon(lambda: len(broken.link.held) == 3, "three jobs are queued for it")
+    broken.lose()
+    await one.flushed()
+    views = [await one.job(job) for job in jobs]
+    assert [(view.state, view.attempt, view.epoch) for view in views] == [(State.PENDING, 0, 1)] * 3
+    assert not broken.link.held
+    await one.worker("next", slots=3, handler=completing())
+    await one.reach(3, State.COMPLETED)
+    assert other.link.ended is None
+    assert {run.attempt for run in other.tracker.runs} == {1}
+    go.set()
+    await one.reach(5, State.COMPLETED)
+
+
+@pytest.mark.req("T11")
+async def test_what_was_written_stays_leased_when_the_stream_breaks(one: Instance) -> None:
+    jobs = await one.submit(4)
+    worker = await one.worker(slots=2)
+    first = await worker.take()
+    worker.ready(2)
+    await soon(lambda: len(worker.link.held) == 4, "two more are queued")
+    worker.lose()
+    await one.flushed()
+    assert [(await one.job(job)).state for job in jobs] == [State.RUNNING] * 2 + [State.PENDING] * 2
+    assert list(first.ids) == jobs[:2]
+
+
+@pytest.mark.req("D11")
+async def test_the_open_stream_is_the_presence_and_when_it_ends_nothing_more_is_claimed(
+    one: Instance, db: Connection
+) -> None:
+    tables = "SELECT relname, n_tup_ins FROM pg_stat_user_tables WHERE relname ~ 'worker|link|presence|subscri'"
+    worker = await one.worker(slots=5, handler=completing())
+    await soon(lambda: one.store.got, "it has looked")
+    assert await db.fetch(tables) == []
+    worker.lose()
+    before = one.store.calls["claim"]
+    await one.submit(5)
+    await one.coordinator.tick_once()
+    await settle_down()
+    assert one.store.calls["claim"] == before
+    assert (await one.states())[State.PENDING] == 5
+    assert not one.coordinator._demands
+    assert not one.coordinator._by_topic
+
+
+@pytest.mark.req("D19", "D26")
+async def test_a_worker_that_does_not_read_is_closed_and_its_jobs_go_to_others(one: Instance) -> None:
+    deaf = await one.worker("deaf", slots=1)
+    jobs = await one.submit(1)
+    await soon(lambda: len(deaf.link.held) == 1, "a job is queued for it")
+    for _ in range(MAX_QUEUED_PARTS):
+        deaf.link.tell(Told(beat_ack=True))
+    assert deaf.link.ended is None
+    deaf.ready(1)
+    jobs += await one.submit(1)
+    await soon(lambda: deaf.link.ended is not None, "its buffer is full")
+    assert isinstance(deaf.link.ended, LinkOverflow)
+    # Its stream is stuck in a write and has not noticed: nothing more is claimed for it meanwhile.
+    deaf.ready(5)
+    before = one.store.calls["claim"]
+    jobs += await one.submit(5)
+    await settle_down()
+    assert one.store.calls["claim"] == before
+    deaf.lose()
+    await one.worker("good", slots=10, handler=completing())
+    await one.reach(7, State.COMPLETED)
+
+
+@pytest.mark.req("D2", "D4", "D15")
+async def test_two_instances_and_twenty_workers_run_each_job_once_without_a_rollback(
+    database: str, db: Connection
+) -> None:
+    tracker = Tracker()
+    async with (
+        Instance(database, tick_seconds=0.05) as one,
+        Instance(database, name="two", tick_seconds=0.05) as two,
+    ):
+        for instance in (one, two):
+            for _ in range(10):
+                await instance.worker(slots=5, handler=completing(), tracker=tracker)
+        ids = await one.submit(300) + await two.submit(300)
+        await one.reach(600, State.COMPLETED)
+        assert tracker.times == dict.fromkeys(ids, 1)
+        assert tracker.overlaps == 0
+        assert {run.attempt for run in tracker.runs} == {1}
+        assert {run.worker[:3] for run in tracker.runs} == {"one", "two"}
+
+    async def alone() -> bool:  # a session that has ended has told all its figures
+        return bool(await db.fetchval("SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()"))
+
+    await until_async(alone, "all other sessions are gone")
+    assert await db.fetchval("SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") == 0
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.req("E1", "T10", "D18", "D19")
+@pytest.mark.parametrize("error", [AWAY, StoreBusy("deadlock"), OutcomeUnknown("lost"), StoreError("refused")])
+async def test_a_claim_that_fails_ends_no_link_and_is_tried_again(one: Instance, error: StoreError) -> None:
+    workers = [await one.worker(slots=2, handler=completing()) for _ in range(5)]
+    await soon(lambda: one.store.got, "it has looked")
+    one.store.before["claim"] = failing_with(error)
+    await one.submit(10)
+    await one.reach(10, State.COMPLETED)
+    assert one.coordinator.claim_errors == 1
+    assert [worker.link.ended for worker in workers] == [None] * 5
+    await soon(lambda: one.free() == 10, "all credit is back")
+
+
+@pytest.mark.req("B6", "B8")
+async def test_claims_that_fail_back_off_and_a_thousand_wakes_do_not_hurry_them(one: Instance) -> None:
+    await one.worker(slots=2, handler=completing())
+    await soon(lambda: one.store.got, "it has looked")
+    one.store.before["claim"] = failing_with(*[AWAY] * 5)
+    (topic_no,) = await one.topic_nos("mail")
+    began = time.monotonic()
+    await one.submit(4)
+
+    def woken() -> bool:
+        for _ in range(100):
+            one.coordinator.stir(topic_no)
+        return one.coordinator.claim_errors >= 5
+
+    await soon(woken, "five claims have failed")
+    assert time.monotonic() - began >= 0.5 * (0.05 + 0.1 + 0.2 + 0.4)
+    await one.reach(4, State.COMPLETED)  # and the loop lives
+
+
+@pytest.mark.req("B8")
+async def test_a_stop_during_the_backoff_is_heard_at_once(one: Instance) -> None:
+    one.store.before["claim"] = failing_with(*[AWAY] * 100)
+    await one.worker(slots=1)
+    await soon(lambda: one.coordinator.claim_errors >= 4, "it waits longer and longer")
+    one.coordinator.stop()
+    assert await asyncio.wait_for(one.died("claims"), 60) is None
+
+
+async def test_a_demand_that_is_refused_does_not_keep_the_others_from_their_work(one: Instance) -> None:
+    bad = await one.worker("bad", "bad", lease=timedelta(days=30))
+    bad.ready(3)
+    good = await one.worker("good", slots=3, handler=completing())
+    await one.submit(20)
+    await one.reach(20, State.COMPLETED)
+    assert one.coordinator.claim_errors == 1
+    assert bad.link.ended is None
+    assert good.tracker.times.total() == 20
+
+
+@pytest.mark.req("F48")
+async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_their_work(one: Instance) -> None:
+    broken = await one.worker("broken", "broken", slots=1)
+    (topic_no,) = (topic.no for topic in await one.store.topics(one.tenant, ["broken"]))
+
+    async def unreadable() -> None:
+        if one.store.asked[-1].topic_nos == (topic_no,):
+            raise StoreError("the database refused: invalid page in block 0 of relation (XX001)")
+
+    one.store.before["claim"] = unreadable
+    await one.submit(1, "broken")
+    await soon(lambda: one.coordinator.claim_errors >= 1, "the broken one was refused")
+    await one.worker("good", slots=3, handler=completing())
+    await one.submit(20)
+    await one.reach(20, State.COMPLETED)
+    assert broken.link.ended is None
+
+
+@pytest.mark.req("B1")
+async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
+    still: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await still.submit(6)
+    first, second = await still.worker("a", slots=3), await still.worker("b", slots=3)
+    good = type(second.link).deliver
+
+    def deliver(link: object, delivery: Delivery) -> bool:
+        if link is second.link:
+            raise MemoryError
+        return good(first.link, delivery)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(second.link), "deliver", deliver)
+        with pytest.raises(MemoryError):
+            await still.coordinator.claim_once()
+    assert len(await first.take()) == 3
+    assert still.free() == 3
+    await still.flushed()
+    assert [(await still.job(job)).state for job in jobs] == [State.RUNNING] * 3 + [State.PENDING] * 3
+    assert await still.coordinator.claim_once() == 3  # known to have come back, by their ids
+    assert list((await second.take()).ids) == jobs[3:]
+
+
+# ---------------------------------------------------------------------- two workers, one job
+
+
+@pytest.mark.req("E2", "E9", "R7")
+@pytest.mark.parametrize("late", [failing(), completing(b"late")])
+async def test_who_lost_the_lease_is_told_so_and_the_second_success_stands(
+    still: Instance, db: Connection, late: Handler
+) -> None:
+    clock = await Clock.install(db)
+    (job,) = await still.submit()
+    first = await still.worker("first", slots=1)
+    await still.coordinator.claim_once()
+    await first.take()
+    await clock.advance(seconds=61)
+    assert (await still.coordinator.tick_once()).reaped == 1
+    await clock.advance(seconds=5)
+    second = await still.worker("second", slots=1)
+    await still.coordinator.tick_once()
+    await still.coordinator.claim_once()
+    (epoch,) = (await second.take()).epochs
+    run = Run(id=job, epoch=1, attempt=1, topic_no=0, worker="first")
+    assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
+    assert (await second.report(job, epoch, Completed(result=b"mine"))).receipt is Receipt.APPLIED
+    assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
+    view = await still.job(job)
+    assert (view.state, view.attempt, view.worker) == (State.COMPLETED, 2, "second")
+    async with still.store.lane("read").use() as connection:
+        assert await connection.fetchval("SELECT result FROM headgate.archive WHERE id = $1", job) == b"mine"
+        assert await connection.fetchval("SELECT count(*) FROM headgate.archive WHERE id = $1", job) == 1
+
+
+@pytest.mark.req("E3")
+async def test_two_slots_and_claims_of_one_still_fill_both_slots(database: str) -> None:
+    async with Instance(database, claim_limit=1) as one:
+        delays = iter([0.02, 0.001, 0.005] * 10)
+
+        async def handler(_run: Run) -> Completed:
+            await asyncio.sleep(next(delays))
+            return Completed()
+
+        await one.submit(20)
+        worker = await one.worker(slots=2, handler=handler)
+        await one.reach(20, State.COMPLETED)
+        assert worker.tracker.most == 2
+        assert {asked.limit for asked in one.store.asked} == {1}
+
+
+@pytest.mark.req("E8")
+async def test_twenty_jobs_that_all_fail_are_all_dead_and_each_end_is_told_once(one: Instance) -> None:
+    ids = await one.submit(20, max_attempts=1)
+    await one.worker(slots=4, handler=failing())
+    await one.reach(20, State.DEAD)
+    await soon(lambda: len(one.ended) == 20, "all ends are told")
+    assert Counter(one.ended) == dict.fromkeys(ids, 1)

@@ -1,0 +1,194 @@
+"""Hints and the watermark: what lies below the mark of a coordinator is found all the same."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.dispatch.demand import MOST_HINTS
+from headgate.domain.errors import StoreUnavailable
+from headgate.domain.outcomes import Abandon, Nack, Snooze
+from headgate.domain.states import Receipt, State
+from headgate.store.connect import Connection
+from tests.support.dispatching import (
+    Instance,
+    completing,
+    failing_with,
+    soon,
+)
+from tests.support.queue import Clock
+
+AWAY = StoreUnavailable("the database is away")
+
+
+# ---------------------------------------------------------------------- hints and the watermark
+
+
+async def move_mark(one: Instance, *topics: str) -> None:
+    """Put the watermark above everything submitted so far: claim and complete something younger."""
+    for topic in topics or ("mail",):
+        await one.submit(1, topic)
+        worker = await one.worker(f"mover {topic}", topic, slots=1)
+        assert await one.coordinator.claim_once() == 1
+        worker.complete(await worker.take())
+        await one.flushed()
+        worker.lose()
+
+
+async def below_the_mark(one: Instance, count: int = 1) -> tuple[list[UUID], list[int]]:
+    """Jobs that run, older than the mark: their ids and epochs."""
+    jobs = await one.submit(count)
+    holder = await one.worker("holder", slots=count)
+    assert await one.coordinator.claim_once() == count
+    delivery = await holder.take()
+    await move_mark(one)
+    return list(jobs), list(delivery.epochs)
+
+
+@pytest.mark.parametrize("outcome", [Abandon(), Nack(delay=timedelta(0), reason="not me")])
+async def test_a_job_that_comes_back_below_the_mark_is_claimed_at_once_by_its_id(
+    still: Instance, outcome: Abandon | Nack
+) -> None:
+    (job,), (epoch,) = await below_the_mark(still)
+    worker = await still.worker(slots=1)
+    assert await still.coordinator.claim_once() == 0
+    settled = await worker.report(job, epoch, outcome)
+    assert (settled.receipt, settled.state) == (Receipt.APPLIED, State.PENDING)
+    assert await still.coordinator.claim_once() == 1
+    last = still.store.asked[-1]
+    assert (last.hints, last.from_head) == ((job,), False)
+    assert list((await worker.take()).ids) == [job]
+
+
+async def test_a_promoted_job_is_claimed_at_once_by_its_id(still: Instance, db: Connection) -> None:
+    clock = await Clock.install(db)
+    (job,), (epoch,) = await below_the_mark(still)
+    worker = await still.worker(slots=1)
+    await worker.report(job, epoch, Snooze(delay=timedelta(seconds=30)))
+    await still.coordinator.claim_once()
+    await clock.advance(seconds=31)
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 1
+    assert still.store.asked[-1].hints == (job,)
+    assert list((await worker.take()).ids) == [job]
+
+
+async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(still: Instance) -> None:
+    await still.worker("a", slots=1)
+    await still.worker("b", slots=1, tenant="other")
+    await still.coordinator.claim_once()
+    mine, theirs = still.coordinator._demands.values()
+    for job in still.ids.make(MOST_HINTS):
+        still.coordinator.stir_hint(mine.tenant_no, job)
+    assert (len(mine.hints), len(theirs.hints), mine.from_head) == (MOST_HINTS, 0, False)
+    for job in still.ids.make(3 * MOST_HINTS):
+        still.coordinator.stir_hint(mine.tenant_no, job)
+    assert (mine.hints, mine.from_head, theirs.stirred) == ({}, True, False)  # too many to name: from the head
+
+
+async def test_hints_survive_a_claim_that_fails(still: Instance) -> None:
+    (job,), (epoch,) = await below_the_mark(still)
+    worker = await still.worker(slots=1)
+    await still.coordinator.claim_once()
+    await worker.report(job, epoch, Abandon())
+    still.store.before["claim"] = failing_with(AWAY)
+    with pytest.raises(StoreUnavailable):
+        await still.coordinator.claim_once()
+    assert await still.coordinator.claim_once() == 1
+    assert list((await worker.take()).ids) == [job]
+
+
+async def test_claims_start_at_the_mark_and_not_at_the_head(still: Instance) -> None:
+    await still.worker(slots=100)
+    for _ in range(4):
+        await still.submit(2)
+        await still.coordinator.claim_once()
+    assert [asked.from_head for asked in still.store.asked] == [True, False, False, False]
+
+
+async def test_an_idle_link_finds_by_the_tick_what_lies_below_the_mark(still: Instance, db: Connection) -> None:
+    (job,), _ = await below_the_mark(still)
+    worker = await still.worker(slots=1)
+    assert await still.coordinator.claim_once() == 0
+    # Somebody else handed it back, and told nobody.
+    await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
+    assert await still.coordinator.claim_once() == 0
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 1
+    assert list((await worker.take()).ids) == [job]
+
+
+async def test_links_that_are_never_idle_find_it_too_within_a_few_ticks(still: Instance, db: Connection) -> None:
+    """At each tick all credit is spent, so nobody asks whether the topic has work; the sweep must not depend on it."""
+    (job,), _ = await below_the_mark(still)
+    worker = await still.worker(slots=1)
+    await still.submit(50)
+    assert await still.coordinator.claim_once() == 1
+    await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
+    for _ in range(4):
+        await still.coordinator.tick_once()
+        worker.ready(1)
+        assert await still.coordinator.claim_once() == 1
+    assert job in worker.link.held
+
+
+async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still: Instance, db: Connection) -> None:
+    jobs, _ = await below_the_mark(still, 30)
+    worker = await still.worker(slots=4)
+    assert await still.coordinator.claim_once() == 0
+    await still.submit(10)
+    await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
+    still.coordinator.stir_all()
+    got: list[UUID] = []
+    for _ in range(8):
+        assert await still.coordinator.claim_once() == 4
+        got += (await worker.take()).ids
+        worker.ready(4)
+    assert got[:30] == jobs
+
+
+async def test_a_sweep_that_finds_more_than_it_may_take_goes_on_where_it_stopped(
+    still: Instance, db: Connection
+) -> None:
+    jobs, _ = await below_the_mark(still, 30)
+    worker = await still.worker(slots=4)
+    await still.submit(50)
+    assert await still.coordinator.claim_once() == 4
+    await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
+    await still.coordinator.tick_once()
+    for _ in range(8):
+        worker.ready(4)
+        assert await still.coordinator.claim_once() == 4
+    assert set(jobs) <= set(worker.link.held)
+
+
+async def test_after_a_lost_connection_claims_start_from_the_head(one: Instance) -> None:
+    """The database it leads to may have a clock that is behind: what is submitted there ranks below the marks."""
+    worker = await one.worker(slots=10, handler=completing())
+    await one.submit(2)
+    await one.reach(2, State.COMPLETED)
+    one.store.before["claim"] = failing_with(AWAY)
+    await soon(lambda: one.free() == 10, "nothing is under way")
+    before = len(one.store.asked)
+    await one.submit(2)
+    await one.reach(4, State.COMPLETED)
+    assert [asked.from_head for asked in one.store.asked[before : before + 2]] == [False, True]
+    assert worker.tracker.times.total() == 4
+
+
+# ---------------------------------------------------------------------- the whole server, as far as it stops
+
+
+async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_once(one: Instance) -> None:
+    await one.submit()  # makes the topic
+    async with one.store.lane("read").use() as db:
+        await db.execute("UPDATE headgate.topics SET ageing_step_us = 3600000000")  # an hour for each unit of priority
+        await one.store.names.refresh(db)
+    worker = await one.worker(slots=1, handler=completing())
+    await one.reach(1, State.COMPLETED)
+    for _ in range(3):  # the tick is an hour away: only the wake of the submit can find it
+        await one.submit(1, priority=10)
+        await soon(lambda: not worker.tracker.now and one.free() == 1, "the slot is free again")
+    await one.reach(4, State.COMPLETED)

@@ -1,0 +1,194 @@
+"""How the services of an instance, and the whole server, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+
+import pytest
+
+from headgate import server as composition
+from headgate.dispatch.links import Link
+from headgate.dispatch.writer import ShuttingDown
+from headgate.domain.errors import OutcomeUnknown
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.outcomes import Completed
+from headgate.domain.states import State
+from headgate.server import Server, ServerOptions
+from headgate.store.connect import Connection
+from tests.support.dispatching import (
+    SOON,
+    Hold,
+    Instance,
+    settle_down,
+)
+from tests.support.queue import Clock
+
+# ---------------------------------------------------------------------- stopping
+
+
+@pytest.mark.req("E4", "B3")
+@pytest.mark.parametrize("link_ends", [False, True])
+async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Instance, link_ends: bool) -> None:
+    hold = one.store.after["claim"] = Hold()
+    jobs = await one.submit(3)
+    worker = await one.worker(slots=3)
+    await hold.reached()
+    one.coordinator.stop()
+    if link_ends:
+        worker.lose()
+    assert not one.tasks["claims"].done()  # it waits for what the database says
+    hold.release()
+    assert await one.died("claims") is None
+    await one.flushed()
+    states = {(await one.job(job)).state for job in jobs}
+    assert states == {State.PENDING if link_ends else State.RUNNING}
+    if not link_ends:
+        assert list((await worker.take()).ids) == jobs
+
+
+@pytest.mark.req("E4")
+async def test_a_coordinator_that_is_killed_during_its_claim_leaves_the_jobs_to_their_lease(
+    one: Instance, db: Connection
+) -> None:
+    clock = await Clock.install(db)
+    hold = one.store.after["claim"] = Hold()
+    (job,) = await one.submit()
+    await one.worker(slots=3)
+    await hold.reached()
+    one.tasks["claims"].cancel()
+    assert await one.died("claims") is None
+    assert one.free() == 3  # no credit is lost
+    await clock.advance(seconds=61)
+    assert (await one.coordinator.tick_once()).reaped == 1
+    assert (await one.job(job)).state is State.RETRYING
+
+
+async def test_a_writer_that_is_cancelled_leaves_nobody_waiting(one: Instance) -> None:
+    hold = one.store.before["settle"] = Hold()
+    await one.submit(2)
+    worker = await one.worker(slots=2)
+    delivery = await worker.take()
+    in_flight = worker.settle((delivery.ids[0], 1, Completed()))
+    await hold.reached()
+    queued = worker.settle((delivery.ids[1], 1, Completed()))
+    one.tasks["outcomes"].cancel()
+    await one.died("outcomes")
+    for answer in (in_flight, queued):
+        with pytest.raises(OutcomeUnknown):
+            await asyncio.wait_for(answer, 60)
+    with pytest.raises(ShuttingDown):
+        worker.settle((delivery.ids[0], 1, Completed()))
+
+
+# ---------------------------------------------------------------------- the whole server, as far as it stops
+
+
+@pytest.fixture
+def relaxed() -> Iterator[None]:
+    """A server tunes the collector for itself; the other tests are not to live with that."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.fixture
+async def server(database: str, relaxed: None) -> AsyncIterator[Server]:
+    one = Server(
+        ServerOptions(database_url=database, port=0, dev=True, grace=timedelta(0), name="one", tick_seconds=3600)
+    )
+    await one.start()
+    yield one
+    await asyncio.wait_for(one.stop(drain=False), 60)
+
+
+@pytest.mark.req("B5")
+@pytest.mark.parametrize("fault", [MemoryError("none left"), RuntimeError("a bug")])
+async def test_a_service_that_dies_ends_the_server_with_its_error(server: Server, fault: Exception) -> None:
+    running = asyncio.create_task(server.run(asyncio.Event()))
+
+    async def claim(**_: object) -> None:
+        raise fault
+
+    server.store.claim = claim  # type: ignore[method-assign, assignment]
+    await connect_by_hand(server)
+    with pytest.raises(type(fault)):
+        await asyncio.wait_for(running, SOON.total_seconds())
+
+
+@pytest.mark.req("E10", "B2", "E5")
+async def test_a_server_whose_coordinator_is_dead_still_stops_and_stops_twice_at_once(
+    server: Server, db: Connection
+) -> None:
+    server._tasks["claims"].cancel()
+    await connect_by_hand(server)
+    await asyncio.wait_for(asyncio.gather(server.stop(drain=False), server.stop(drain=False)), 60)
+    async with Instance(server.options.database_url, name="two", running=False) as two:
+        await two.submit(3)
+        await settle_down()
+        assert (await two.states()) == {State.PENDING: 3}
+
+
+@pytest.mark.req("B4")
+async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "STOP_SECONDS", 0.1)
+    hold = Hold()
+
+    async def claim(**_: object) -> None:
+        await hold()
+
+    server.store.claim = claim  # type: ignore[method-assign, assignment]
+    await connect_by_hand(server)
+    await hold.reached()
+    began = time.monotonic()
+    await asyncio.wait_for(server.stop(drain=False), 60)
+    assert time.monotonic() - began < 8  # ten seconds, were it the usual bound
+
+
+async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connection) -> None:
+    """Claims end, links are told to drain, what they report meanwhile is written, renewals end last."""
+    one = Instance(server.options.database_url, name="beside", running=False)
+    one.store, one.links, one.coordinator = server.store, server.links, server.coordinator  # type: ignore[assignment]
+    one.outcomes, one.submitter = server.outcomes, server.submitter
+    (job, later) = await one.submit(2)
+    worker = await one.worker(slots=1)
+    delivery = await worker.take()
+    assert list(delivery.ids) == [job]
+    order: list[str] = []
+    grpc_stop, renewer_stop = server._grpc.stop, server.renewer.stop  # type: ignore[union-attr]
+
+    async def draining(grace: float | None) -> None:
+        order.append("draining")
+        assert server._tasks["claims"].done()
+        assert (await worker.hear()).drain_seconds == 0
+        worker.complete(delivery)  # the worker's last word
+        worker.ready(1)
+        worker.lose()
+        await grpc_stop(grace)
+
+    def stopping_renewals() -> None:
+        server.renewer.stop = renewer_stop  # type: ignore[method-assign]
+        order.append("renewals")
+        assert server._tasks["outcomes"].done()
+        renewer_stop()
+
+    server._grpc.stop = draining  # type: ignore[union-attr, method-assign]
+    server.renewer.stop = stopping_renewals  # type: ignore[method-assign]
+    await asyncio.wait_for(server.stop(drain=False), 60)
+    assert order == ["draining", "renewals"]
+    assert await db.fetchval("SELECT state FROM headgate.archive WHERE id = $1", job) == State.COMPLETED
+    assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", later) == State.PENDING
+
+
+async def connect_by_hand(server: Server) -> None:
+    """A link with credit, without a wire."""
+    identity = Identity(tenant="default", subject="test", scopes=frozenset(Scope))
+    link = Link(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
+    link.heard()
+    server.links.open(link)
+    (topic,) = await server.store.topics("default", ["mail"])
+    server.coordinator.grant(link, [topic.no], 60_000, 1)
