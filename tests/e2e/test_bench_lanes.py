@@ -57,7 +57,7 @@ def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_cou
         start_new_session=True,  # so that its servers and workers can be ended with it
     )
     try:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=150)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -182,10 +182,10 @@ async def test_three_servers_keep_one_limit_and_use_it(
         )
         try:
             await hg.submit_many("slow", [b"20"] * 10)  # connections and plans get warm
-            await hg.submit_many("slow", [b"500"] * 40)
+            await hg.submit_many("slow", [b"500"] * 25)
 
             async def over() -> bool:
-                return bool(await db.fetchval("SELECT count(*) = 50 FROM headgate.archive"))
+                return bool(await db.fetchval("SELECT count(*) = 35 FROM headgate.archive"))
 
             await until_async(over, "all have ended")
         finally:

@@ -14,7 +14,7 @@ from tests.fault.history import client, connected
 from tests.support.waiting import until_async
 
 GRIDS = {f"every-{seconds}s-{n}": seconds for seconds in (1, 2, 3) for n in range(20)}
-SECONDS = 9
+SECONDS = 6
 CUT = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE application_name = 'headgate schedule' AND datname = current_database()"""

@@ -296,7 +296,7 @@ async def test_nothing_is_lost_or_doubled_when_everything_happens_at_the_same_ti
         tenant = await queue.tenant_no()
         ids: list[UUID] = []
         for priority in (0, 5, -5, 1):
-            ids += await queue.add(5_000, priority=priority, max_attempts=MAX_ATTEMPTS, policy=policy)
+            ids += await queue.add(3_000, priority=priority, max_attempts=MAX_ATTEMPTS, policy=policy)
 
         async def renew_some() -> None:
             some = [

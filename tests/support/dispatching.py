@@ -332,7 +332,7 @@ class Worker:
                 (),
                 (),
                 list(outcomes),
-                done=lambda told: None if answer.done() else answer.set_result(told),
+                done=lambda told: None if answer.done() else answer.set_result(told),  # type: ignore[arg-type]
                 failed=lambda error: None if answer.done() else answer.set_exception(error),
                 link=self.link,
             )

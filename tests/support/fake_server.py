@@ -71,7 +71,8 @@ class WorkLink(Peer):
 
     @property
     def hello(self) -> worker_pb2.Hello:
-        return self.received[0].hello
+        hello: worker_pb2.Hello = self.received[0].hello
+        return hello
 
     def frames(self, part: str) -> list[Any]:
         return [getattr(frame, part) for frame in list(self.received) if frame.HasField(part)]

@@ -54,7 +54,7 @@ WAIT = PATIENCE.total_seconds()
 WORK = "/headgate.v1.WorkerService/Work"
 PRODUCE = "/headgate.v1.ProducerService/Produce"
 STREAM_JOBS = "/headgate.v1.WorkerService/StreamJobs"
-_SERVICE_OF = {
+_SERVICE_OF: Final[dict[str, tuple[str, Any]]] = {
     "Heartbeat": ("WorkerService", worker_pb2.HeartbeatResponse),
     "ReportOutcome": ("WorkerService", worker_pb2.ReportOutcomeResponse),
     "Claim": ("WorkerService", worker_pb2.ClaimResponse),
@@ -70,6 +70,11 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )
+
+
+def _bytes(message: Any) -> bytes:
+    """A message, or the bytes that a test sends in its place."""
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 class Delivered(NamedTuple):
@@ -177,7 +182,7 @@ class Wire:
         service, answer = _SERVICE_OF[method]
         begin = self.channel.unary_unary(
             f"/headgate.v1.{service}/{method}",
-            request_serializer=lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
+            request_serializer=_bytes,
             response_deserializer=answer.FromString,
         )
         return await begin(request, timeout=within, metadata=self.metadata, wait_for_ready=True)
@@ -230,7 +235,7 @@ class Wire:
         """A Work stream on which nothing was said yet."""
         begin = self.channel.stream_stream(
             WORK,
-            request_serializer=lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
+            request_serializer=_bytes,
             response_deserializer=worker_pb2.ServerFrame.FromString,
         )
         return Link(begin(metadata=()))
@@ -240,7 +245,7 @@ class Wire:
         """A Produce stream that has said hello and was answered."""
         begin = self.channel.stream_stream(
             PRODUCE,
-            request_serializer=lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
+            request_serializer=_bytes,
             response_deserializer=producer_pb2.ProducerReply.FromString,
         )
         stream = Producer(begin())
