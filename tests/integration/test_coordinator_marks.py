@@ -12,12 +12,7 @@ from headgate.domain.errors import StoreUnavailable
 from headgate.domain.outcomes import Abandon, Nack, Snooze
 from headgate.domain.states import Receipt, State
 from headgate.store.connect import Connection
-from tests.support.dispatching import (
-    Instance,
-    completing,
-    failing_with,
-    soon,
-)
+from tests.support.dispatching import Instance, completing, failing_with, soon
 from tests.support.queue import Clock
 
 AWAY = StoreUnavailable("the database is away")

@@ -12,15 +12,7 @@ from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
 from headgate.store import control
 from headgate.store.connect import Connection
-from tests.support.dispatching import (
-    Hold,
-    Instance,
-    completing,
-    failing_with,
-    slow,
-    soon,
-    waiting_for,
-)
+from tests.support.dispatching import Hold, Instance, completing, failing_with, slow, soon, waiting_for
 from tests.support.queue import Clock
 
 AWAY = StoreUnavailable("the database is away")

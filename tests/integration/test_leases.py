@@ -23,16 +23,7 @@ from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import verbs
 from headgate.store.connect import Connection
 from headgate.store.service import REAP_AT_ONCE
-from tests.support.dispatching import (
-    Hold,
-    Instance,
-    ManualClock,
-    Worker,
-    completing,
-    failing_with,
-    settle_down,
-    soon,
-)
+from tests.support.dispatching import Hold, Instance, ManualClock, Worker, completing, failing_with, settle_down, soon
 from tests.support.queue import Clock
 
 AWAY = StoreUnavailable("the database is away")

@@ -19,15 +19,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
 from headgate.store import leases
 from headgate.store.connect import Connection
-from tests.support.dispatching import (
-    Hold,
-    Instance,
-    completing,
-    failing_with,
-    settle_down,
-    soon,
-    waiting_for,
-)
+from tests.support.dispatching import Hold, Instance, completing, failing_with, settle_down, soon, waiting_for
 from tests.support.operating import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async

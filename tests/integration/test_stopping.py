@@ -19,12 +19,7 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
 from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection
-from tests.support.dispatching import (
-    SOON,
-    Hold,
-    Instance,
-    settle_down,
-)
+from tests.support.dispatching import SOON, Hold, Instance, settle_down
 from tests.support.queue import Clock
 
 # ---------------------------------------------------------------------- stopping

@@ -1,0 +1,140 @@
+"""Opening the stream: hello, tokens, scopes, and the end of a token that was revoked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+
+from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from tests.e2e.stream.tokens import ALPHA, NARROW, REVOKED, SUBMIT_ONLY, TOKENS
+from tests.support.server import ServerProcess
+from tests.support.wire import Wire
+
+
+@pytest.mark.req("W1", "W8")
+async def test_one_stream_carries_many_slots_and_a_slow_one_holds_only_itself(wire: Wire, topic: str) -> None:
+    async with wire.worker() as link:
+        await wire.submit_many(topic, [b"%d" % n for n in range(12)])
+        await link.ready(4, topic)
+        slow, *rest = await link.take(4)
+        for _ in range(8):  # three slots go round, the first never answers
+            done, *rest = rest
+            await link.complete(done)
+            await link.ready(1)
+            rest += await link.take(1)
+        assert await link.complete(slow, *rest) == {}
+
+
+@pytest.mark.req("W2")
+async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) -> None:
+    link = wire.link()
+    await link.ready(1, topic)
+    ended = await link.ended()
+    assert (ended.status, ended.code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol_error")
+    assert "hello" in ended.details
+
+
+@pytest.mark.req("W2")
+async def test_a_bad_token_is_not_let_in(wire: Wire) -> None:
+    for token in ("", "a-token-nobody-knows"):
+        link = wire.link()
+        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=token, worker_id="w")))
+        ended = await link.ended()
+        assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+        assert "token" in ended.details
+        assert token not in ended.details or not token
+
+
+@pytest.mark.req("W2")
+async def test_a_second_hello_is_an_error_and_the_stream_lives(wire: Wire, topic: str) -> None:
+    async with wire.worker("first-name") as link:
+        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=ALPHA, worker_id="second-name")))
+        error = await link.error()
+        assert (error.code, "hello" in error.message) == ("protocol_error", True)
+        job_id = await wire.submit(topic)
+        await link.ready(1, topic)
+        await link.take(1)
+        assert (await wire.job(job_id)).worker == "first-name"
+
+
+@pytest.mark.req("W3")
+async def test_hello_fixes_worker_and_tenant_for_the_whole_stream(wire: Wire, topic: str) -> None:
+    job_id = await wire.submit(topic)
+    async with wire.worker("the-name") as link:
+        assert link.ack is not None
+        assert (link.ack.worker_id, link.ack.tenant, link.ack.lease_seconds) == ("the-name", "alpha", 3)
+        assert link.ack.beat_seconds == 1
+        assert link.ack.instance
+        assert link.ack.server
+        await link.ready(1, topic)
+        await link.take(1)
+        job = await wire.job(job_id)
+        assert (job.worker, job.tenant) == ("the-name", "alpha")
+
+
+async def test_a_newer_stream_of_the_same_worker_replaces_the_older(wire: Wire) -> None:
+    async with wire.worker("twin") as older, wire.worker("twin") as newer:
+        ended = await older.ended()
+        assert (ended.status, ended.code) == (grpc.StatusCode.ABORTED, "superseded")
+        assert "twin" in ended.details
+        await newer.beat()
+
+
+@pytest.mark.req("W4")
+async def test_a_worker_gets_the_topics_it_asked_for_that_its_token_permits(server: ServerProcess, wire: Wire) -> None:
+    other = await wire.submit("other")
+    mail = await wire.submit("mail")
+    async with Wire(server.address, token=NARROW) as narrow:
+        async with narrow.worker() as link:
+            await link.ready(2, "other", "mail")
+            (job,) = await link.take(1)
+            assert job.id == mail
+            await link.complete(job)
+        async with narrow.worker() as link:
+            await link.ready(1, "other", "another")
+            ended = await link.ended()
+            assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
+            assert "other, another" in ended.details
+    assert (await wire.job(other)).state == jobs_pb2.STATE_PENDING
+
+
+async def test_a_token_without_the_scope_to_work_is_told_which_it_lacks(server: ServerProcess) -> None:
+    async with Wire(server.address, token=SUBMIT_ONLY) as wire:
+        link = wire.link()
+        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=SUBMIT_ONLY, worker_id="w")))
+        ended = await link.ended()
+        assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
+        assert '"work"' in ended.details
+        for method, request in (
+            ("Claim", worker_pb2.ClaimRequest(worker_id="w", topics=["mail"])),
+            ("Heartbeat", worker_pb2.HeartbeatRequest(worker_id="w")),
+            ("ReportOutcome", worker_pb2.ReportOutcomeRequest(worker_id="w")),
+        ):
+            assert (await wire.refused(method, request)).code == "permission_denied"
+
+
+@pytest.mark.req("W5")
+async def test_revoking_a_token_ends_its_streams_within_five_seconds_and_no_others(
+    server: ServerProcess, wire: Wire, folder: Path, topic: str
+) -> None:
+    async with (
+        Wire(server.address, token=REVOKED) as revoked,
+        revoked.worker() as ends,
+        revoked.stream_jobs("streams", topic, max_in_flight=1) as ends_too,
+        revoked.producer() as producer,
+        wire.worker() as stays,
+    ):
+        (folder / "tokens.json").write_text(json.dumps({key: TOKENS[key] for key in TOKENS if key != REVOKED}))
+        for stream in (ends, ends_too):
+            ended = await stream.ended(within=20)  # it looks every two seconds; the rest is for a busy machine
+            assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "token_revoked")
+        frame = producer_pb2.ProducerFrame(seq=1, jobs=[producer_pb2.NewJob(topic=topic)])
+        await producer.send(frame)
+        assert (await producer.ended()).status is grpc.StatusCode.UNAUTHENTICATED
+        # The others moved up in the file; that is no change of theirs.
+        await wire.submit(topic)
+        await stays.ready(1, topic)
+        await stays.take(1)

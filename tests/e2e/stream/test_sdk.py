@@ -1,0 +1,112 @@
+"""What the SDK adds to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from headgate.sdk import Headgate, Job, JobDead
+from headgate.wire import jobs_pb2
+from tests.e2e.conftest import Serve, Spawn
+from tests.e2e.stream.tokens import ALPHA
+from tests.support.server import HEADGATE, ServerProcess, clean_environ
+from tests.support.wire import Wire
+
+
+@pytest.mark.req("W19", "W22", "W28")
+async def test_handlers_run_side_by_side_and_one_that_raises_fails_its_job_only(
+    server: ServerProcess, topic: str
+) -> None:
+    hg = Headgate(server.address, token=ALPHA)
+    at_once, most = Counter[str](), Counter[str]()
+    everybody = asyncio.Barrier(4)
+
+    async def handle(number: int, *, job: Job) -> int:
+        at_once["now"] += 1
+        most["now"] = max(most["now"], at_once["now"])
+        try:
+            if number == 3:
+                if job.attempt >= job.max_attempts:
+                    raise ZeroDivisionError("given up early")
+                raise AssertionError("not the last attempt")
+            if number < 33:
+                await everybody.wait()  # fails unless four run at a time
+            return number
+        finally:
+            at_once["now"] -= 1
+
+    task = hg.register(topic, handle, max_attempts=1)
+    async with asyncio.timeout(60), hg:
+        worker = hg.worker(concurrency=4, prefetch=28)  # 4 slots, batches of 8 and more: the same handler
+        running = asyncio.create_task(worker.run())
+        handles = await task.submit_many([(number,) for number in range(33)])
+        results = await asyncio.gather(*(handle.result(60) for handle in handles), return_exceptions=True)
+        assert [result for number, result in enumerate(results) if number != 3] == [*range(3), *range(4, 33)]
+        assert isinstance(results[3], JobDead)
+        assert "given up early" in str(results[3])
+        assert most["now"] == 4
+        assert worker.connected
+        worker.stop()
+        await running
+    assert worker.receipts["applied"] == 33
+
+
+@pytest.mark.req("W23")
+async def test_sigterm_finishes_what_ends_within_the_grace_and_gives_back_the_rest(
+    server: ServerProcess, wire: Wire, spawn: Spawn, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "import asyncio\n"
+        "from headgate import Headgate\n"
+        "hg = Headgate()\n"
+        "@hg.job('sleeps')\n"
+        "async def sleeps(seconds: float) -> str:\n"
+        "    print('started', seconds, flush=True)\n"
+        "    await asyncio.sleep(seconds)\n"
+        "    return 'rested'\n"
+    )
+    environ = {**clean_environ(), "HEADGATE_URL": server.address, "HEADGATE_TOKEN": ALPHA}
+    worker = spawn("worker", HEADGATE, "worker", "app:hg", "--grace", "2.5", "--concurrency", "2", environ=environ)
+    short, long = await wire.submit_many("sleeps", [b'{"seconds": 0.7}', b'{"seconds": 60}'])
+    waits = await wire.submit("sleeps", b'{"seconds": 0}')
+    await asyncio.to_thread(worker.saw, "^started", times=2)
+    assert await asyncio.to_thread(worker.terminate) == 0
+    done, given_back, untouched = [await wire.job(job_id) for job_id in (short, long, waits)]
+    assert (done.state, done.result) == (jobs_pb2.STATE_COMPLETED, b'"rested"')
+    assert (given_back.state, given_back.attempt) == (jobs_pb2.STATE_PENDING, 0)
+    assert [event.kind for event in given_back.events] == ["abandoned"]
+    assert (untouched.state, untouched.epoch) in ((jobs_pb2.STATE_PENDING, 0), (jobs_pb2.STATE_COMPLETED, 1))
+
+
+@pytest.mark.req("W24")
+async def test_a_worker_survives_the_restart_of_its_server_by_itself(serve: Serve, topic: str) -> None:
+    first = await asyncio.to_thread(serve, "--lease", "5")
+    hg = Headgate(first.address)
+    started, let_go, runs = asyncio.Event(), asyncio.Event(), Counter[UUID]()
+
+    async def handle(*, job: Job) -> str:
+        runs[job.id] += 1
+        if len(runs) == 3:
+            started.set()
+        await let_go.wait()
+        return "done"
+
+    task = hg.register(topic, handle)
+    async with asyncio.timeout(60), hg:
+        worker = hg.worker(concurrency=4)
+        running = asyncio.create_task(worker.run())
+        before = [await task.submit() for _ in range(3)]
+        await asyncio.wait_for(started.wait(), 60)
+        first.kill()
+        let_go.set()  # they end while there is nobody to tell
+        second = await asyncio.to_thread(serve, "--lease", "5", port=first.port)
+        after = await task.submit()
+        assert [await handle.result(60) for handle in (*before, after)] == ["done"] * 4
+        assert set(runs.values()) == {1}
+        worker.stop()
+        await running
+    assert second.exit_code is None
