@@ -180,7 +180,7 @@ async def test_a_slow_reader_gets_everything_and_slows_down_nobody_else(
     bodies = [os.urandom(700_000) for _ in range(8)]
     for start in (0, 4):
         await wire.submit_many(topic, bodies[start : start + 4])
-    call = wire.channel.stream_stream(WORK, response_deserializer=worker_pb2.ServerFrame.FromString)()
+    call: Any = wire.channel.stream_stream(WORK, response_deserializer=worker_pb2.ServerFrame.FromString)()
     await call.write(_hello("slow"))
     await call.write(worker_pb2.WorkerFrame(ready=worker_pb2.Ready(topics=[topic], count=8)).SerializeToString())
     received: list[bytes] = []

@@ -526,7 +526,7 @@ async def test_a_token_for_some_topics_submits_and_works_on_those_only(server: S
 
 
 async def test_reflection_tells_what_there_is_in_dev_mode(wire: Wire) -> None:
-    call = wire.channel.stream_stream(
+    call: Any = wire.channel.stream_stream(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
@@ -545,7 +545,7 @@ async def test_a_server_that_stops_says_so_and_sends_workers_and_producers_away(
     async with Wire(server.address) as wire, wire.worker() as link, wire.producer() as producer:
         async with asyncio.timeout(60):
             assert await _health(wire) == health_pb2.HealthCheckResponse.SERVING
-        watch = wire.channel.unary_stream(
+        watch: Any = wire.channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import grpc
@@ -38,7 +38,7 @@ INSTALL_SECONDS = 90
 WAIT = timedelta(seconds=50)
 
 StartWorker = Callable[..., LoggedProcess]
-Lasting = "tuple[ServerProcess, str, Producer]"
+Lasting: TypeAlias = "tuple[ServerProcess, str, Producer]"
 
 
 # ---------------------------------------------------------------------- Node and its packages

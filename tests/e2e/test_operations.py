@@ -154,7 +154,7 @@ async def test_every_retry_policy_is_kept_from_sdk_to_due_time(server: ServerPro
         async def fail() -> None:
             raise ValueError("no")
 
-        handles = [await fail.submit(options={"retry": policy}) for policy in policies]
+        handles = [await fail.submit(options={"retry": policy}) for policy in policies]  # type: ignore[call-arg]
         async with working(hg):
             await ended(hg, *(handle.id for handle in handles))
         for policy, handle in zip(policies, handles, strict=True):

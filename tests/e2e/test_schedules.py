@@ -166,7 +166,7 @@ async def test_tenants_scopes_and_topics_are_kept(hg: Headgate, server: ServerPr
     async with Headgate(server.address, token=MAIL) as mailer:
         assert [info.name for info in await mailer.admin.schedules.list()] == ["letters"]
         await mailer.admin.schedules.pause("letters")
-        for call in (
+        for refused in (
             mailer.admin.schedules.get("secret"),
             mailer.admin.schedules.trigger("secret"),
             mailer.admin.schedules.put("new", "payroll", every=60),
@@ -174,7 +174,7 @@ async def test_tenants_scopes_and_topics_are_kept(hg: Headgate, server: ServerPr
             mailer.admin.schedules.jobs("secret"),
         ):
             with pytest.raises(Forbidden):
-                await call
+                await refused
     for name in ("secret", "letters"):
         await hg.admin.schedules.delete(name)
 

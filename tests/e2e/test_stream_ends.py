@@ -9,6 +9,7 @@ import resource
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -274,7 +275,7 @@ def _memory(server: ServerProcess) -> int:
 async def test_neither_a_watch_nor_a_claim_that_waits_holds_up_a_drain(serve: Serve, topic: str) -> None:
     server = await asyncio.to_thread(serve)  # with a grace of half a minute
     async with Wire(server.address) as wire:
-        watch = wire.channel.unary_stream(
+        watch: Any = wire.channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,

@@ -90,8 +90,8 @@ async def test_each_verb_changes_what_matches_once_with_actor_and_reason(queue: 
     ids = await dead(queue, 30, "mail", tags=["red"]) if ended else await queue.add(30, "mail", tags=["red"])
     await queue.add(5, "mail")
     await queue.add(5, "sms", tags=["red"])
-    more: dict[str, Any] = {Verb.REPRIORITISE: {"priority": 7}, Verb.MOVE: {"topic": "letters"}}.get(verb, {})
-    one = await finish(queue, await start(queue, verb, "topic:mail tag:red", **more))
+    more: dict[Verb, dict[str, Any]] = {Verb.REPRIORITISE: {"priority": 7}, Verb.MOVE: {"topic": "letters"}}
+    one = await finish(queue, await start(queue, verb, "topic:mail tag:red", **more.get(verb, {})))
     assert (one.state, counts(one), one.expected) == (Progress.DONE, (30, 30, 0, 0), 30)
     assert await changes(queue, KIND[verb]) == Counter(ids)
     event = (await reads.events(queue.db, tenant, ids[0]))[-1]

@@ -655,8 +655,8 @@ IMPOSSIBLE = [
 
 
 def complete(table: str, row: dict[str, Any], now: datetime) -> dict[str, Any]:
-    own: dict[str, Any] = {"jobs": {"id": new_id()}, "archive": {"id": new_id(), "finished_at": now}}.get(table, {})
-    return row | own
+    own: dict[str, dict[str, Any]] = {"jobs": {"id": new_id()}, "archive": {"id": new_id(), "finished_at": now}}
+    return row | own.get(table, {})
 
 
 async def test_the_schema_refuses_rows_that_cannot_be(db: Connection) -> None:

@@ -238,7 +238,7 @@ class Script:
                 raise fault
             return real(link, delivery)
 
-        Link.deliver = deliver  # type: ignore[method-assign]
+        Link.deliver = deliver  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:

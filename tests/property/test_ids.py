@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 from uuid import UUID
 
 from hypothesis import given
@@ -15,7 +16,9 @@ calls = st.lists(st.tuples(times, st.integers(0, 3)), min_size=1, max_size=30)  
 
 
 @given(calls=calls, entropy=st.randoms(use_true_random=False))
-def test_ids_of_one_maker_strictly_increase_whatever_the_clock_does(calls: list[tuple[int, int]], entropy) -> None:
+def test_ids_of_one_maker_strictly_increase_whatever_the_clock_does(
+    calls: list[tuple[int, int]], entropy: Random
+) -> None:
     clock, latest = [0], 0
     maker = JobIdMaker(clock_ms=lambda: clock[0], entropy=entropy.randbytes)
     made: list[UUID] = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
@@ -122,7 +123,7 @@ def test_jitter_is_what_postgresql_computes() -> None:
         (lambda: RetryPolicy().delay_ms(1, jitter=2**20), "jitter", "0 to 1048575"),
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_refused(build, field: str, says: str) -> None:
+def test_a_policy_that_cannot_be_kept_is_refused(build: Callable[[], object], field: str, says: str) -> None:
     assert_refused(build, field=field, says=says)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
 
@@ -91,7 +92,7 @@ def test_a_lapse_leaves_an_error_like_a_failure() -> None:
         (lambda: Snooze(delay=None), "delay", "timedelta"),
     ],
 )
-def test_a_bad_outcome_is_its_senders_error(build, field: str, says: str) -> None:
+def test_a_bad_outcome_is_its_senders_error(build: Callable[[], object], field: str, says: str) -> None:
     assert_refused(build, field=field, says=says)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -72,5 +73,5 @@ def test_the_wait_bound_is_the_lead_of_the_highest_times_the_step() -> None:
         (lambda: ageing_wait_bound(0, 1, 2 * HOUR), "step", "1:00:00"),
     ],
 )
-def test_what_would_not_fit_the_key_is_refused(call, field: str, says: str) -> None:
+def test_what_would_not_fit_the_key_is_refused(call: Callable[[], object], field: str, says: str) -> None:
     assert_refused(call, field=field, says=says)

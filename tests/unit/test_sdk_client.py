@@ -107,7 +107,7 @@ async def test_receipts_find_their_callers_by_place() -> None:
                         receipt.place = place
                         odd.append(receipt)
             link.reply(frame.seq, *odd)
-        done = dict(zip(names, await asyncio.gather(*waiting, return_exceptions=True), strict=True))
+        done: dict[str, Any] = dict(zip(names, await asyncio.gather(*waiting, return_exceptions=True), strict=True))
         assert done["plain"].created
         assert done["urgent"].created
         assert (done["again"].id, done["again"].created) == (older, False)
