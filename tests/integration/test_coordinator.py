@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from datetime import timedelta
-from importlib import resources
+from importlib import import_module, resources
 from uuid import UUID
 
 import pytest
@@ -33,6 +33,13 @@ from tests.support.dispatching import (
     soon,
     waiting_for,
 )
+
+PARTS = (
+    *("test_coordinator", "test_coordinator_errors", "test_coordinator_marks", "test_coordinator_wakes"),
+    *("test_leases", "test_stopping"),
+)
+"""Where the edge cases of the coordinator are tested."""
+
 
 # ---------------------------------------------------------------------- slots and credit
 
@@ -257,8 +264,8 @@ def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
 def test_the_ten_edge_cases_and_the_eight_bug_proofs_are_here() -> None:
     here = {
         number
-        for module in (sys.modules[__name__], __import__("tests.integration.test_leases", fromlist=["x"]))
-        for _, test in inspect.getmembers(module, inspect.isfunction)
+        for name in PARTS
+        for _, test in inspect.getmembers(import_module(f"tests.integration.{name}"), inspect.isfunction)
         for mark in getattr(test, "pytestmark", ())
         if mark.name == "req"
         for number in mark.args

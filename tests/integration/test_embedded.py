@@ -21,6 +21,7 @@ import headgate
 from headgate.domain.errors import EmbeddedPostgresError
 from headgate.embedded import Cluster, binaries, database_url, default_data_dir, find_binaries, privileges, start
 from headgate.embedded.locks import FileLock
+from tests.support.database import temporary_folder
 from tests.support.waiting import until
 
 SOURCES = Path(headgate.__file__).parent
@@ -54,14 +55,14 @@ class User(NamedTuple):
 @pytest.fixture
 def fresh() -> Iterator[Path]:
     """A path in a private (0700) parent, as `mktemp -d` and pytest make them: closed to the server's account."""
-    parent = Path(tempfile.mkdtemp(prefix="headgate-test-"))
+    parent = temporary_folder()
     yield parent / "data"
     _remove(parent)
 
 
 @pytest.fixture(scope="module")
 def template() -> Iterator[Path]:
-    parent = Path(tempfile.mkdtemp(prefix="headgate-test-"))
+    parent = temporary_folder()
     start(parent / "data", settings=SMALL).stop()
     yield parent / "data"
     _remove(parent)
@@ -388,7 +389,7 @@ async def test_root_runs_the_server_as_somebody_else(fresh: Path, begin: Callabl
 
 @as_root
 async def test_root_in_an_open_folder_needs_no_detour(begin: Callable[..., Cluster]) -> None:
-    parent = Path(tempfile.mkdtemp(prefix="headgate-test-"))
+    parent = temporary_folder()
     parent.chmod(0o755)
     try:
         cluster = begin(parent / "data")
