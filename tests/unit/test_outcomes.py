@@ -7,17 +7,7 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.errors import TooLarge
-from headgate.domain.outcomes import (
-    LEASE_EXPIRED,
-    Abandon,
-    Completed,
-    ErrorInfo,
-    Failed,
-    Lapsed,
-    Nack,
-    Snooze,
-    kind_of,
-)
+from headgate.domain.outcomes import LEASE_EXPIRED, Abandon, Completed, ErrorInfo, Failed, Lapsed, Nack, Snooze, kind_of
 from headgate.domain.states import OutcomeKind
 from tests.unit.refusals import assert_refused
 
