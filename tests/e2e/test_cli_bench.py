@@ -93,7 +93,7 @@ async def test_it_takes_back_what_did_not_run(serve: Serve, database: str) -> No
         timeout=60,
     )
     assert limited.returncode == 0, limited.stderr
-    ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "2s", "--server", server.address)
+    ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "3s", "--server", server.address)
     assert ended.returncode == 4, ended.stdout
     told, why = ended.stderr.splitlines()
     assert told == 'ended early: took 49 jobs back from topic "headgate-bench"'

@@ -519,7 +519,7 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_job_handed
             worker.stop()
             if how == "asked twice":
                 worker.stop()
-        await asyncio.wait((running,), timeout=20)
+        await asyncio.wait((running,), timeout=60)
         assert running.cancelled() == (how == "cancelled")
         assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
         assert gate.ended == [raw]
