@@ -1,0 +1,401 @@
+"""A worker whose server goes, drains, forgets or refuses; and how a worker stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+
+import grpc
+import pytest
+
+from headgate import Abandon, Headgate, Superseded, Unauthenticated
+from headgate.sdk.io_thread import io_thread
+from headgate.sdk.worker.worker import _signals
+from headgate.wire import jobs_pb2, worker_pb2
+from tests.support.fake_server import fake_server, until
+from tests.support.waiting import until as wait_until
+from tests.unit.sdk_working import Gate, working
+
+
+async def test_what_slots_have_not_begun_is_handed_back_by_a_drain() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server, concurrency=2, prefetch=6) as (worker, link):
+            ids = link.deliver("wait", *[b""] * 8)
+            await until(lambda: len(gate.begun) == 2, "two have begun")
+            worker.stop()
+            await until(lambda: len(link.others()) == 6, "the rest is handed back")
+            assert {one.id for one in link.others() if one.HasField("abandon")} == set(ids[2:])
+            gate.open.set()
+            await until(lambda: len(link.completed()) == 2, "what had begun is finished")
+            assert gate.begun == ids[:2]
+
+
+@pytest.mark.req("O17", "W24")
+async def test_after_a_reconnect_what_runs_is_declared_and_runs_only_once() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server) as (worker, link):
+            (raw,) = link.deliver("wait", b"", epoch=7)
+            await until(lambda: gate.begun, "it runs")
+            link.end(grpc.StatusCode.UNAVAILABLE, "going away")
+            again = await server.worker(1)
+            assert not link.hello.resumed
+            assert again.hello.resumed
+            assert again.hello.worker_id == link.hello.worker_id == worker.worker_id
+            assert (list(again.hello.held.ids), list(again.hello.held.epochs)) == ([raw], [7])
+            assert again.credit == 3  # one of the four slots is taken
+            assert again.topics == ["wait"]
+            gate.open.set()
+            await until(lambda: raw in again.completed(), "it is done")
+            assert gate.begun == [raw]
+
+
+@pytest.mark.req("O17", "W14")
+async def test_unanswered_outcomes_are_sent_again_after_a_reconnect() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+
+        @app.job("t")
+        async def answer(n: int) -> int:
+            if n == 2:
+                raise Abandon
+            return n
+
+        server.answers_outcomes = False
+        async with working(app, server) as (worker, link):
+            one, two = link.deliver("t", b'{"n":1}', b'{"n":2}')
+            await until(lambda: link.completed() and link.others(), "both were sent")
+            link.end(grpc.StatusCode.UNAVAILABLE)
+            again = await server.worker(1)
+            await until(lambda: again.completed() and again.others(), "both were sent again")
+            # Declared as held: otherwise the server would hand them out before it hears what became of them.
+            assert set(again.hello.held.ids) == {one, two}
+            assert again.completed() == {one: b"1"}
+            assert [(other.id, other.epoch) for other in again.others()] == [(two, 1)]
+            for outcomes in again.frames("outcomes"):
+                again.receipts(outcomes.seq, jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_DUPLICATE))
+            await until(lambda: sum(worker.receipts.values()) == 2, "they were answered")
+            again.end(grpc.StatusCode.UNAVAILABLE)
+            third = await server.worker(2)
+            assert not third.hello.held.ids
+            assert not third.frames("outcomes")
+
+
+async def test_outcomes_the_server_could_not_write_are_sent_again_on_the_same_stream() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        server.answers_outcomes = False
+        async with working(app, server) as (worker, link):
+            link.deliver("t", b"")
+            await until(lambda: link.frames("outcomes"), "it was sent")
+            server.answers_outcomes = True
+            link.say(error=jobs_pb2.Error(code="store_unavailable", message="the database is restarting"))
+            await until(lambda: worker.receipts.get("applied") == 1, "it was sent again")
+            assert len(server.workers) == 1
+
+
+async def test_of_two_frames_exactly_the_one_the_server_names_is_sent_again() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("t", lambda job: None)
+        app.register("wait", gate)
+        server.answers_outcomes = False
+        async with working(app, server) as (worker, link):
+            (first,) = link.deliver("t", b"")
+            await until(lambda: link.frames("outcomes"), "the first was sent")
+            (second,) = link.deliver("wait", b"")
+            gate.open.set()
+            await until(lambda: len(link.frames("outcomes")) == 2, "the second was sent")
+            server.answers_outcomes = True
+            busy = jobs_pb2.Error(code="overloaded", message="try again", retry_after_ms=20)
+            link.say(error=busy, error_seq=2)
+            await until(lambda: worker.receipts.get("applied") == 1, "it was sent again")
+            assert [list(frame.ids) for frame in link.frames("outcomes")] == [[first], [second], [second]]
+            assert [frame.seq for frame in link.frames("outcomes")] == [1, 2, 2]
+            # What the server will never take is not sent for ever: the worker could not end.
+            link.say(error=jobs_pb2.Error(code="invalid_input", message="no"), error_seq=1)
+            worker.stop()
+            await until(lambda: link.ended, "the worker has nothing left to say")
+        assert len(link.frames("outcomes")) == 3
+
+
+@pytest.mark.req("D21")
+async def test_a_delivery_already_held_is_ignored_and_a_newer_epoch_replaces_it() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server) as (_, link):
+            (raw,) = link.deliver("wait", b"", epoch=3)
+            await until(lambda: len(gate.begun) == 1, "it runs")
+            link.deliver("wait", b"", ids=[raw], epoch=3)
+            await until(lambda: link.credit == 5, "the ignored one's credit is back")
+            assert len(gate.begun) == 1
+            link.deliver("wait", b"", ids=[raw], epoch=4)
+            await until(lambda: len(gate.begun) == 2 and len(gate.ended) == 1, "the new run replaced the old one")
+            gate.open.set()
+            await until(lambda: raw in link.completed(), "it is done")
+            assert [list(outcomes.epochs) for outcomes in link.frames("outcomes")] == [[4]]
+
+
+async def test_a_lost_lease_stops_the_handler_and_sends_nothing() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        app.register("next", lambda job: None)
+        async with working(app, server) as (_, link):
+            (raw,) = link.deliver("wait", b"")
+            await until(lambda: gate.begun, "it runs")
+            link.say(lost=link.held(raw))
+            await until(lambda: gate.ended, "it was stopped")
+            await until(lambda: link.credit == 5, "its slot is free")
+            (after,) = link.deliver("next", b"")
+            await until(lambda: after in link.completed(), "the next one is done")
+            assert raw not in link.completed()
+            assert not link.others()
+
+
+async def test_what_the_greeting_says_is_lost_is_stopped() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server) as (_, link):
+            (raw,) = link.deliver("wait", b"")
+            await until(lambda: gate.begun, "it runs")
+            server.lost = link.held(raw)
+            link.end(grpc.StatusCode.UNAVAILABLE)
+            again = await server.worker(1)
+            await until(lambda: gate.ended, "it was stopped")
+            await until(lambda: again.credit == 4, "its slot is free")
+            assert not again.frames("outcomes")
+
+
+async def test_a_draining_server_gets_its_unstarted_jobs_back_and_the_worker_goes_elsewhere() -> None:
+    async with fake_server() as first, fake_server() as second:
+        app, gate = Headgate([first.address, second.address]), Gate()
+        app.register("wait", gate)
+        worker = app.worker(concurrency=1, prefetch=2, grace=5)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: first.workers or second.workers, "it connects")
+        here, there = (first, second) if first.workers else (second, first)
+        link = await here.worker()
+        ids = link.deliver("wait", b"", b"", b"")
+        await until(lambda: gate.begun, "one runs")
+        link.say(drain=worker_pb2.Drain(grace_seconds=20))
+        await until(lambda: len(link.others()) == 2, "two are back")
+        assert {one.id for one in link.others()} == set(ids[1:])
+        credit = link.credit
+        gate.open.set()
+        other = await there.worker()
+        assert link.completed() == {ids[0]: b""}
+        assert link.credit == credit
+        assert not other.hello.held.ids
+        worker.stop()
+        await running
+
+
+async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() -> None:
+    async with fake_server() as first, fake_server() as second:
+        app, gate = Headgate([first.address, second.address]), Gate()
+        app.register("wait", gate)
+        worker = app.worker(concurrency=1, grace=5)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: first.workers or second.workers, "it connects")
+        here, there = (first, second) if first.workers else (second, first)
+        link = await here.worker()
+        (raw,) = link.deliver("wait", b"", epoch=2)
+        await until(lambda: gate.begun, "it runs")
+        link.say(drain=worker_pb2.Drain(grace_seconds=1))
+        await until(lambda: there.workers, "it went elsewhere")
+        assert (list(there.workers[0].hello.held.ids), there.workers[0].hello.resumed) == ([raw], True)
+        gate.open.set()
+        await until(lambda: raw in there.workers[0].completed(), "it is done there")
+        assert gate.begun == [raw]
+        worker.stop()
+        await running
+
+
+@pytest.mark.req("W23", "K9")
+async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        server.answers_quiet = False
+        worker = app.worker(concurrency=2, prefetch=2, grace=20)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (begun,) = link.deliver("wait", b"")
+        await until(lambda: gate.begun, "one runs")
+        worker.stop()
+        await until(lambda: link.frames("quiet"), "it wants no more")
+        late = link.deliver("wait", b"", b"")  # was on its way, and there is a free slot
+        await until(lambda: len(link.others()) == 2, "they are back")
+        gate.open.set()
+        await until(lambda: link.completed(), "the one that ran is done")
+        assert not running.done()  # more may be on its way
+        link.say(quieted=worker_pb2.Quieted())
+        await running
+        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(one, "abandon") for one in late]
+        assert (gate.begun, len(link.frames("quiet"))) == ([begun], 1)
+
+
+@pytest.mark.req("W23", "K9")
+async def test_stopping_finishes_what_started_and_hands_back_the_rest() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        worker = app.worker(concurrency=1, prefetch=1, grace=20)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        ids = link.deliver("wait", b"", b"")
+        await until(lambda: gate.begun, "one runs")
+        worker.stop()
+        await until(lambda: link.others(), "the other is back")
+        gate.open.set()
+        await running
+        assert link.completed() == {ids[0]: b""}
+        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(ids[1], "abandon")]
+        assert link.credit == 2  # nothing more was asked for
+        await until(lambda: link.ended, "the stream was closed")
+
+
+@pytest.mark.req("W23", "K9")
+@pytest.mark.parametrize("how", ["grace over", "asked twice", "cancelled"])
+async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_job_handed_back(how: str) -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        worker = app.worker(concurrency=1, grace=0.05 if how == "grace over" else 60)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (raw,) = link.deliver("wait", b"")
+        await until(lambda: gate.begun, "it runs")
+        if how == "cancelled":
+            running.cancel()
+        else:
+            worker.stop()
+            if how == "asked twice":
+                worker.stop()
+        await asyncio.wait((running,), timeout=60)
+        assert running.cancelled() == (how == "cancelled")
+        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+        assert gate.ended == [raw]
+
+
+async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.stopping.FLUSH_SECONDS", 0.1)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        server.answers_outcomes = False
+        worker = app.worker(concurrency=1)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (raw,) = link.deliver("t", b"")
+        await until(lambda: link.frames("outcomes"), "it was sent")
+        worker.stop()
+        await running
+        (report,) = server.reports
+        assert [(one.id, one.WhichOneof("kind")) for one in report.outcomes] == [(raw, "completed")]
+        assert report.worker_id == worker.worker_id
+
+
+async def test_a_silent_server_is_left() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        server.answers_beats = False
+        async with working(app, server, lease=1) as (_, link):
+            (raw,) = link.deliver("wait", b"")
+            await until(lambda: gate.begun, "it runs")
+            again = await server.worker(1)
+            assert list(again.hello.held.ids) == [raw]
+            assert link.frames("beat")
+            gate.open.set()
+            server.answers_beats = True
+
+
+async def test_a_server_that_does_not_greet_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.link.HELLO_SECONDS", 0.05)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        server.greets = False
+        worker = app.worker()
+        running = asyncio.create_task(worker.run())
+        await until(lambda: len(server.workers) >= 2, "it tries again")
+        assert not worker.connected
+        server.greets = True
+        await until(lambda: worker.connected, "it is connected")
+        worker.stop()
+        await running
+
+
+async def test_a_frame_that_makes_no_sense_ends_the_stream_and_not_the_worker() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        async with working(app, server) as (_, link):
+            link.say(jobs=worker_pb2.Jobs(ids=[b"x" * 16, b"y" * 16], epochs=[1], payloads=[b""], topic_names=["t"]))
+            again = await server.worker(1)
+            assert not again.hello.held.ids
+            again.say(receipts=worker_pb2.Receipts(seq=999))
+            again.say(cancel=again.held(b"z" * 16), lost=again.held(b"z" * 16))
+            (raw,) = again.deliver("t", b"")
+            await until(lambda: raw in again.completed(), "it works")
+
+
+@pytest.mark.req("W2")
+async def test_a_refused_token_ends_the_worker_with_a_sentence() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address, token="wrong")
+        app.register("t", lambda job: None)
+        server.refuses = grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN") as caught:
+            await app.work()
+        assert server.address in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+async def test_a_superseded_worker_ends() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        running = asyncio.create_task(app.work())
+        link = await server.worker()
+        link.end(grpc.StatusCode.ABORTED, "a newer one took its place", "superseded")
+        with pytest.raises(Superseded, match="id of its own"):
+            await running
+        assert len(server.workers) == 1
+
+
+def test_signals_in_the_middle_of_each_others_lines_all_ask_for_the_stop() -> None:
+    """A log cannot be entered twice by one thread, so the line is not written where the signal is handled."""
+    asked: list[threading.Thread] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "stopping" in record.getMessage():
+                asked.append(threading.current_thread())
+
+    log, listening = logging.getLogger("headgate.worker"), Listening(logging.INFO)
+    before = log.level
+    log.addHandler(listening)
+    log.setLevel(logging.INFO)
+    stops: list[int] = []
+    try:
+        with _signals(io_thread(), lambda: stops.append(1)):
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: len(asked) == 3, "each was told of")
+    finally:
+        log.removeHandler(listening)
+        log.setLevel(before)
+    assert len(stops) == 3
+    assert threading.main_thread() not in asked
