@@ -6,7 +6,6 @@ import ast
 import asyncio
 import json
 import re
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from headgate.sdk.options import Prepared
 from headgate.store.connect import connect
 from headgate.wire import producer_pb2
 from tests.e2e.conftest import Serve
-from tests.support.server import HEADGATE, clean_environ
+from tests.support.shell import Shell
 from tests.support.wire import Wire, completed
 
 PAGE = Path(__file__).parents[2] / "docs/howto/unique-and-dependent-jobs.md"
@@ -63,53 +62,37 @@ async def test_the_examples_of_the_howto_run_as_printed(serve: Serve, monkeypatc
             await names["hg"].close()
 
 
-def headgate(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HEADGATE, *arguments],
-        env={**clean_environ(), "HEADGATE_URL": address},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_the_command_line_submits_unique_and_dependent_jobs(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve().address
+    monkeypatch.setenv("HEADGATE_URL", address)
+    headgate = Shell(capsys)
 
-
-async def test_the_command_line_submits_unique_and_dependent_jobs(serve: Serve) -> None:
-    server = await asyncio.to_thread(serve)
-
-    async def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(headgate, server.address, *arguments)
-
-    async with Headgate(server.address) as hg:
-        first, again = await asyncio.gather(
-            *(run("submit", "mail", "--unique", "u", "--delay", "1h") for _ in range(2))
-        )
-        assert first.stdout == again.stdout != ""
-        parent = first.stdout.strip()
-        child = (await run("submit", "mail", "--depends-on", parent, "--on-parent-failure", "block")).stdout.strip()
-        info, missing, keyless = await asyncio.gather(
-            run("job", "get", child),
-            run("submit", "mail", "--depends-on", str(new_id())),
-            run("submit", "mail", "--on-conflict", "replace"),
-        )
-        assert f"parents   1   waits for {parent}" in info.stdout
-        assert missing.returncode != 0
-        assert 'no parent job "' in missing.stderr
-        assert "--unique: is missing" in keyless.stderr
-        one = await run("submit", "mail", '{"n": 1}', "--key", "k", "--key-window", "1h")
-        two = await run("submit", "mail", '{"n": 2}', "--key", "k")
-        assert two.returncode != 0
-        assert one.stdout.strip() in two.stderr  # the conflict names the first job
-        async with hg.batch("import") as batch:
+    async def a_batch() -> str:
+        async with Headgate(address) as hg, hg.batch("import") as batch:
             await batch.submit_to("mail", {"n": 1})
-        text, data = await asyncio.gather(
-            run("batch", "get", str(batch.id)), run("batch", "seal", str(batch.id), "--output", "json")
-        )
-        assert text.stdout.startswith("import  sealed   1 jobs\n")
-        assert json.loads(data.stdout)["counts"] == {"pending": 1}
-        nothing = await run("batch", "get", str(new_id()))
-        assert nothing.returncode != 0
-        assert nothing.stderr.startswith('error: no batch "')
+        return str(batch.id)
+
+    first, again = (headgate("submit", "mail", "--unique", "u", "--delay", "1h") for _ in range(2))
+    assert first.out == again.out != ""
+    parent = first.out.strip()
+    child = headgate("submit", "mail", "--depends-on", parent, "--on-parent-failure", "block").out.strip()
+    assert f"parents   1   waits for {parent}" in headgate("job", "get", child).out
+    missing = headgate("submit", "mail", "--depends-on", str(new_id()))
+    assert missing.code != 0
+    assert 'no parent job "' in missing.err
+    assert "--unique: is missing" in headgate("submit", "mail", "--on-conflict", "replace").err
+    one = headgate("submit", "mail", '{"n": 1}', "--key", "k", "--key-window", "1h")
+    two = headgate("submit", "mail", '{"n": 2}', "--key", "k")
+    assert two.code != 0
+    assert one.out.strip() in two.err  # the conflict names the first job
+    batch = asyncio.run(a_batch())
+    assert headgate("batch", "get", batch).out.startswith("import  sealed   1 jobs\n")
+    assert json.loads(headgate("batch", "seal", batch, "--output", "json").out)["counts"] == {"pending": 1}
+    nothing = headgate("batch", "get", str(new_id()))
+    assert nothing.code != 0
+    assert nothing.err.startswith('error: no batch "')
 
 
 async def test_what_cannot_be_linked_is_refused_with_its_reason(serve: Serve) -> None:

@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 from headgate import Headgate
-from headgate.cli import main
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound
 from headgate.domain.topic_limits import Rate
@@ -26,6 +25,7 @@ from tests.integration.test_limits import no_drift
 from tests.integration.test_throttled import used
 from tests.support.database import Server
 from tests.support.server import ServerProcess
+from tests.support.shell import Shell
 from tests.support.waiting import until_async
 from tests.support.wire import served
 from tests.support.workers import WorkerProcess
@@ -45,18 +45,6 @@ def address(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFa
     tokens.write_text(json.dumps(TOKENS))
     with served(postgres, template, folder, "--tokens", str(tokens)) as (server, _):
         yield server.address
-
-
-class Shell:
-    """`headgate …` in this process: a process for each would take a second."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self._capsys.readouterr()
-        code = main(arguments)
-        return code, *self._capsys.readouterr()
 
 
 @pytest.fixture
