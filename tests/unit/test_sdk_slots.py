@@ -293,7 +293,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         begun = asyncio.get_running_loop().time()
         await asyncio.wait_for(running, 60)
         took = asyncio.get_running_loop().time() - begun
-        assert took < 5, took
+        assert took < 20, took
         assert {one.WhichOneof("kind") for one in link.others()} == {"abandon"}
         assert worker.left_behind == 1
         assert "handlers still run (deaf-async: 1, deaf-thread: 1)" in caplog.text
