@@ -215,7 +215,7 @@ async def test_the_tick_finds_what_no_flush_of_this_instance_noted(serve: Serve,
         finally:
             await db.close()
         with pytest.raises(JobCancelled):
-            await child.result(timeout=20)
+            await child.result(timeout=60)
 
 
 async def test_a_batch_whose_block_fails_stays_open(serve: Serve) -> None:

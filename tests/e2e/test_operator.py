@@ -131,7 +131,7 @@ async def test_a_handle_cancels_its_job(server: ServerProcess, hg: Headgate, top
     queued = await hg.submit(topic, b"x")
     assert await queued.cancel(reason="typo")
     with pytest.raises(JobCancelled):
-        await queued.result(5)
+        await queued.result(60)
     with pytest.raises(Refused, match="cancelled"):
         await queued.cancel()
     blocking = await asyncio.to_thread(hg.sync.submit_to, topic, b"x")
@@ -163,7 +163,7 @@ async def test_a_job_is_shown_with_attempts_times_errors_result_and_history(
         assert running.claimed_at is not None
         assert running.lease_until is not None
         await link.report(completed(second, b"7"))
-        assert await handle.result(5) == 7
+        assert await handle.result(60) == 7
         done = await hg.get(handle.id, result=True)
         assert (done.state, done.attempt, done.result) == ("completed", 2, b"7")
         assert done.finished_at is not None
