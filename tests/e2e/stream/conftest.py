@@ -23,10 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def the_server(postgres: Server, template: str, folder: Path) -> Iterator[ServerProcess]:
-    """One for all of them: leases of 3 s, tokens from a file."""
+    """One for all of them: leases of 10 s, which a busy machine keeps without beats, tokens from a file."""
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps(TOKENS))
-    with served(postgres, template, folder, "--lease", "3", "--tokens", str(tokens)) as (server, _):
+    with served(postgres, template, folder, "--lease", "10", "--tokens", str(tokens)) as (server, _):
         yield server
 
 

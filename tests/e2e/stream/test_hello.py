@@ -65,8 +65,8 @@ async def test_hello_fixes_worker_and_tenant_for_the_whole_stream(wire: Wire, to
     job_id = await wire.submit(topic)
     async with wire.worker("the-name") as link:
         assert link.ack is not None
-        assert (link.ack.worker_id, link.ack.tenant, link.ack.lease_seconds) == ("the-name", "alpha", 3)
-        assert link.ack.beat_seconds == 1
+        assert (link.ack.worker_id, link.ack.tenant, link.ack.lease_seconds) == ("the-name", "alpha", 10)
+        assert link.ack.beat_seconds == 3
         assert link.ack.instance
         assert link.ack.server
         await link.ready(1, topic)
