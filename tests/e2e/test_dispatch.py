@@ -48,11 +48,11 @@ APPLIED, DUPLICATE, STALE, UNKNOWN = range(4)
 def running(
     postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServerProcess, str]]:
-    """One server for the module, with leases of 3 s and tokens of two tenants; and the URL of its database."""
+    """One server for the module, with leases of 8 s and tokens of two tenants; and the URL of its database."""
     folder = tmp_path_factory.mktemp("dispatch")
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps(TOKENS))
-    with served(postgres, template, folder, "--lease", "3", "--tokens", str(tokens)) as both:
+    with served(postgres, template, folder, "--lease", "8", "--tokens", str(tokens)) as both:
         yield both
 
 

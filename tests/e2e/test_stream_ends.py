@@ -39,7 +39,7 @@ def running(
     folder = tmp_path_factory.mktemp("stream-ends")
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps({TOKEN: {"tenant": "alpha"}}))
-    with served(postgres, template, folder, "--lease", "3", "--tokens", str(tokens), dev=False) as both:
+    with served(postgres, template, folder, "--lease", "8", "--tokens", str(tokens), dev=False) as both:
         yield both
 
 
