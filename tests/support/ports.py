@@ -10,36 +10,31 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 
 _FIRST, _PORTS = 20_000, 10_000
 _places = count(os.getpid() * 97)  # where to look first: runs side by side do not try the same ones in turn
-_locks: deque[int] = deque()
-_KEPT = 100  # those before have had their test: a descriptor for each server of a run would be too many
+
+
+@cache
+def _taken() -> int:
+    """A file of which each run locks the bytes of its ports; the system lets go of them when the run ends."""
+    name = Path(tempfile.gettempdir(), f"headgate-test-ports-{os.getuid()}")
+    return os.open(name, os.O_CREAT | os.O_RDWR, 0o600)
 
 
 def lasting_port() -> int:
-    """A free port that no other test run takes as long as its test lasts."""
-    folder = Path(tempfile.gettempdir(), f"headgate-test-ports-{os.getuid()}")
-    folder.mkdir(exist_ok=True)
+    """A free port that no other test run takes before this process ends."""
     for _ in range(_PORTS):
         port = _FIRST + next(_places) % _PORTS
-        lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:  # another run's, or somebody else's
-            os.close(lock)
-            continue
-        _locks.append(lock)
-        if len(_locks) > _KEPT:
-            os.close(_locks.popleft())
-        return port
+        with suppress(OSError), socket.socket() as probe:  # another run's, or somebody else's
+            fcntl.lockf(_taken(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            probe.bind(("127.0.0.1", port))
+            return port
     raise AssertionError(f"none of the ports from {_FIRST} to {_FIRST + _PORTS - 1} is free")
 
 
