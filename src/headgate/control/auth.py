@@ -16,6 +16,7 @@ from headgate.domain.errors import InvalidInput, InvalidSetting
 from headgate.domain.identity import Identity, Scope, Unauthenticated
 from headgate.domain.validation import check_tenant, check_topic
 
+ALL_SCOPES = frozenset(Scope)
 WORKER_SCOPES = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
 
 
@@ -32,7 +33,7 @@ class OpenDoor:
     tenant: str = "default"
 
     def identify(self, token: str) -> Identity:
-        return Identity(tenant=self.tenant, subject="dev", scopes=frozenset(Scope), token=token)
+        return Identity(tenant=self.tenant, subject="dev", scopes=ALL_SCOPES, token=token)
 
 
 class StaticTokens:

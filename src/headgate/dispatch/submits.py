@@ -163,6 +163,8 @@ class Submitter:
 
         try:
             await self._claim_with(flush.topic_nos[0], claim)
+            if said is not None:
+                await asyncio.sleep(0)  # the job is on its way first, then its receipt
         except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
             log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
             flush.never_fresh()

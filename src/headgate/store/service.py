@@ -10,8 +10,9 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, Unpack
 from uuid import UUID
 
@@ -59,39 +60,58 @@ _HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 
 
+_UNUSABLE_AFTER = (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly)
+
+
 class Lane:
-    """One connection for one kind of work, used by one caller at a time."""
+    """One connection for one kind of work, used by one caller at a time: `async with lane.use("submit") as db`."""
 
     def __init__(self, dsn: str, name: str, *, pooler: bool = False) -> None:
         self._dsn, self._name, self._pooler = dsn, name, pooler
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
 
-    @asynccontextmanager
-    async def use(self, call: str = "") -> AsyncIterator[Connection]:
+    def use(self, call: str = "") -> AbstractAsyncContextManager[Connection]:
         """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
-        async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await connect(
-                    self._dsn, application_name=f"headgate {self._name}", pooler=self._pooler
-                )
-            connection = self._connection
-            try:
-                if failpoints.armed and call:
-                    await failpoints.armed.reach(f"{call}.before_commit")
-                if self._pooler:
-                    async with transaction(connection):
-                        yield connection
-                else:
+        if self._pooler or failpoints.armed:
+            return self._use_with_more(call)
+        return self
+
+    async def __aenter__(self) -> Connection:
+        await self._lock.acquire()
+        try:
+            return await self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says farewell a
+        # moment before it hangs up, and in between the connection still seems to be open. Or this session may not
+        # write, as it was told at its start: a new one may, here or on another host.
+        if isinstance(error, _UNUSABLE_AFTER) and self._connection is not None:
+            self._connection.terminate()
+        self._lock.release()
+
+    @asynccontextmanager
+    async def _use_with_more(self, call: str) -> AsyncIterator[Connection]:
+        async with self as connection:
+            if failpoints.armed and call:
+                await failpoints.armed.reach(f"{call}.before_commit")
+            if self._pooler:
+                async with transaction(connection):
                     yield connection
-            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
-                # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
-                # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
-                # session may not write, as it was told at its start: a new one may, here or on another host.
-                connection.terminate()
-                raise
+            else:
+                yield connection
         if failpoints.armed and call:
             await failpoints.armed.reach(f"{call}.after_commit")
+
+    async def _open(self) -> Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._dsn, application_name=f"headgate {self._name}", pooler=self._pooler)
+        return self._connection
 
     async def close(self) -> None:
         """Close it; a later use opens it again."""
