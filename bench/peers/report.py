@@ -326,15 +326,15 @@ class Page:
         mine = cycle["median"] / cores
         yield "## Published by others, not measured here"
         yield ""
-        yield "Another machine and another run, so no more than a hint; by core, since the machines differ most in those."
+        yield "Another machine and another run, so no more than a hint; by core, for in those the machines differ most."
         yield ""
         yield "| | cycles a second | cores | by core | ours by core | ours is |"
         yield "|---|---:|---:|---:|---:|---:|"
         for other in PUBLISHED:
             theirs = other.cycles_per_s / other.cores
             yield (
-                f"| {other.title} | {other.cycles_per_s:,} | {other.cores} | {theirs:,.0f} | {mine:,.0f} (of {cores}) | "
-                f"{mine / theirs:.1f}× |"
+                f"| {other.title} | {other.cycles_per_s:,} | {other.cores} | {theirs:,.0f} | "
+                f"{mine:,.0f} (of {cores}) | {mine / theirs:.1f}× |"
             )
         yield ""
         for other in PUBLISHED:
