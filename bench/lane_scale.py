@@ -14,7 +14,7 @@ from bench.stack import Stack, stack
 PROCESSES = 4
 LINKS = (1, 4, 16, 64)
 LINK = (100, 400)
-"""Slots and read-ahead of each link of the sweep: who adds a worker adds its slots. All 64 of them hold less than waits."""
+"""Slots and read-ahead of each link of the sweep: who adds a worker adds slots. All 64 hold less than waits."""
 INSTANCES = (1, 2, 3)
 ROUNDS = 3
 SWEEP_JOBS = 60_000
