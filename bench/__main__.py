@@ -105,6 +105,7 @@ SETTINGS: Report = {
     "loaded": {"shares": list(lane_loaded.SHARES), "seconds": lane_loaded.SECONDS},
     "pickup": {"submits": lane_pickup.SUBMITS},
     "idle_links": lane_idle.LINKS,
+    "sweep_link": dict(zip(("concurrency", "prefetch"), lane_scale.LINK, strict=True)),
 }
 
 

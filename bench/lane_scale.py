@@ -13,6 +13,8 @@ from bench.stack import Stack, stack
 
 PROCESSES = 4
 LINKS = (1, 4, 16, 64)
+LINK = (100, 400)
+"""Slots and read-ahead of each link of the sweep: who adds a worker adds slots. All 64 hold less than waits."""
 INSTANCES = (1, 2, 3)
 ROUNDS = 3
 SWEEP_JOBS = 60_000
@@ -21,14 +23,21 @@ DRAIN, MILLION = 200_000, 1_000_000
 
 
 async def sweep(*, quick: bool = False) -> dict[str, object]:
-    """1 to 64 links in up to four processes, which share the same number of slots; in turns, since minutes differ."""
+    """1 to 64 links in up to four processes, in turns, since minutes differ.
+
+    Also the hard case: the most links with no more slots in all than the one link of `drain`, so that a frame holds at
+    most 62 jobs.
+    """
     jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
     rates: dict[int, list[float]] = {links: [] for links in LINKS}
+    shared: list[float] = []
     async with stack("sweep") as made:
         for _ in range(rounds):
             for links in LINKS:
-                rates[links].append(await by_links(made, jobs, links))
+                rates[links].append(await by_links(made, jobs, links, *LINK))
+            shared.append(await by_links(made, jobs, LINKS[-1], *_shared(LINKS[-1])))
     return {
+        "sweep_shared_slots": {str(LINKS[-1]): spread(shared)},
         "sweep": {str(links): spread(runs) for links, runs in rates.items()},
         "sweep_worst": spread([worst_fall([rates[links][turn] for links in LINKS]) for turn in range(rounds)], 3),
         "cores": made.busy(),
@@ -75,7 +84,7 @@ async def instances(*, quick: bool = False) -> dict[str, object]:
         for _ in range(rounds):
             for count in INSTANCES:
                 made.start_server()
-                rates[count].append(await by_links(made, jobs, 2 * count))
+                rates[count].append(await by_links(made, jobs, 2 * count, *_shared(2 * count)))
             for _ in INSTANCES:
                 made.stop_server()
     found: Mapping[str, object] = {str(count): spread(runs) for count, runs in rates.items()}
@@ -83,11 +92,15 @@ async def instances(*, quick: bool = False) -> dict[str, object]:
     return {"instances": found, "instances_3_to_best": round(median(found["3"]) / best, 3)}
 
 
-async def by_links(made: Stack, jobs: int, links: int) -> float:
+async def by_links(made: Stack, jobs: int, links: int, concurrency: int, prefetch: int) -> float:
     """A preloaded queue worked off by `links` links in up to four processes."""
     processes = min(PROCESSES, links)
-    each, name = links // processes, f"sweep of {links}"
-    return await _drain(made, jobs, processes, each, CONCURRENCY // links or 1, PREFETCH // links, name)
+    return await _drain(made, jobs, processes, links // processes, concurrency, prefetch, f"sweep of {links}")
+
+
+def _shared(links: int) -> tuple[int, int]:
+    """Slots and read-ahead of each of several links that have in all what the one link of `drain` has."""
+    return CONCURRENCY // links or 1, PREFETCH // links
 
 
 async def preloaded(made: Stack, jobs: int, *, name: str = "backlog") -> float:

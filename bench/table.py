@@ -142,6 +142,7 @@ FIGURES: Final = (
     ("idle_links_rss_mb", "MB"),
     ("claim_pages", "pages"),
     ("sweep", "jobs/s"),
+    ("sweep_shared_slots", "jobs/s"),
     ("backlog", "jobs/s"),
     ("instances", "jobs/s"),
 )

@@ -22,6 +22,7 @@ _EXPAND = """\
 ALTER TABLE headgate.jobs ADD COLUMN claimed_with text NOT NULL DEFAULT '';
 ALTER TABLE headgate.archive ADD COLUMN claimed_with text NOT NULL DEFAULT '';
 -- include: functions/claim_v2.sql
+-- include: functions/submit_claim_v2.sql
 -- include: functions/hand_over_v2.sql
 """
 _INDEX = """\
@@ -49,20 +50,26 @@ class LaterRelease:
         assert claim.count(taken) == 1
         claim = claim.replace(taken, f"{taken} claimed_with = 'v2',").replace("headgate.claim_v1", "headgate.claim_v2")
         self._write("functions/claim_v2.sql", claim)
-        straight = (self.source / "functions/hand_over_v1.sql").read_text()
-        for old, new in (
-            ("headgate.hand_over_v1(", "headgate.hand_over_v2("),
-            ("headgate.claim_v1(", "headgate.claim_v2("),
-            ("topic_no, rank_class, priority, attempt,", "topic_no, rank_class, priority, claimed_with, attempt,"),
-            ("coalesce(priorities_[1], 0), 1,", "coalesce(priorities_[1], 0), 'v2', 1,"),
-        ):
-            assert straight.count(old) == 1, old
-            straight = straight.replace(old, new)
-        self._write("functions/hand_over_v2.sql", straight)
-        for module, function in (("claim.py", "claim"), ("submit_claim.py", "hand_over")):
+        changes = {
+            "hand_over": (
+                ("headgate.submit_claim_v1(", "headgate.submit_claim_v2("),
+                ("topic_no, rank_class, priority, attempt,", "topic_no, rank_class, priority, claimed_with, attempt,"),
+                ("coalesce(priority_, 0), 1,", "coalesce(priority_, 0), 'v2', 1,"),
+            ),
+            "submit_claim": (("headgate.claim_v1(", "headgate.claim_v2("),),
+        }
+        for function, theirs in changes.items():
+            text = (self.source / f"functions/{function}_v1.sql").read_text()
+            for old, new in ((f"headgate.{function}_v1(", f"headgate.{function}_v2("), *theirs):
+                assert text.count(old) == 1, old
+                text = text.replace(old, new)
+            self._write(f"functions/{function}_v2.sql", text)
+        for module, functions in (("claim.py", ("claim",)), ("submit_claim.py", tuple(changes))):
             text = (self.source / module).read_text()
-            assert f"FROM headgate.{function}_v1(" in text
-            self._write(module, text.replace(f"headgate.{function}_v1(", f"headgate.{function}_v2("))
+            for function in functions:
+                assert f"FROM headgate.{function}_v1(" in text
+                text = text.replace(f"headgate.{function}_v1(", f"headgate.{function}_v2(")
+            self._write(module, text)
         settings = root / "headgate" / "ops" / "settings.py"
         settings.write_text(settings.read_text().replace('metadata.version("headgate")', repr(VERSION)))
 

@@ -391,7 +391,7 @@ class Coordinator:
     def _ranges(self, tenant_no: int, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:
         if from_head:
             return KeyRanges.whole(topics)
-        mark = self._marks.setdefault(tenant_no, Watermark())
+        mark = self._mark(tenant_no)
         # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
         # On a topic with lines by key, jobs are let in at the place they had before they waited.
         ageing = [no for no in topics if self._store.is_ageing(no) or self._store.is_keyed(no)]
@@ -400,6 +400,12 @@ class Coordinator:
         for topic_no in ageing:
             ranges.add(topic_no, LOWEST, HIGHEST)
         return ranges
+
+    def _mark(self, tenant_no: int) -> Watermark:
+        mark = self._marks.get(tenant_no)
+        if mark is None:
+            mark = self._marks[tenant_no] = Watermark()
+        return mark
 
     def _learn(
         self,
@@ -415,7 +421,7 @@ class Coordinator:
         """Move the marks. A full claim that began below them may have left more there, right behind its last job."""
         if not len(got):
             return
-        mark = self._marks.setdefault(demand.tenant_no, Watermark())
+        mark = self._mark(demand.tenant_no)
         last = (got.topic_nos[-1], got.rank_classes[-1], got.ranks_at[-1])
         if full and from_head:
             mark.forget(topics)

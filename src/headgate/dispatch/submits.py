@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from random import uniform
@@ -44,10 +44,10 @@ class SubmitParcel:
     size: int
     done: Callable[[Mapping[int, SubmitAnswerRow]], None]
     failed: Callable[[HeadgateError], None]
+    rows: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        return len(self.flush)
+    def __post_init__(self) -> None:
+        self.rows = len(self.flush)
 
     def fail(self, error: HeadgateError) -> None:
         self.failed(error)
@@ -163,6 +163,8 @@ class Submitter:
 
         try:
             await self._claim_with(flush.topic_nos[0], claim)
+            if said is not None:
+                await asyncio.sleep(0)  # the job is on its way first, then its receipt
         except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
             log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
             flush.never_fresh()

@@ -52,7 +52,9 @@ class Identity:
     def allowed(self, topics: Iterable[str]) -> list[str]:
         """The requested topics that are permitted; none left is an error naming them."""
         requested = list(topics)
-        permitted = [topic for topic in requested if self.topics is None or topic in self.topics]
+        if self.topics is None:
+            return requested
+        permitted = [topic for topic in requested if topic in self.topics]
         if requested and not permitted:
             raise PermissionDenied(f"the token of {self.subject} permits none of the topics {', '.join(requested)}")
         return permitted

@@ -20,7 +20,7 @@ from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
-from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.options import JobOptions, Prepared, prepared
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.payloads import body_of
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
@@ -95,7 +95,7 @@ class Headgate:
         by its policy. A thread can only be asked (`job.cancelled`): if it does not end, the attempt fails all the same,
         and its slot is lost until the function returns.
         """
-        return JobDecorator(self, topic, _Kind(run_in=run_in, time_limit=time_limit), Prepared(options))
+        return JobDecorator(self, topic, _Kind(run_in=run_in, time_limit=time_limit), prepared(**options))
 
     def register(
         self,
@@ -107,7 +107,7 @@ class Headgate:
         **options: Unpack[JobOptions],
     ) -> Task[..., Any]:
         """As the decorator, for a function defined elsewhere."""
-        return self._add(topic, function, _Kind(run_in=run_in, time_limit=time_limit), Prepared(options))
+        return self._add(topic, function, _Kind(run_in=run_in, time_limit=time_limit), prepared(**options))
 
     def cron(
         self,
@@ -162,14 +162,14 @@ class Headgate:
 
     async def submit(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> JobHandle[Any]:
         """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
-        return await submit(self._connection, check_topic(topic), body_of(payload), Prepared(options), returns=Any)
+        return await submit(self._connection, check_topic(topic), body_of(payload), prepared(**options), returns=Any)
 
     async def submit_many(
         self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
     ) -> list[JobHandle[Any]]:
         """Store many jobs for a topic that is handled elsewhere; see `Task.submit_many`."""
         bodies = map(body_of, payloads)
-        return await submit_many(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+        return await submit_many(self._connection, check_topic(topic), bodies, prepared(**options), returns=Any)
 
     def batch(
         self,

@@ -20,7 +20,7 @@ from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobHandle, state_word
 from headgate.sdk.ids import id_from_bytes
-from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.submitting import Bound, submit
@@ -123,7 +123,7 @@ class Batch:
     async def submit_to(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> JobHandle[Any]:
         """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
         body = check_payload(payload if isinstance(payload, bytes) else encode(payload, path="payload"))
-        return await self._put(Bound(check_topic(topic), body, Prepared(options)))
+        return await self._put(Bound(check_topic(topic), body, prepared(**options)))
 
     async def submit_bound(self, calls: Iterable[Bound]) -> list[JobHandle[Any]]:
         """Store jobs of any tasks, many on their way at once; raises the first error when all have been answered."""

@@ -101,7 +101,7 @@ class Prepared:
 
 def prepared(**given: Unpack[JobOptions]) -> Prepared:
     """Check options and bring them into the form they are sent in."""
-    return Prepared(given)
+    return Prepared(given) if given else PLAIN
 
 
 def _timeout(value: object) -> float:
@@ -186,3 +186,7 @@ def wire_policy(value: object) -> pb.RetryPolicy:
         cap_ms=value.cap_ms,
         delays_ms=value.delays_ms,
     )
+
+
+PLAIN: Final = Prepared({})
+"""No options at all, which is what most submits have."""

@@ -13,7 +13,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.rank import unix_us
 from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap
 from headgate.domain.validation import check_aware, check_integer, shown
-from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.options import PLAIN, JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import schedules_pb2 as pb
 
@@ -94,7 +94,7 @@ def spec(
     if unknown:
         raise InvalidInput("options", f"has no {', '.join(unknown)}", hint=f"there are {', '.join(sorted(KNOWN))}")
     given = JobOptions(**{name: options[name] for name in _OF_JOBS if name in options})  # type: ignore[typeddict-item]
-    job = (defaults or Prepared({})).over(given).new_job(topic, b"", payload)
+    job = (defaults or PLAIN).over(given).new_job(topic, b"", payload)
     catch_up, most = _catch_up(options.get("catch_up", "one"))
     ends_at = options.get("ends_at")
     return pb.ScheduleSpec(

@@ -14,7 +14,7 @@ from headgate.sdk.app import FLUSH_SECONDS, Headgate
 from headgate.sdk.batches import BatchInfo
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.io_thread import io_thread
-from headgate.sdk.options import JobOptions, Prepared
+from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.payloads import body_of
 from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
@@ -52,14 +52,14 @@ class SyncHeadgate:
 
     def submit_to(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> SyncHandle[Any]:
         """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
-        return submit_blocking(self._connection, check_topic(topic), body_of(payload), Prepared(options), returns=Any)
+        return submit_blocking(self._connection, check_topic(topic), body_of(payload), prepared(**options), returns=Any)
 
     def submit_many_to(
         self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
     ) -> list[SyncHandle[Any]]:
         """Store many jobs for a topic that is handled elsewhere."""
         bodies = map(body_of, payloads)
-        return submit_many_blocking(self._connection, check_topic(topic), bodies, Prepared(options), returns=Any)
+        return submit_many_blocking(self._connection, check_topic(topic), bodies, prepared(**options), returns=Any)
 
     def submit_batch(self, jobs: Iterable[Bound], *, name: str = "", on_done: Bound | None = None) -> JobId:
         """Open a batch of these jobs (`task.bind(...)`), store them all and seal it; returns the batch's id."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 import asyncpg
 
@@ -83,16 +83,22 @@ def translate(error: BaseException, *, writing: bool, names: Sequence[str] = ())
     return StoreError(f"the database call failed: {type(error).__name__}: {error}")
 
 
-@contextmanager
-def translating(*, writing: bool, names: Sequence[str] = ()) -> Iterator[None]:
+class translating:  # noqa: N801 - read as a statement; a class, for a generator's costs ten calls on every hot path
     """Turn driver errors of the enclosed calls into Headgate's; other exceptions and cancellation pass untouched.
 
     Acquire from a pool outside of a `writing=True` block: running out of time there has written nothing.
     """
-    try:
-        yield
-    except DRIVER_ERRORS as error:
-        raise translate(error, writing=writing, names=names) from error
+
+    __slots__ = ("_names", "_writing")
+
+    def __init__(self, *, writing: bool, names: Sequence[str] = ()) -> None:
+        self._writing, self._names = writing, names
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, DRIVER_ERRORS):
+            raise translate(error, writing=self._writing, names=self._names) from error
 
 
 def _not_encoded(error: asyncpg.DataError, cause: BaseException, names: Sequence[str]) -> HeadgateError:

@@ -64,8 +64,13 @@ class Names:
 
     def known_topics(self, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic] | None:
         """The topics, if all of them are cached."""
-        found = [self._topics.get((tenant_no, name)) for name in names]
-        return None if None in found else [topic for topic in found if topic is not None]
+        found: list[Topic] = []
+        for name in names:
+            topic = self._topics.get((tenant_no, name))
+            if topic is None:
+                return None
+            found.append(topic)
+        return found
 
     def known_topic(self, no: int) -> Topic:
         """A topic that was looked up before."""

@@ -28,7 +28,8 @@ from headgate.domain.workers import WorkerView
 from headgate.store import audit, control, quiet, reads, verbs
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
-from headgate.store.service import Store, transaction
+from headgate.store.lane import transaction
+from headgate.store.service import Store
 
 TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
 # Topics are few beside jobs; index: topics_tenant_no_name_key

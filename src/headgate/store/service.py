@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 from uuid import UUID
@@ -21,8 +20,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain import failpoints
-from headgate.domain.errors import InstanceForgotten, OutcomeUnknown, ReadOnly, StoreUnavailable
+from headgate.domain.errors import InstanceForgotten
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -30,8 +28,9 @@ from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics
 from headgate.store import claim as claiming
-from headgate.store.connect import Connection, connect
-from headgate.store.errors import DRIVER_ERRORS, translating
+from headgate.store.connect import connect
+from headgate.store.errors import translating
+from headgate.store.lane import Lane
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
 from headgate.store.quiet import quiet_set
@@ -57,69 +56,6 @@ PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 _HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
-
-
-class Lane:
-    """One connection for one kind of work, used by one caller at a time."""
-
-    def __init__(self, dsn: str, name: str, *, pooler: bool = False) -> None:
-        self._dsn, self._name, self._pooler = dsn, name, pooler
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
-        self._lock = asyncio.Lock()
-
-    @asynccontextmanager
-    async def use(self, call: str = "") -> AsyncIterator[Connection]:
-        """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
-        async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await connect(
-                    self._dsn, application_name=f"headgate {self._name}", pooler=self._pooler
-                )
-            connection = self._connection
-            try:
-                if failpoints.armed and call:
-                    await failpoints.armed.reach(f"{call}.before_commit")
-                if self._pooler:
-                    async with transaction(connection):
-                        yield connection
-                else:
-                    yield connection
-            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
-                # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
-                # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
-                # session may not write, as it was told at its start: a new one may, here or on another host.
-                connection.terminate()
-                raise
-        if failpoints.armed and call:
-            await failpoints.armed.reach(f"{call}.after_commit")
-
-    async def close(self) -> None:
-        """Close it; a later use opens it again."""
-        if self._connection is not None and not self._connection.is_closed():
-            try:
-                await asyncio.wait_for(self._connection.close(), 2)
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                self._connection.terminate()
-
-
-@asynccontextmanager
-async def transaction(connection: Connection) -> AsyncIterator[None]:
-    """An explicit transaction whose beginning and end can fail in our own words only."""
-    transaction = connection.transaction()
-    with translating(writing=False):
-        await transaction.start()
-    try:
-        yield
-    except BaseException:
-        with suppress(*DRIVER_ERRORS):  # what went wrong first is what the caller must hear
-            await transaction.rollback()
-        raise
-    if failpoints.armed:
-        await failpoints.armed.reach("transaction.before_commit")
-    with translating(writing=True):
-        await transaction.commit()
-    if failpoints.armed:
-        await failpoints.armed.reach("transaction.after_commit")
 
 
 def _nobody(*_: object) -> None:

@@ -190,9 +190,9 @@ class SubmitFlush:
     def plain(self) -> bool:
         """Nothing but new jobs of one topic that are due now: whoever claims after them finds them all."""
         odd = self.stale_ords or self.key_ords or self.tag_ords or self.limit_ords or self.link_ords
-        if odd or self.delays_ms or self.run_ats or len(set(self.ids)) < len(self.ids):
+        if odd or self.delays_ms or self.run_ats:
             return False
-        return all(no == self.topic_nos[0] for no in self.topic_nos)
+        return len(self.ids) == 1 or (len(set(self.ids)) == len(self.ids) and len(set(self.topic_nos)) == 1)
 
     def soonest(self) -> tuple[int | None, datetime | None]:
         """When the first job that must wait falls due: the shortest delay and the earliest time given, if any."""

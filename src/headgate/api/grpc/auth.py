@@ -20,9 +20,9 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def caller(
-    validator: TokenValidator, call: grpc.aio.ServicerContext[Any, Any], scope: Scope, *, token: str = ""
+    validator: TokenValidator, call: grpc.aio.ServicerContext[Any, Any], scope: Scope, *, token: str | None = None
 ) -> Identity:
     """Whose call it is; raises unless the token (of the metadata, or the given one) permits `scope`."""
-    identity = validator.identify(token or token_in(call.invocation_metadata()))
+    identity = validator.identify(token_in(call.invocation_metadata()) if token is None else token)
     identity.require(scope)
     return identity

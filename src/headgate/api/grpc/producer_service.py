@@ -12,7 +12,7 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc import codec
-from headgate.api.grpc.auth import caller
+from headgate.api.grpc.auth import caller, token_in
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
@@ -62,7 +62,8 @@ class ProducerService:
             frame = await next_message(stream, producer_pb2.ProducerFrame)
             if frame is None or not frame.HasField("hello"):
                 raise ProtocolError("the first frame must carry hello with a token")
-            identity = self._identify(stream, frame.hello.token)
+            token = frame.hello.token or token_in(stream.invocation_metadata())
+            identity = self._identify(stream, token)
         except HeadgateError as error:
             await end_with(stream, error)
         hello = producer_pb2.ProducerHelloAck(
@@ -71,7 +72,7 @@ class ProducerService:
         await stream.write(producer_pb2.ProducerReply(hello_ack=hello))
         replies = _Replies()
         writer = asyncio.create_task(replies.write_to(stream), name="replies to a producer")
-        reader = asyncio.create_task(self._read(stream, frame, replies), name="frames of a producer")
+        reader = asyncio.create_task(self._read(stream, frame, token, replies), name="frames of a producer")
         stopping = asyncio.create_task(self._parts.draining.wait(), name="stop of a producer")
         tasks: list[asyncio.Task[Any]] = [reader, writer, stopping]
         try:
@@ -95,8 +96,7 @@ class ProducerService:
         if self._parts.draining.is_set():
             await end_with(stream, ShuttingDown("this instance is shutting down; connect to another one"))
 
-    async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, replies: _Replies) -> None:
-        token = first.hello.token
+    async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, token: str, replies: _Replies) -> None:
         account: SubmitAccount = Account()
         frame: producer_pb2.ProducerFrame | None = first
         while frame is not None:
@@ -321,7 +321,7 @@ class ProducerService:
             raise NotFound("job", str(job_id))  # as if it were another tenant's
         return codec.job_info(found)
 
-    def _identify(self, call: Call, token: str = "", *, scope: Scope = Scope.SUBMIT) -> Identity:
+    def _identify(self, call: Call, token: str | None = None, *, scope: Scope = Scope.SUBMIT) -> Identity:
         return caller(self._parts.validator, call, scope, token=token)
 
 

@@ -208,6 +208,6 @@ def find(module: str, name: str) -> Task[Any, Any]:
     # Registered by hg.register(): the module has the function itself.
     from headgate.sdk.addresses import addresses_of
     from headgate.sdk.connection import Connection as ServerConnection
-    from headgate.sdk.options import Prepared
+    from headgate.sdk.options import PLAIN
 
-    return Task(ServerConnection(addresses_of(None), token=""), "process", found, options=Prepared({}))
+    return Task(ServerConnection(addresses_of(None), token=""), "process", found, options=PLAIN)
