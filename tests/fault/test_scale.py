@@ -24,7 +24,7 @@ from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
 
-JOBS = int(os.environ.get("HEADGATE_FAULT_JOBS", "20000"))
+JOBS = int(os.environ.get("HEADGATE_FAULT_JOBS", "50000"))
 LINKS = 1_000
 IDLE_TOPICS = tuple(f"idle-{number}" for number in range(4))
 WINDOW_SECONDS = 3.0
