@@ -399,6 +399,7 @@ class WorkerService:
             return worker_pb2.HeartbeatResponse(
                 lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
                 cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
+                skipped=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.skipped]),
             )
         except HeadgateError as error:
             await end_with(context, error)
