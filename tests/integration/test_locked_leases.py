@@ -1,4 +1,4 @@
-"""Rows that a foreign transaction holds locked: nobody else's lease depends on them, and theirs are not told as lost."""
+"""Rows that a foreign transaction holds locked: nobody else's lease depends on them, and they are not called lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def locking(database: str, ids: Sequence[UUID], strength: str = "UPDATE") 
         async with stranger.transaction():
             assert strength in ("UPDATE", "SHARE")
             rows = await stranger.fetch(
-                f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}",  # noqa: S608 - one of two words
+                f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}",
                 list(ids),
             )
             assert len(rows) == len(ids)
