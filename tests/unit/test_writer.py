@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Account, GroupWriter, Overloaded, ShuttingDown
-from headgate.domain.errors import HeadgateError, StoreUnavailable
+from headgate.domain.errors import HeadgateError, InternalError, StoreUnavailable
 
 
 class Rows:
@@ -29,7 +29,7 @@ class Database:
     def __init__(self) -> None:
         self.at, self.seconds = 100.0, 0.1
         self.flushes: list[list[Rows]] = []
-        self.error: HeadgateError | None = None
+        self.error: Exception | None = None
         self._free = asyncio.Semaphore(0)
         self.asked = asyncio.Event()
 
@@ -172,6 +172,63 @@ async def test_a_failed_flush_fails_its_own_parcels_and_leaves_the_accounts_righ
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (account.rows, writer.waiting_rows) == (0, 0)
+
+
+@pytest.mark.req("B5")
+async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Deaf(Rows):
+        """Cannot even be told."""
+
+        def fail(self, error: HeadgateError) -> None:
+            raise ZeroDivisionError
+
+    database = Database()
+    async with writing(database) as writer:
+        bad = [Rows(1), Deaf(1), Rows(2)]
+        for rows in bad:
+            writer.put(rows)
+        database.allow(1)
+        while len(database.flushes) < 1:
+            await asyncio.sleep(0)
+        database.error = TypeError("of the payload 0xdeadbeef")
+        database.allow(1)
+        while len(database.flushes) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for rows in (bad[0], bad[2]):
+            assert isinstance(rows.failure, InternalError)
+            assert rows.failure.code == "internal"
+            assert "TypeError" in str(rows.failure)
+            assert "deadbeef" not in str(rows.failure), "a bug's own words may be somebody's payload"
+        assert "flush_failed writer=rows rows=4" in caplog.text
+        assert "Traceback" in caplog.text
+        assert writer.faults == 1
+        database.error = None
+        good = Rows(5)
+        writer.put(good)
+        database.allow(1)
+        while writer.rows_written < 1 + 4 + 5:
+            await asyncio.sleep(0)
+        assert (good.failure, writer.waiting_rows) == (None, 0)
+
+
+async def test_a_bug_in_the_loop_itself_ends_the_writer_and_leaves_nobody_waiting() -> None:
+    def rest(_rows: int, _spent: float) -> float:
+        raise ZeroDivisionError
+
+    database = Database()
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=1, rest=rest)
+    running = asyncio.create_task(writer.run())
+    rows = [Rows(1), Rows(1)]
+    for one in rows:
+        writer.put(one)
+    database.allow(1)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(running, 5)
+    assert rows[0].failure is None
+    assert rows[1].failure is not None
 
 
 async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:

@@ -8,19 +8,24 @@ What waits is bounded, and what does not fit is refused at once with the time af
 that only grows would answer everybody late. A caller with an account may have as much waiting as there is room left for
 others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
 accounts in turns: who sends little does not wait behind who sends much.
+
+A bug that a flush runs into fails that flush's callers and nobody else: it is logged with its traceback, and the next
+flush is written. A bug of the loop itself ends the instance.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
-from headgate.domain.errors import HeadgateError, OutcomeUnknown
+from headgate.domain.errors import HeadgateError, InternalError, OutcomeUnknown
 
+log = logging.getLogger("headgate.dispatch")
 SHORTEST_HINT_MS: Final = 50
 LONGEST_HINT_MS: Final = 2_000
 
@@ -92,7 +97,7 @@ class GroupWriter(Generic[P]):
         self._closing = False
         self._pace = 0.0  # rows a second, lately
         self._began: float | None = None  # the flush in flight
-        self.flushes = self.rows_written = self.rows_refused = 0
+        self.flushes = self.rows_written = self.rows_refused = self.faults = 0
 
     @property
     def waiting_rows(self) -> int:
@@ -160,15 +165,21 @@ class GroupWriter(Generic[P]):
                 try:
                     await self._write(parcels)
                 except HeadgateError as error:
-                    for parcel in parcels:
-                        parcel.fail(error)
+                    self._fail(parcels, error)
+                except Exception as error:
+                    self.faults += 1
+                    log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
+                    # Some may have had their answer: whoever is answered twice knows the first one.
+                    self._fail(parcels, InternalError(self._name, error))
                 parcels = []  # each has its answer
                 if self._rest is not None and not self._closing:
                     await asyncio.sleep(self._rest(rows, self._now() - began))
             except BaseException:  # cancelled, or a fault of ours that ends the instance: nobody may wait for ever
                 self.close()
-                for parcel in (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)):
-                    parcel.fail(OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"))
+                self._fail(
+                    (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)),
+                    OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
+                )
                 raise
             spent, self._began = self._now() - began, None
             self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
@@ -200,6 +211,13 @@ class GroupWriter(Generic[P]):
             rows += parcel.rows
             size += parcel.size
         return parcels
+
+    def _fail(self, parcels: Iterable[P], error: HeadgateError) -> None:
+        for parcel in parcels:
+            try:
+                parcel.fail(error)
+            except Exception:
+                log.exception("caller_not_told writer=%s error=%s", self._name, error)
 
     def _count(self, rows: int, size: int, account: Account[P]) -> None:
         account.rows += rows

@@ -40,6 +40,7 @@ STATUS: Final = {
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,
+    "internal": grpc.StatusCode.INTERNAL,
 }
 
 
