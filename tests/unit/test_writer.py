@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -118,6 +119,51 @@ async def test_flushes_take_from_callers_in_turns() -> None:
             ["greedy 3", "greedy 4"],
         ]
         assert (greedy.rows, greedy.size, polite.rows, writer.waiting_rows) == (0, 0, 0, 0)
+
+
+async def test_turns_are_by_rows_so_that_calls_of_one_job_keep_up_with_frames_of_many() -> None:
+    database = Database()
+    async with writing(database, max_rows=100) as writer:
+        streams = [Account[Rows]() for _ in range(4)]
+        calls = Account[Rows]()
+        for number in range(10):
+            for name, stream in enumerate(streams):
+                writer.put(Rows(10, f"frame {name} {number}"), stream)
+        for number in range(50):
+            writer.put(Rows(1, f"call {number}"), calls)
+        database.allow(5)
+        while len(database.flushes) < 5:
+            await asyncio.sleep(0)
+        shares = [Counter(rows.name.split()[0] for rows in flush) for flush in database.flushes[1:]]
+        # A fifth of the rows of each flush, and all of them once they are less than that.
+        assert [share["call"] for share in shares] == [20, 20, 10, 0]
+        sent = [rows.name for flush in database.flushes for rows in flush]
+        for of in ("call", *(f"frame {name}" for name in range(4))):
+            mine = [int(name.rpartition(" ")[2]) for name in sent if name.startswith(of)]
+            assert mine == sorted(mine), "each caller's parcels in their order"
+
+
+async def test_who_has_little_waits_for_no_turn_and_a_large_parcel_is_not_passed_over_for_ever() -> None:
+    database = Database()
+    async with writing(database, max_rows=100) as writer:
+        streams = [Account[Rows]() for _ in range(6)]
+        small = [Account[Rows]() for _ in range(3)]
+        for number in range(3):
+            for name, stream in enumerate(streams):
+                writer.put(Rows(90, f"frame {name} {number}"), stream)
+        for flush in range(6):
+            for name, account in enumerate(small):
+                writer.put(Rows(8, f"small {name} {flush}"), account)
+            database.allow(1)
+            while len(database.flushes) <= flush:
+                await asyncio.sleep(0)
+        database.allow(1)
+        while len(database.flushes) < 7:
+            await asyncio.sleep(0)
+        flushes = [[rows.name for rows in flush] for flush in database.flushes[1:]]
+        frames = [[name for name in flush if name.startswith("frame")] for flush in flushes]
+        assert [name for names in frames for name in names] == [f"frame {name} 0" for name in range(6)]
+        assert all(any(name.startswith("small") for name in flush) for flush in flushes)
 
 
 async def test_the_hint_follows_the_pace_of_the_database_and_an_outage() -> None:

@@ -7,7 +7,7 @@ back after the commit; there is no future, task or await per row.
 What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
 that only grows would answer everybody late. A caller with an account may have as much waiting as there is room left for
 others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
-accounts in turns: who sends little does not wait behind who sends much.
+accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
 
 A bug that a flush runs into fails that flush's callers and nobody else: it is logged with its traceback, and the next
 flush is written. A bug of the loop itself ends the instance.
@@ -67,6 +67,25 @@ class Account(Generic[P]):
     def __init__(self) -> None:
         self.parcels: deque[P] = deque()  # bounded by the writer's `admit`
         self.rows = self.size = 0
+
+
+class _Flush(Generic[P]):
+    """A flush being filled."""
+
+    __slots__ = ("_room", "_space", "parcels")
+
+    def __init__(self, rows: int, size: int) -> None:
+        self._room, self._space = rows, size
+        self.parcels: list[P] = []
+
+    def take(self, parcel: P, rows: int, size: int) -> bool:
+        """Take a parcel if it fits; the first one always does."""
+        if self.parcels and (rows > self._room or size > self._space):
+            return False
+        self._room -= rows
+        self._space -= size
+        self.parcels.append(parcel)
+        return True
 
 
 class GroupWriter(Generic[P]):
@@ -192,25 +211,49 @@ class GroupWriter(Generic[P]):
         self._wake.set()
 
     def _take(self) -> list[P]:
-        """The next flush: a parcel of each account in turn, until it is full."""
-        parcels: list[P] = []
-        rows = size = 0
-        waiting = self._waiting
-        while waiting:
-            account = waiting[0]
-            parcel = account.parcels[0]
-            if parcels and (rows + parcel.rows > self._max_rows or size + parcel.size > self._max_bytes):
-                break
-            account.parcels.popleft()
-            self._count(-parcel.rows, -parcel.size, account)
+        """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
+
+        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The account whose turn
+        it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
+        """
+        flush = _Flush[P](self._max_rows, self._max_bytes)
+        share = max(1, self._max_rows // len(self._waiting))
+        full = self._move_turn(flush, share)
+        if self._waiting and not full:
+            others: deque[Account[P]] = deque()
+            for account in self._waiting:
+                if account.rows <= share and not full:
+                    full = self._move(account, flush, share)
+                if account.parcels:
+                    others.append(account)
+            self._waiting = others
+        while self._waiting and not full:
+            full = self._move_turn(flush, share)
+        return flush.parcels
+
+    def _move_turn(self, flush: _Flush[P], share: int) -> bool:
+        """Whose turn it is gives its share, and goes to the end of the line; if nothing of it fits, it stays."""
+        account = self._waiting[0]
+        before = len(account.parcels)
+        full = self._move(account, flush, share)
+        if len(account.parcels) < before:
+            self._waiting.popleft()
             if account.parcels:
-                waiting.rotate(-1)
-            else:
-                waiting.popleft()
-            parcels.append(parcel)
-            rows += parcel.rows
-            size += parcel.size
-        return parcels
+                self._waiting.append(account)
+        return full
+
+    def _move(self, account: Account[P], flush: _Flush[P], share: int) -> bool:
+        """Move parcels of an account to a flush until it had its share, or the flush is full: returns whether it is."""
+        parcels, moved = account.parcels, 0
+        while parcels and moved < share:
+            parcel = parcels[0]
+            rows, size = parcel.rows, parcel.size
+            if not flush.take(parcel, rows, size):
+                return True
+            parcels.popleft()
+            self._count(-rows, -size, account)
+            moved += rows
+        return False
 
     def _fail(self, parcels: Iterable[P], error: HeadgateError) -> None:
         for parcel in parcels:
