@@ -213,8 +213,8 @@ class GroupWriter(Generic[P]):
     def _take(self) -> list[P]:
         """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
 
-        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The account whose turn
-        it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
+        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The account whose
+        turn it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
         """
         flush = _Flush[P](self._max_rows, self._max_bytes)
         share = max(1, self._max_rows // len(self._waiting))
