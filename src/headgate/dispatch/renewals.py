@@ -26,6 +26,11 @@ SHORT_LEASE_MS = 4_000
 """Of a shorter one, half is soon over: it is renewed also when it is due before the next pass, not at or after it."""
 
 
+def beat_seconds(lease_ms: int) -> int:
+    """How often workers are asked to beat: three times a lease, but not more often than every second."""
+    return max(1, lease_ms // 3000)
+
+
 class LeaseRenewer:
     """Renews for all links of an instance."""
 
