@@ -128,12 +128,12 @@ class Server:
             raise InvalidSetting(
                 "--host", f"{options.host} is reachable from outside, and dev mode has no login", hint="use 127.0.0.1"
             )
-        lease, beat = options.lease.total_seconds(), beat_seconds(options.lease // timedelta(milliseconds=1))
-        if lease < 2 * beat:
+        lease, apart = options.lease.total_seconds(), beat_seconds(options.lease // timedelta(milliseconds=1))
+        if lease < 2 * apart:
             raise InvalidSetting(
                 "--lease",
-                f"{lease:g} s is too short: workers beat every {beat} s, and a lease must outlast two beats",
-                hint=f"use {2 * beat} or more; with {3 * beat} it outlasts a lost beat",
+                f"{lease:g} s is too short: workers beat every {apart} s, and a lease must outlast two beats",
+                hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
             )
         self.options = options
         self.validator: TokenValidator = OpenDoor() if options.tokens_file is None else TokenFile(options.tokens_file)
