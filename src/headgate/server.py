@@ -27,6 +27,7 @@ from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, server_stream, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
+from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
@@ -47,7 +48,7 @@ from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
-from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
@@ -106,6 +107,7 @@ class ServerOptions:
     unsafe: bool = False
     lease: timedelta = timedelta(seconds=60)
     grace: timedelta = timedelta(seconds=30)
+    streams_per_peer: int = 10_000
     claim_limit: int = 500
     tick_seconds: float = 1.0
     notifications: bool = True
@@ -125,6 +127,13 @@ class Server:
         if options.dev and options.tokens_file is None and not _is_loopback(options.host):
             raise InvalidSetting(
                 "--host", f"{options.host} is reachable from outside, and dev mode has no login", hint="use 127.0.0.1"
+            )
+        lease, apart = options.lease.total_seconds(), beat_seconds(options.lease // timedelta(milliseconds=1))
+        if lease < 2 * apart:
+            raise InvalidSetting(
+                "--lease",
+                f"{lease:g} s is too short: workers beat every {apart} s, and a lease must outlast two beats",
+                hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
             )
         self.options = options
         self.validator: TokenValidator = OpenDoor() if options.tokens_file is None else TokenFile(options.tokens_file)
@@ -354,10 +363,11 @@ class Server:
                 ("grpc.server_handshake_timeout_ms", 10_000),
             ]
         )
+        peers = PeerStreams(self.options.streams_per_peer)
         server.add_generic_rpc_handlers(
             (
-                _worker_methods(worker),
-                _producer_methods(producer),
+                _worker_methods(worker, peers),
+                _producer_methods(producer, peers),
                 operator_service.methods(self.validator, self.operator),
                 batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
                 operation_methods(OperationService(self.validator, many_jobs)),
@@ -481,13 +491,13 @@ class Server:
                 log.warning("loop_lag ms=%.0f", self.lag_ms)
 
 
-def _worker_methods(service: WorkerService) -> grpc.GenericRpcHandler:
+def _worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     pb = worker_pb2
     return grpc.method_handlers_generic_handler(
         "headgate.v1.WorkerService",
         {
-            "Work": bidi_stream(service.work, pb.WorkerFrame, pb.ServerFrame),
-            "StreamJobs": server_stream(service.stream_jobs, pb.StreamJobsRequest, pb.JobBatch),
+            "Work": bidi_stream(peers.bounded(service.work), pb.WorkerFrame, pb.ServerFrame),
+            "StreamJobs": server_stream(peers.bounded(service.stream_jobs), pb.StreamJobsRequest, pb.JobBatch),
             "Heartbeat": unary(service.heartbeat, pb.HeartbeatRequest, pb.HeartbeatResponse),
             "ReportOutcome": unary(service.report_outcome, pb.ReportOutcomeRequest, pb.ReportOutcomeResponse),
             "Claim": unary(service.claim, pb.ClaimRequest, pb.ClaimResponse),
@@ -495,12 +505,12 @@ def _worker_methods(service: WorkerService) -> grpc.GenericRpcHandler:
     )
 
 
-def _producer_methods(service: ProducerService) -> grpc.GenericRpcHandler:
+def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     pb = producer_pb2
     return grpc.method_handlers_generic_handler(
         "headgate.v1.ProducerService",
         {
-            "Produce": bidi_stream(service.produce, pb.ProducerFrame, pb.ProducerReply),
+            "Produce": bidi_stream(peers.bounded(service.produce), pb.ProducerFrame, pb.ProducerReply),
             "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse),
             "SubmitBatch": unary(service.submit_batch, pb.SubmitBatchRequest, pb.SubmitBatchResponse),
             "GetJob": unary(service.get_job, pb.GetJobRequest, jobs_pb2.JobInfo),

@@ -121,9 +121,10 @@ ROWS: list[Row] = [
     _row(
         "50",
         "stream",
-        "more streams on a connection than allowed; more connections than the process can have",
+        "more streams on a connection or from an address than allowed; more connections than the process can have",
         "refused at the cap",
         _WIRE + "test_no_more_streams_than_the_cap_are_taken_on_one_connection",
+        _WIRE + "test_no_more_streams_than_the_cap_are_taken_from_one_address",
         _WIRE + "test_more_connections_than_the_process_can_hold_are_refused_and_links_live",
     ),
     _row(
@@ -284,7 +285,7 @@ ROWS: list[Row] = [
     _row(
         "89",
         "config",
-        "unknown variable, bad unit, values out of range",
+        "unknown variable, bad unit, values out of range, a lease that beats cannot keep",
         "refuses to start, names the key",
         _CONFIG + "test_a_setting_that_cannot_be_used_is_named_and_nothing_starts",
     ),

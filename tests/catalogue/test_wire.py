@@ -22,7 +22,7 @@ from tests.catalogue.table import World
 from tests.support import http2
 from tests.support.http2 import Http2
 from tests.support.server import HEADGATE, READY, LoggedProcess, ServerProcess, clean_environ
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 from tests.support.wire import PRODUCE, WORK, Ended, Wire
 
 GARBAGE = [
@@ -203,6 +203,36 @@ def test_no_more_streams_than_the_cap_are_taken_on_one_connection(unharmed: Serv
             if frame.kind == http2.GOAWAY or (frame.kind == http2.RST_STREAM and frame.stream > 2 * STREAMS)
         ]
         assert refusals or peer.over
+
+
+async def test_no_more_streams_than_the_cap_are_taken_from_one_address(database: str, tmp_path: Path) -> None:
+    """Unary calls are no streams, and who leaves makes room."""
+    with ServerProcess(database, folder=tmp_path, args=("--streams-per-peer", "3")) as server:
+        async with (
+            Wire(server.address) as one,
+            Wire(server.address) as two,
+            one.worker("a") as first,
+            two.worker("b"),
+        ):
+            async with one.worker("c"):
+                end = await two.link().ended()
+                assert (end.status, end.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams")
+                assert "127.0.0.1 has 3 streams open" in end.details
+                assert "--streams-per-peer" in end.details
+                job_id = await two.submit("mail")
+                await first.ready(1, "mail")
+                (job,) = await first.take(1)
+                assert job.id == job_id
+                assert await first.complete(job) == {}
+
+            async def let_in() -> bool:
+                try:
+                    async with two.worker("d"):
+                        return True
+                except AssertionError:  # the stream had ended
+                    return False
+
+            await until_async(let_in, "who leaves makes room for another")
 
 
 def test_streams_opened_and_reset_in_a_loop_do_not_starve_others(unharmed: ServerProcess) -> None:

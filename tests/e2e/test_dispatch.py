@@ -226,6 +226,24 @@ async def test_losing_the_stream_loses_neither_beats_nor_reports(wire: Wire, top
     assert (await wire.job(job_id)).result == b"late, and right"
 
 
+@pytest.mark.req("D20")
+async def test_a_beat_says_which_rows_were_locked_and_neither_waits_for_them_nor_calls_them_lost(
+    wire: Wire, topic: str, rows: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    await wire.submit_many(topic, [b"a", b"b"])
+    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=2, lease_seconds=60)
+    locked, free = (await wire.call("Claim", claim)).jobs
+    beat = worker_pb2.HeartbeatRequest(worker_id="script", held=held(locked, free), lease_seconds=120)
+    async with rows.transaction():
+        await rows.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", UUID(bytes=locked.id))
+        answer = await wire.call("Heartbeat", beat)
+        assert (list(answer.skipped.ids), list(answer.lost.ids)) == ([locked.id], [])
+        assert (await wire.job(locked.id)).lease_until_us == locked.lease_until_us
+        assert (await wire.job(free.id)).lease_until_us > free.lease_until_us
+    assert not (await wire.call("Heartbeat", beat)).skipped.ids
+    assert (await wire.job(locked.id)).lease_until_us > locked.lease_until_us
+
+
 async def test_a_plain_stream_without_beats_is_ended_and_its_job_comes_back(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic, retry=retry_after(1))
     async with wire.stream_jobs("forgets", topic, max_in_flight=1, lease_seconds=1) as stream:

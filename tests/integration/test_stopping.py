@@ -7,19 +7,20 @@ import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from headgate import server as composition
 from headgate.dispatch.links import Link
 from headgate.dispatch.writer import ShuttingDown
-from headgate.domain.errors import OutcomeUnknown
+from headgate.domain.errors import InternalError, OutcomeUnknown
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Completed
-from headgate.domain.states import State
+from headgate.domain.states import Receipt, State
 from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection
-from tests.support.dispatching import SOON, Hold, Instance, settle_down
+from tests.support.dispatching import SOON, Hold, Instance, failing_with, settle_down
 from tests.support.queue import Clock
 
 # ---------------------------------------------------------------------- stopping
@@ -77,6 +78,47 @@ async def test_a_writer_that_is_cancelled_leaves_nobody_waiting(one: Instance) -
             await asyncio.wait_for(answer, 60)
     with pytest.raises(ShuttingDown):
         worker.settle((delivery.ids[0], 1, Completed()))
+
+
+@pytest.mark.req("B5")
+async def test_a_bug_on_the_way_of_one_outcome_costs_only_that_one(
+    one: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = await one.submit(20)
+    worker = await one.worker(slots=20)
+    await worker.take()
+    poison = ids[7]
+    settle = one.store.settle
+
+    async def stumble(rows: Any) -> Any:
+        if poison in {job_id for part in rows._done.values() for job_id in part.ids}:
+            raise KeyError("a bug")
+        return await settle(rows)
+
+    one.store.settle = stumble  # type: ignore[method-assign]
+    told = await asyncio.wait_for(worker.settle(*((job, 1, Completed()) for job in ids)), SOON.total_seconds())
+    assert {place: type(answer) for place, answer in told.items()} == {7: InternalError}
+    assert set(worker.link.held) == {poison}
+    assert (await one.states()) == {State.RUNNING: 1, State.COMPLETED: 19}
+    assert "settle_failed rows=20" in caplog.text
+    assert "Traceback" in caplog.text
+    one.store.settle = settle  # type: ignore[method-assign]
+    assert (await worker.report(poison, 1, Completed())).receipt is Receipt.APPLIED
+
+
+@pytest.mark.req("B5")
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_bug_in_a_flush_of_submits_fails_its_callers_and_the_next_one_is_written(
+    one: Instance, when: str
+) -> None:
+    hooks = one.store.before if when == "before" else one.store.after
+    hooks["submit"] = failing_with(AttributeError("a bug"))
+    with pytest.raises(InternalError, match=r"AttributeError.*send the same again"):
+        await one.submit()
+    assert (await one.states()).total() == (0 if when == "before" else 1)
+    await one.submit(3)
+    assert (await one.states()).total() == (3 if when == "before" else 4)
+    assert not one.tasks["submits"].done()
 
 
 # ---------------------------------------------------------------------- the whole server, as far as it stops

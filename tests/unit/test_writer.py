@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Account, GroupWriter, Overloaded, ShuttingDown
-from headgate.domain.errors import HeadgateError, StoreUnavailable
+from headgate.domain.errors import HeadgateError, InternalError, StoreUnavailable
 
 
 class Rows:
@@ -29,7 +30,7 @@ class Database:
     def __init__(self) -> None:
         self.at, self.seconds = 100.0, 0.1
         self.flushes: list[list[Rows]] = []
-        self.error: HeadgateError | None = None
+        self.error: Exception | None = None
         self._free = asyncio.Semaphore(0)
         self.asked = asyncio.Event()
 
@@ -120,6 +121,51 @@ async def test_flushes_take_from_callers_in_turns() -> None:
         assert (greedy.rows, greedy.size, polite.rows, writer.waiting_rows) == (0, 0, 0, 0)
 
 
+async def test_turns_are_by_rows_so_that_calls_of_one_job_keep_up_with_frames_of_many() -> None:
+    database = Database()
+    async with writing(database, max_rows=100) as writer:
+        streams = [Account[Rows]() for _ in range(4)]
+        calls = Account[Rows]()
+        for number in range(10):
+            for name, stream in enumerate(streams):
+                writer.put(Rows(10, f"frame {name} {number}"), stream)
+        for number in range(50):
+            writer.put(Rows(1, f"call {number}"), calls)
+        database.allow(5)
+        while len(database.flushes) < 5:
+            await asyncio.sleep(0)
+        shares = [Counter(rows.name.split()[0] for rows in flush) for flush in database.flushes[1:]]
+        # A fifth of the rows of each flush, and all of them once they are less than that.
+        assert [share["call"] for share in shares] == [20, 20, 10, 0]
+        sent = [rows.name for flush in database.flushes for rows in flush]
+        for of in ("call", *(f"frame {name}" for name in range(4))):
+            mine = [int(name.rpartition(" ")[2]) for name in sent if name.startswith(of)]
+            assert mine == sorted(mine), "each caller's parcels in their order"
+
+
+async def test_who_has_little_waits_for_no_turn_and_a_large_parcel_is_not_passed_over_for_ever() -> None:
+    database = Database()
+    async with writing(database, max_rows=100) as writer:
+        streams = [Account[Rows]() for _ in range(6)]
+        small = [Account[Rows]() for _ in range(3)]
+        for number in range(3):
+            for name, stream in enumerate(streams):
+                writer.put(Rows(90, f"frame {name} {number}"), stream)
+        for flush in range(6):
+            for name, account in enumerate(small):
+                writer.put(Rows(8, f"small {name} {flush}"), account)
+            database.allow(1)
+            while len(database.flushes) <= flush:
+                await asyncio.sleep(0)
+        database.allow(1)
+        while len(database.flushes) < 7:
+            await asyncio.sleep(0)
+        flushes = [[rows.name for rows in flush] for flush in database.flushes[1:]]
+        frames = [[name for name in flush if name.startswith("frame")] for flush in flushes]
+        assert [name for names in frames for name in names] == [f"frame {name} 0" for name in range(6)]
+        assert all(any(name.startswith("small") for name in flush) for flush in flushes)
+
+
 async def test_the_hint_follows_the_pace_of_the_database_and_an_outage() -> None:
     database = Database()
     async with writing(database, max_rows=10, queue_rows=1_000) as writer:
@@ -172,6 +218,63 @@ async def test_a_failed_flush_fails_its_own_parcels_and_leaves_the_accounts_righ
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (account.rows, writer.waiting_rows) == (0, 0)
+
+
+@pytest.mark.req("B5")
+async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Deaf(Rows):
+        """Cannot even be told."""
+
+        def fail(self, error: HeadgateError) -> None:
+            raise ZeroDivisionError
+
+    database = Database()
+    async with writing(database) as writer:
+        bad = [Rows(1), Deaf(1), Rows(2)]
+        for rows in bad:
+            writer.put(rows)
+        database.allow(1)
+        while len(database.flushes) < 1:
+            await asyncio.sleep(0)
+        database.error = TypeError("of the payload 0xdeadbeef")
+        database.allow(1)
+        while len(database.flushes) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for rows in (bad[0], bad[2]):
+            assert isinstance(rows.failure, InternalError)
+            assert rows.failure.code == "internal"
+            assert "TypeError" in str(rows.failure)
+            assert "deadbeef" not in str(rows.failure), "a bug's own words may be somebody's payload"
+        assert "flush_failed writer=rows rows=4" in caplog.text
+        assert "Traceback" in caplog.text
+        assert writer.faults == 1
+        database.error = None
+        good = Rows(5)
+        writer.put(good)
+        database.allow(1)
+        while writer.rows_written < 1 + 4 + 5:
+            await asyncio.sleep(0)
+        assert (good.failure, writer.waiting_rows) == (None, 0)
+
+
+async def test_a_bug_in_the_loop_itself_ends_the_writer_and_leaves_nobody_waiting() -> None:
+    def rest(_rows: int, _spent: float) -> float:
+        raise ZeroDivisionError
+
+    database = Database()
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=1, rest=rest)
+    running = asyncio.create_task(writer.run())
+    rows = [Rows(1), Rows(1)]
+    for one in rows:
+        writer.put(one)
+    database.allow(1)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(running, 5)
+    assert rows[0].failure is None
+    assert rows[1].failure is not None
 
 
 async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:

@@ -32,6 +32,7 @@ def serve_command(
     unsafe: bool = False,
     lease: float = 60,
     grace: float = 30,
+    streams_per_peer: int = 10_000,
     pooler: bool = False,
     poll_only: bool = False,
     processes: int = 1,
@@ -59,6 +60,8 @@ def serve_command(
         Default lease in seconds.
     grace
         How long a drain may take, in seconds.
+    streams_per_peer
+        Most streams that one address may have open at a process; 0 for no limit. Behind a proxy all clients have one.
     pooler
         The database URL goes through a transaction pooler (PgBouncer).
     poll_only
@@ -83,6 +86,7 @@ def serve_command(
         "unsafe": unsafe,
         "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),
         "grace": check_span(seconds(grace, field="--grace"), field="--grace", low=timedelta(0), high=GRACE_MAX),
+        "streams_per_peer": check_integer(streams_per_peer, field="--streams-per-peer", low=0, high=1_000_000),
         "pooler": pooler,
         "notifications": not poll_only,
         "name": name,

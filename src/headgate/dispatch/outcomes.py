@@ -2,8 +2,8 @@
 
 Outcomes are idempotent by job and epoch, so a flush whose fate is unknown is simply sent again; it is retried for as
 long as the database is away, because a worker's finished work must not be lost to an outage. Workers wait for their
-receipts. A flush that the database refuses for another reason is halved until the row it refuses stands alone: one
-caller's bad row is never another's error.
+receipts. A flush that the database refuses for another reason, or that runs into a bug of ours, is halved until the row
+it fails on stands alone: one caller's bad row is never another's error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headgate.dispatch.writer import GroupWriter
 from headgate.domain import failpoints
 from headgate.domain.errors import (
     HeadgateError,
+    InternalError,
     OutcomeUnknown,
     ReadOnly,
     SchemaMismatch,
@@ -116,8 +117,12 @@ class OutcomeWriter:
         for parcel, answer in zip(parcels, answers, strict=True):
             if failed and id(parcel) in failed:
                 parcel.fail(failed[id(parcel)])
-            else:
+                continue
+            try:
                 self._settled(parcel, answer)
+            except Exception as error:
+                log.exception("outcomes_not_told rows=%d", parcel.rows)
+                parcel.fail(InternalError("outcomes", error))
 
     async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
         """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.
@@ -132,7 +137,7 @@ class OutcomeWriter:
             part = [piece for piece in waiting.pop() if id(piece[0]) not in failed] if failed else waiting.pop()
             try:
                 if part:
-                    await self._settle_part(part)
+                    await self._settle_or_blame(part)
                     written = True
             except HeadgateError as error:
                 parcel, rows, answer = part[0]
@@ -148,6 +153,16 @@ class OutcomeWriter:
                     log.warning("outcome_refused tenant=%d error=%s", parcel.tenant_no, error)
                     answer[rows[0]] = error.with_traceback(None)
         return failed
+
+    async def _settle_or_blame(self, pieces: Sequence[Piece]) -> None:
+        """Write; a bug of ours is an error like any other, and whose row it is about can be found like any other's."""
+        try:
+            await self._settle_part(pieces)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            log.exception("settle_failed rows=%d", sum(len(rows) for _, rows, _ in pieces))
+            raise InternalError("outcomes", error) from error
 
     async def _settle_part(self, pieces: Sequence[Piece]) -> None:
         wait = 0.05

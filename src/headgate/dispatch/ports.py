@@ -82,12 +82,14 @@ class FreeStore(Protocol):
 
 
 class RenewalAnswer(Protocol):
-    """What a worker must be told about a job it holds."""
+    """What a worker must be told about a job it holds; `skipped`: its row was locked, and it was not renewed."""
 
     @property
     def lost(self) -> bool: ...
     @property
     def cancel(self) -> bool: ...
+    @property
+    def skipped(self) -> bool: ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,11 @@
 """Keeping leases: beats land in memory, and rows with less than half their time left are renewed in bulk.
 
-A job shorter than half its lease costs no renewal at all. A link that was not heard of for a whole lease is ended;
-the leases of what it holds then run out by themselves, unless its worker comes back and declares them.
+A job shorter than half its lease costs no renewal at all. A row that another transaction has locked is skipped: nobody
+waits for it, it counts as neither renewed nor lost, and the next pass asks again. If it stays locked until its lease is
+over, the watchdog may take it as soon as it is free; its epoch then decides whose outcome counts.
+
+A link that was not heard of for a whole lease is ended; the leases of what it holds then run out by themselves, unless
+its worker comes back and declares them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ SHORT_LEASE_MS = 4_000
 """Of a shorter one, half is soon over: it is renewed also when it is due before the next pass, not at or after it."""
 
 
+def beat_seconds(lease_ms: int) -> int:
+    """How often workers are asked to beat: three times a lease, but not more often than every second."""
+    return max(1, lease_ms // 3000)
+
+
 class LeaseRenewer:
     """Renews for all links of an instance."""
 
@@ -36,7 +45,7 @@ class LeaseRenewer:
     ) -> None:
         self._store, self._links, self._now, self._every, self._watchdog = store, links, now, every, watchdog
         self._stopped = asyncio.Event()
-        self.renewed = self.lost = self.errors = 0
+        self.renewed = self.lost = self.skipped = self.errors = 0
 
     async def run(self) -> None:
         """Renew until `stop`."""
@@ -108,6 +117,8 @@ class LeaseRenewer:
                     if link.on_freed is not None:  # its outcome was reported to another instance, most likely
                         link.on_freed(1)
                 continue
+            if answer is not None and answer.skipped:
+                continue  # still due
             # Unless it was delivered anew, or given a longer lease, while we asked.
             if link.held.get(job_id, (None, None))[:2] == (epoch, lease_ms):
                 link.held[job_id] = (epoch, lease_ms, now + lease_ms / 2000, link.held[job_id][3])
@@ -115,23 +126,30 @@ class LeaseRenewer:
                 _told(told, link).cancel = [*_told(told, link).cancel, (job_id, epoch)]
         for link, message in told.items():
             link.tell(message)
-        renewed = len(due) - sum(answer.lost for answer in answers.values())
+        skipped = sum(answer.skipped for answer in answers.values())
+        renewed = len(due) - skipped - sum(answer.lost for answer in answers.values())
         self.renewed += renewed
+        self.skipped += skipped
         return renewed
 
     async def declare(
         self, link: Link, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int
     ) -> list[tuple[UUID, int]]:
-        """A worker is back and says what it still holds: take it over here; returns what is no longer its own."""
-        renew_at = self._now() + lease_ms / 2000
+        """A worker is back and says what it still holds: take it over here; returns what is no longer its own.
+
+        What is locked at this moment is taken over as well, and is due for renewal at once.
+        """
+        now = self._now()
         lost: dict[tuple[UUID, int], None] = {}
+        skipped: set[tuple[UUID, int]] = set()
         for start in range(0, len(ids), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             answers = await self._store.renew({(link.tenant_no, lease_ms): (ids[part], epochs[part])})
             lost |= {(job_id, epoch): None for (_, job_id, epoch), answer in answers.items() if answer.lost}
+            skipped |= {(job_id, epoch) for (_, job_id, epoch), answer in answers.items() if answer.skipped}
         for job_id, epoch in zip(ids, epochs, strict=True):
             if (job_id, epoch) not in lost:
-                link.hold(job_id, epoch, lease_ms, renew_at)
+                link.hold(job_id, epoch, lease_ms, now if (job_id, epoch) in skipped else now + lease_ms / 2000)
         return list(lost)
 
 

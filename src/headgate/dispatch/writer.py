@@ -7,20 +7,25 @@ back after the commit; there is no future, task or await per row.
 What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
 that only grows would answer everybody late. A caller with an account may have as much waiting as there is room left for
 others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
-accounts in turns: who sends little does not wait behind who sends much.
+accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
+
+A bug that a flush runs into fails that flush's callers and nobody else: it is logged with its traceback, and the next
+flush is written. A bug of the loop itself ends the instance.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
-from headgate.domain.errors import HeadgateError, OutcomeUnknown
+from headgate.domain.errors import HeadgateError, InternalError, OutcomeUnknown
 
+log = logging.getLogger("headgate.dispatch")
 SHORTEST_HINT_MS: Final = 50
 LONGEST_HINT_MS: Final = 2_000
 
@@ -64,6 +69,25 @@ class Account(Generic[P]):
         self.rows = self.size = 0
 
 
+class _Flush(Generic[P]):
+    """A flush being filled."""
+
+    __slots__ = ("_room", "_space", "parcels")
+
+    def __init__(self, rows: int, size: int) -> None:
+        self._room, self._space = rows, size
+        self.parcels: list[P] = []
+
+    def take(self, parcel: P, rows: int, size: int) -> bool:
+        """Take a parcel if it fits; the first one always does."""
+        if self.parcels and (rows > self._room or size > self._space):
+            return False
+        self._room -= rows
+        self._space -= size
+        self.parcels.append(parcel)
+        return True
+
+
 class GroupWriter(Generic[P]):
     """One queue, one flush in flight."""
 
@@ -92,7 +116,7 @@ class GroupWriter(Generic[P]):
         self._closing = False
         self._pace = 0.0  # rows a second, lately
         self._began: float | None = None  # the flush in flight
-        self.flushes = self.rows_written = self.rows_refused = 0
+        self.flushes = self.rows_written = self.rows_refused = self.faults = 0
 
     @property
     def waiting_rows(self) -> int:
@@ -160,15 +184,21 @@ class GroupWriter(Generic[P]):
                 try:
                     await self._write(parcels)
                 except HeadgateError as error:
-                    for parcel in parcels:
-                        parcel.fail(error)
+                    self._fail(parcels, error)
+                except Exception as error:
+                    self.faults += 1
+                    log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
+                    # Some may have had their answer: whoever is answered twice knows the first one.
+                    self._fail(parcels, InternalError(self._name, error))
                 parcels = []  # each has its answer
                 if self._rest is not None and not self._closing:
                     await asyncio.sleep(self._rest(rows, self._now() - began))
             except BaseException:  # cancelled, or a fault of ours that ends the instance: nobody may wait for ever
                 self.close()
-                for parcel in (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)):
-                    parcel.fail(OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"))
+                self._fail(
+                    (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)),
+                    OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
+                )
                 raise
             spent, self._began = self._now() - began, None
             self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
@@ -181,25 +211,56 @@ class GroupWriter(Generic[P]):
         self._wake.set()
 
     def _take(self) -> list[P]:
-        """The next flush: a parcel of each account in turn, until it is full."""
-        parcels: list[P] = []
-        rows = size = 0
-        waiting = self._waiting
-        while waiting:
-            account = waiting[0]
-            parcel = account.parcels[0]
-            if parcels and (rows + parcel.rows > self._max_rows or size + parcel.size > self._max_bytes):
-                break
-            account.parcels.popleft()
-            self._count(-parcel.rows, -parcel.size, account)
+        """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
+
+        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The account whose
+        turn it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
+        """
+        flush = _Flush[P](self._max_rows, self._max_bytes)
+        share = max(1, self._max_rows // len(self._waiting))
+        full = self._move_turn(flush, share)
+        if self._waiting and not full:
+            others: deque[Account[P]] = deque()
+            for account in self._waiting:
+                if account.rows <= share and not full:
+                    full = self._move(account, flush, share)
+                if account.parcels:
+                    others.append(account)
+            self._waiting = others
+        while self._waiting and not full:
+            full = self._move_turn(flush, share)
+        return flush.parcels
+
+    def _move_turn(self, flush: _Flush[P], share: int) -> bool:
+        """Whose turn it is gives its share, and goes to the end of the line; if nothing of it fits, it stays."""
+        account = self._waiting[0]
+        before = len(account.parcels)
+        full = self._move(account, flush, share)
+        if len(account.parcels) < before:
+            self._waiting.popleft()
             if account.parcels:
-                waiting.rotate(-1)
-            else:
-                waiting.popleft()
-            parcels.append(parcel)
-            rows += parcel.rows
-            size += parcel.size
-        return parcels
+                self._waiting.append(account)
+        return full
+
+    def _move(self, account: Account[P], flush: _Flush[P], share: int) -> bool:
+        """Move parcels of an account to a flush until it had its share, or the flush is full: returns whether it is."""
+        parcels, moved = account.parcels, 0
+        while parcels and moved < share:
+            parcel = parcels[0]
+            rows, size = parcel.rows, parcel.size
+            if not flush.take(parcel, rows, size):
+                return True
+            parcels.popleft()
+            self._count(-rows, -size, account)
+            moved += rows
+        return False
+
+    def _fail(self, parcels: Iterable[P], error: HeadgateError) -> None:
+        for parcel in parcels:
+            try:
+                parcel.fail(error)
+            except Exception:
+                log.exception("caller_not_told writer=%s error=%s", self._name, error)
 
     def _count(self, rows: int, size: int, account: Account[P]) -> None:
         account.rows += rows

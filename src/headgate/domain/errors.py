@@ -137,6 +137,21 @@ class StoreError(HeadgateError):
     code = "store_error"
 
 
+class InternalError(HeadgateError):
+    """A bug of ours, met while something was written: whether it was committed is not known. The log has the traceback.
+
+    `cause` is named by its kind only: its text may hold somebody's payload.
+    """
+
+    code = "internal"
+
+    def __init__(self, what: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{what}: an error of Headgate's own ({type(cause).__name__}); it may have been committed: look whether it "
+            "was, or send the same again, which is safe. The server's log has the traceback"
+        )
+
+
 class StoreUnavailable(StoreError):
     """The database cannot be reached or is shutting down; the same call may succeed later."""
 

@@ -18,7 +18,7 @@ from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
 BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
-RENEW: Final = "SELECT ord, lost, cancel FROM headgate.renew_v1($1, $2, $3, $4, $5)"
+RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5)"
 PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
 REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
 
@@ -35,10 +35,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What a worker must be told about a job it holds: the lease is gone, or a cancel was requested."""
+    """What a worker must be told about a job it holds: the lease is gone, or a cancel was requested.
+
+    Skipped: another transaction holds the row, so it is neither renewed nor lost; ask again.
+    """
 
     lost: bool
     cancel: bool
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Reaped:
 
 
 async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, int], Renewal]:
-    """Push leases forward in one statement; returns only those that are lost or to be cancelled.
+    """Push leases forward in one statement, without waiting; returns only those lost, to be cancelled, or skipped.
 
     By tenant, id and epoch: two workers may hold one job, of which one does not know yet that it lost it.
     """
@@ -94,7 +98,7 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, i
             [epoch for part in held for epoch in part.epochs],
             [part.lease_ms for part in held],
         )
-    return {keys[ord_ - 1]: Renewal(lost=lost, cancel=cancel) for ord_, lost, cancel in rows}
+    return {keys[ord_ - 1]: Renewal(lost=lost, cancel=cancel, skipped=skipped) for ord_, lost, cancel, skipped in rows}
 
 
 async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import InstanceForgotten
+from headgate.domain.errors import InstanceForgotten, StoreError
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -56,6 +56,7 @@ PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 _HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
+_NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
 
 
 def _nobody(*_: object) -> None:
@@ -301,27 +302,22 @@ class Store:
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         if self._ticks % 30 == 1:
             self._promote_floor = self._running_floor = leases.BEGINNING
-        async with self._lanes["tick"].use("tick") as db:
-            with translating(writing=True):
-                rows = await fetch_into_days(
-                    db,
-                    TICK,
-                    self.instance_no,
-                    list(topic_nos),
-                    PROMOTE_AT_ONCE,
-                    self._promote_floor,
-                    0,  # see `reap`
-                    self._running_floor,
-                )
-            if self.instance_no and any(row[0] == "forgotten" for row in rows):
-                raise InstanceForgotten(
-                    f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
-                    "its end. Numbers of topics that this process remembers may mean others there: start it again"
-                )
-            tick = self._tick(rows)
-            if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
+        try:
+            rows = await self._tick_rows(topic_nos, self._promote_floor, self._running_floor)
+        except StoreError as error:
+            if type(error) is not StoreError:  # away, busy, full, read-only
+                raise
+            rows = await self._tick_in_parts(topic_nos, error)
+        if self.instance_no and any(row[0] == "forgotten" for row in rows):
+            raise InstanceForgotten(
+                f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
+                "its end. Numbers of topics that this process remembers may mean others there: start it again"
+            )
+        tick = self._tick(rows)
+        if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
+            async with self._lanes["tick"].use() as db:
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
-                self._quiet_hash = tick.quiet_hash
+            self._quiet_hash = tick.quiet_hash
         tick.quiet = self._quiet
         kinds = {row[0]: row[5] for row in rows}
         if kinds.get("rules") != self._rules_of:
@@ -330,13 +326,56 @@ class Store:
             self._rules_of = kinds.get("rules")
         return tick
 
+    async def _tick_rows(
+        self, topic_nos: Sequence[int], promote_floor: datetime, running_floor: datetime
+    ) -> list[asyncpg.Record]:
+        async with self._lanes["tick"].use("tick") as db:
+            with translating(writing=True):
+                return await fetch_into_days(
+                    db,
+                    TICK,
+                    self.instance_no,
+                    list(topic_nos),
+                    PROMOTE_AT_ONCE,
+                    promote_floor,
+                    0,  # see `reap`
+                    running_floor,
+                )
+
+    async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[asyncpg.Record]:
+        """A tick of which each part may fail by itself: a page that cannot be read must not stop what lies elsewhere.
+
+        A floor that nothing reaches leaves a part out. Without the rest of it, which is about this instance and what is
+        paused, there is no tick.
+        """
+        log.warning("tick_in_parts error=%s", cause)
+        rows = await self._tick_rows([], _NEVER, _NEVER)
+        for part, topics_of_part, promote_floor, running_floor in (
+            ("promote", [], self._promote_floor, _NEVER),
+            ("running", [], _NEVER, self._running_floor),
+            *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
+        ):
+            try:
+                rows += await self._tick_rows(topics_of_part, promote_floor, running_floor)
+            except StoreError as error:
+                if type(error) is not StoreError:
+                    raise
+                log.warning("tick_part_failed part=%s error=%s", part, error)
+        return rows
+
     async def reap(self) -> int:
         """End attempts whose lease has run out; says how many.
 
         Never in the tick's own call, which may have waited for a database that was away, and nobody could renew.
         """
-        async with self._lanes["tick"].use() as db:
-            return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
+        try:
+            async with self._lanes["tick"].use() as db:
+                return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
+        except StoreError as error:
+            if type(error) is not StoreError:
+                raise
+            log.warning("reap_failed error=%s", error)  # a page, perhaps: what the tick found is of use nevertheless
+            return 0
 
     async def free_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""

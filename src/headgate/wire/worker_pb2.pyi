@@ -704,19 +704,27 @@ class HeartbeatResponse(_message.Message):
 
     LOST_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lost(self) -> Global___Held: ...
     @_builtins.property
     def cancel(self) -> Global___Held: ...
+    @_builtins.property
+    def skipped(self) -> Global___Held:
+        """Neither renewed nor lost: another transaction has locked them in the database. Beat again soon, as long as their lease
+        lasts; if it runs out meanwhile they may be given to somebody else, and their epoch decides.
+        """
+
     def __init__(
         self,
         *,
         lost: Global___Held | None = ...,
         cancel: Global___Held | None = ...,
+        skipped: Global___Held | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "lost", b"lost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "lost", b"lost", "skipped", b"skipped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "lost", b"lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "lost", b"lost", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,7 @@ STATUS: Final = {
     "backlog_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "too_many_streams": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "superseded": grpc.StatusCode.ABORTED,
     "link_silent": grpc.StatusCode.DEADLINE_EXCEEDED,
     "link_forgotten": grpc.StatusCode.UNAVAILABLE,
@@ -40,6 +41,7 @@ STATUS: Final = {
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,
+    "internal": grpc.StatusCode.INTERNAL,
 }
 
 

@@ -22,7 +22,7 @@ from headgate.dispatch.links import Delivery, Link, LinkEnded, LinkForgotten, Li
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter
 from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
-from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
@@ -167,7 +167,7 @@ class WorkerService:
                         tenant=identity.tenant,
                         instance=parts.instance,
                         lease_seconds=parts.lease_ms // 1000,
-                        beat_seconds=max(1, parts.lease_ms // 3000),
+                        beat_seconds=beat_seconds(parts.lease_ms),
                         lost=codec.held_of(lost),
                         server=parts.version,
                     )
@@ -399,6 +399,7 @@ class WorkerService:
             return worker_pb2.HeartbeatResponse(
                 lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
                 cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
+                skipped=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.skipped]),
             )
         except HeadgateError as error:
             await end_with(context, error)

@@ -11,6 +11,7 @@ from headgate.domain.filters import Field, Glob, Term, parse
 from headgate.domain.states import State
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.operations import OperationInfo, Operations
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rpc import Method
@@ -52,7 +53,9 @@ class Dead:
     async def groups(self, topic: str = "", *, limit: int = 100) -> DeadGroups:
         """Dead letters by topic and kind of error; `topic` may have wildcards."""
         check_page_size(limit)
-        found = await self._connection.call(GROUPS, pb.ListDeadGroupsRequest(topic=topic, limit=limit))
+        found = await self._connection.call(
+            GROUPS, pb.ListDeadGroupsRequest(topic=utf8_text(topic, field="topic"), limit=limit)
+        )
         return DeadGroups(
             groups=[
                 DeadGroup(

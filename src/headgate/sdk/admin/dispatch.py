@@ -8,6 +8,7 @@ from typing import Final
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_aware, check_topic
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.wire import operator_pb2 as pb
@@ -81,7 +82,7 @@ def target_of(*, topic: str | None, tenant: bool, everything: bool) -> pb.Target
 
 async def pause(connection: Connection, target: pb.Target, *, reason: str, until: datetime | None) -> PauseInfo:
     """Stop dispatch of a target."""
-    request = pb.PauseRequest(target=target, reason=reason)
+    request = pb.PauseRequest(target=target, reason=utf8_text(reason, field="reason"))
     if until is not None:
         request.until_us = (check_aware(until, field="until") - _EPOCH) // _MICROSECOND
     answer = await connection.call(PAUSE, request, timeout=PAUSE_SECONDS, about=("topic", target.topic))
@@ -90,7 +91,7 @@ async def pause(connection: Connection, target: pb.Target, *, reason: str, until
 
 async def resume(connection: Connection, target: pb.Target, *, reason: str) -> bool:
     """Let a target run again."""
-    request = pb.ResumeRequest(target=target, reason=reason)
+    request = pb.ResumeRequest(target=target, reason=utf8_text(reason, field="reason"))
     return (await connection.call(RESUME, request, about=("topic", target.topic))).changed
 
 

@@ -11,6 +11,7 @@ from headgate.domain.errors import HeadgateError, NotFound, Refused
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
 from headgate.sdk.admin.history import JobEvent, job_event
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
@@ -89,7 +90,7 @@ class Jobs:
         many come back a second.
         """
         request = pb.RedriveJobsRequest(
-            ids=_raw(ids), reason=reason, delay_ms=delay_in_ms(delay), per_second=per_second
+            ids=_raw(ids), reason=utf8_text(reason, field="reason"), delay_ms=delay_in_ms(delay), per_second=per_second
         )
         if payload is not None:
             request.payload = payload if isinstance(payload, bytes) else encode(payload, path="payload")
@@ -97,17 +98,19 @@ class Jobs:
 
     async def discard(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """Remove dead and cancelled jobs for good; their history stays."""
-        request = pb.DiscardJobsRequest(ids=_raw(ids), reason=reason)
+        request = pb.DiscardJobsRequest(ids=_raw(ids), reason=utf8_text(reason, field="reason"))
         return changes_of(await self._connection.call(DISCARD, request))
 
     async def reprioritise(self, ids: Ids, priority: int | str, *, reason: str = "") -> list[JobChange]:
         """Give queued jobs another priority (a number or a tier), from the next claim on; their age stays."""
-        request = pb.ReprioritiseJobsRequest(ids=_raw(ids), reason=reason, priority=priority_of(priority))
+        request = pb.ReprioritiseJobsRequest(
+            ids=_raw(ids), reason=utf8_text(reason, field="reason"), priority=priority_of(priority)
+        )
         return changes_of(await self._connection.call(REPRIORITISE, request))
 
     async def move(self, ids: Ids, topic: str, *, reason: str = "") -> list[JobChange]:
         """Put queued jobs on another topic, which is made if there is none; priority and age stay."""
-        request = pb.MoveJobsRequest(ids=_raw(ids), reason=reason, topic=check_topic(topic))
+        request = pb.MoveJobsRequest(ids=_raw(ids), reason=utf8_text(reason, field="reason"), topic=check_topic(topic))
         return changes_of(await self._connection.call(MOVE, request))
 
 
@@ -118,7 +121,7 @@ def _raw(ids: Ids) -> list[bytes]:
 
 def cancel_request(ids: Ids, reason: str) -> pb.CancelJobsRequest:
     """To cancel these."""
-    return pb.CancelJobsRequest(ids=_raw(ids), reason=reason)
+    return pb.CancelJobsRequest(ids=_raw(ids), reason=utf8_text(reason, field="reason"))
 
 
 def changes_of(answer: pb.JobsResponse) -> list[JobChange]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from headgate.domain.filters import parse
 from headgate.domain.validation import check_integer, check_page_size
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info, state_word
 from headgate.sdk.rpc import Method
@@ -45,7 +46,9 @@ class MatchingJobs:
     async def page(self, *, limit: int = 50, cursor: str = "") -> JobPage:
         """One page; pass its cursor for the next."""
         check_page_size(limit)
-        request = pb.ListJobsRequest(filter=self.filter, limit=limit, cursor=cursor, oldest_first=self.oldest_first)
+        request = pb.ListJobsRequest(
+            filter=self.filter, limit=limit, cursor=utf8_text(cursor, field="cursor"), oldest_first=self.oldest_first
+        )
         found = await self._connection.call(LIST_JOBS, request)
         return JobPage(jobs=[job_info(job) for job in found.jobs], cursor=found.cursor)
 

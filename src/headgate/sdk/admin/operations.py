@@ -15,6 +15,7 @@ from headgate.domain.ids import parse_job_id
 from headgate.domain.operations import Verb
 from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
 from headgate.sdk.admin.listing import by_state
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker
@@ -144,7 +145,7 @@ class Operations:
     async def cancel(self, operation_id: UUID | str, *, reason: str = "") -> OperationInfo:
         """End it where it stands: when this returns, nothing more is changed. Harmless when it is over."""
         known = parse_job_id(operation_id)
-        request = pb.CancelOperationRequest(id=known.bytes, reason=reason)
+        request = pb.CancelOperationRequest(id=known.bytes, reason=utf8_text(reason, field="reason"))
         return operation_info(await self._connection.call(CANCEL, request, about=("operation", str(known))))
 
     async def wait(
@@ -205,12 +206,13 @@ def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:
     unknown = sorted(options.keys() - PlanOptions.__annotations__.keys())
     if unknown:
         raise InvalidInput("options", f"has no {', '.join(unknown)}")
-    plan = pb.OperationPlan(verb=verb, filter=str(parse(text)), reason=options.get("reason", ""))
+    reason = utf8_text(options.get("reason", ""), field="reason")
+    plan = pb.OperationPlan(verb=verb, filter=str(parse(text)), reason=reason)
     if "priority" in options:
         given = options["priority"]
         plan.priority = priority_of_tier(given) if isinstance(given, str) else check_priority(given)
     if "topic" in options:
-        plan.topic = options["topic"]
+        plan.topic = utf8_text(options["topic"], field="topic")
     if "delay" in options:
         plan.delay_ms = delay_in_ms(options["delay"])
     if "per_second" in options:

@@ -13,6 +13,7 @@ from headgate.domain import limits
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.rank import unix_us
 from headgate.domain.validation import check_integer, check_page_size, check_topic
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes, new_id_maker
@@ -129,7 +130,7 @@ class Schedules:
         self, name: str, made: pb.ScheduleSpec, *, version: int | None = None
     ) -> tuple[ScheduleInfo, bool]:
         """As `put`, for one that is in its wire form already; says whether anything changed."""
-        request = pb.PutScheduleRequest(name=name, spec=made)
+        request = pb.PutScheduleRequest(name=utf8_text(name, field="name"), spec=made)
         if version is not None:
             request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         answer = await self._call(PUT, request, name)
@@ -137,7 +138,7 @@ class Schedules:
 
     async def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises NotFound."""
-        return schedule_info(await self._call(GET, pb.GetScheduleRequest(name=name), name))
+        return schedule_info(await self._call(GET, pb.GetScheduleRequest(name=utf8_text(name, field="name")), name))
 
     async def list(self, *, source: str | None = None) -> Infos:
         """All schedules in the order of their names; `source`: only what that program declares."""
@@ -145,29 +146,43 @@ class Schedules:
 
     async def delete(self, name: str, *, version: int | None = None, reason: str = "") -> None:
         """Remove it. The jobs it made stay."""
-        request = pb.DeleteScheduleRequest(name=name, reason=reason)
+        request = pb.DeleteScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason"))
         if version is not None:
             request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         await self._call(DELETE, request, name)
 
     async def pause(self, name: str, *, reason: str = "") -> ScheduleInfo:
         """Make no more jobs until resumed."""
-        return schedule_info(await self._call(PAUSE, pb.PauseScheduleRequest(name=name, reason=reason), name))
+        return schedule_info(
+            await self._call(
+                PAUSE,
+                pb.PauseScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason")),
+                name,
+            )
+        )
 
     async def resume(self, name: str, *, reason: str = "") -> ScheduleInfo:
         """Go on with the next occurrence from now."""
-        return schedule_info(await self._call(RESUME, pb.ResumeScheduleRequest(name=name, reason=reason), name))
+        return schedule_info(
+            await self._call(
+                RESUME,
+                pb.ResumeScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason")),
+                name,
+            )
+        )
 
     async def trigger(self, name: str, *, request_id: UUID | str | None = None, reason: str = "") -> JobId:
         """Make one job now, whatever the overlap policy; the same `request_id` again gives the same job."""
         request = self._ids.next_id() if request_id is None else parse_job_id(request_id, field="request_id")
-        message = pb.TriggerScheduleRequest(name=name, request_id=request.bytes, reason=reason)
+        message = pb.TriggerScheduleRequest(
+            name=utf8_text(name, field="name"), request_id=request.bytes, reason=utf8_text(reason, field="reason")
+        )
         return id_from_bytes((await self._call(TRIGGER, message, name)).job_id)
 
     async def next(self, name: str, count: int = 5) -> Moments:
         """The next occurrences, by the clocks of its zone."""
         check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
-        return _moments(await self._call(NEXT, pb.NextRequest(name=name, count=count), name))
+        return _moments(await self._call(NEXT, pb.NextRequest(name=utf8_text(name, field="name"), count=count), name))
 
     async def preview(
         self,
@@ -188,7 +203,9 @@ class Schedules:
     async def jobs(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Runs:
         """The jobs it made, newest occurrence first."""
         check_page_size(limit)
-        request = pb.ScheduleJobsRequest(name=name, limit=limit, before_us=0 if before is None else unix_us(before))
+        request = pb.ScheduleJobsRequest(
+            name=utf8_text(name, field="name"), limit=limit, before_us=0 if before is None else unix_us(before)
+        )
         return [
             ScheduledRun(
                 job_id=id_from_bytes(job.job_id),
@@ -205,7 +222,7 @@ class Schedules:
         while True:
             request = pb.ListSchedulesRequest(after=after, limit=_PAGE)
             if source is not None:
-                request.source = source
+                request.source = utf8_text(source, field="source")
             page = (await self._call(LIST, request, "")).schedules
             for found in page:
                 yield schedule_info(found)

@@ -11,6 +11,7 @@ from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import check_ageing_step, check_integer, check_topic, shown
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.options import wire_policy
 from headgate.sdk.rpc import Method
@@ -98,7 +99,7 @@ class TopicsAdmin:
         if unknown:
             known = ", ".join(TopicSettings.__annotations__)
             raise InvalidInput("settings", f"has no {', '.join(sorted(unknown))}", hint=f"there are {known}")
-        request = pb.SetTopicRequest(name=check_topic(name), reason=reason)
+        request = pb.SetTopicRequest(name=check_topic(name), reason=utf8_text(reason, field="reason"))
         for one, value in settings.items():
             if value is None:
                 request.clear.append(one)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from headgate.domain.validation import check_worker_id
+from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
@@ -55,12 +56,14 @@ class Workers:
     async def quiet(self, worker: str, *, reason: str = "", duration: Seconds = 3600) -> datetime:
         """Give a worker no more jobs, wherever it connects; it finishes what it holds. Returns when that ends."""
         request = pb.QuietWorkerRequest(
-            worker=check_worker_id(worker), reason=reason, for_ms=delay_in_ms(duration, field="duration")
+            worker=check_worker_id(worker),
+            reason=utf8_text(reason, field="reason"),
+            for_ms=delay_in_ms(duration, field="duration"),
         )
         answer = await self._connection.call(QUIET, request)
         return _EPOCH + timedelta(microseconds=answer.until_us)
 
     async def unquiet(self, worker: str, *, reason: str = "") -> bool:
         """Let a worker have jobs again; says whether it was quiet."""
-        request = pb.UnquietWorkerRequest(worker=check_worker_id(worker), reason=reason)
+        request = pb.UnquietWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
         return (await self._connection.call(UNQUIET, request)).changed

@@ -1,7 +1,12 @@
--- Pushes leases forward; returns (ord, lost, cancel) only for those that are lost (another epoch, not running, gone) or
--- whose worker must be told that a cancel was requested. lease_until is in no index, so this is a HOT update.
+-- Pushes leases forward; returns (ord, lost, cancel, skipped) only for those that are lost (another epoch, not running,
+-- gone), whose worker must be told that a cancel was requested, or that somebody else has locked. lease_until is in no
+-- index, so this is a HOT update.
+--
+-- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
+-- neither renewed nor lost, it is *skipped*: whoever asked has to ask again, and must not count on it until then. Who never
+-- waits may also come to the rows in any order.
 CREATE FUNCTION headgate.renew_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], lease_ms_ bigint[])
-RETURNS TABLE (ord int, lost boolean, cancel boolean)
+RETURNS TABLE (ord int, lost boolean, cancel boolean, skipped boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
 #variable_conflict use_column
@@ -11,9 +16,6 @@ DECLARE
     v_ids    uuid[];
     v_now    timestamptz := headgate.clock_v1();
 BEGIN
-    IF cardinality(tenants_) > 1 THEN      -- one run is updated in id order, several are not
-        PERFORM headgate.lock_jobs_v1(tenants_, counts_, ids_);
-    END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
         v_to := v_from + counts_[v_run] - 1;
         v_ids := ids_[v_from:v_to];
@@ -21,16 +23,29 @@ BEGIN
         WITH told AS MATERIALIZED (
             SELECT u.id, u.epoch, u.n::int AS n
               FROM unnest(v_ids, epochs_[v_from:v_to]) WITH ORDINALITY AS u(id, epoch, n)),
+        locked AS MATERIALIZED (           -- as they are now, not as this statement first saw them
+            SELECT j.id, j.epoch, j.state FROM headgate.jobs j
+             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids)
+               FOR NO KEY UPDATE SKIP LOCKED),          -- what the update takes, no more
         held AS (
             UPDATE headgate.jobs j
                -- Never shortened: a handler may have asked for longer.
                SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms')
-             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1
-               AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM told t)) IS TRUE
-            RETURNING j.id, j.epoch, j.flags & 16 <> 0 AS cancel)
-        SELECT v_from + t.n - 1, h.id IS NULL, coalesce(h.cancel, false)
+             WHERE j.tenant_no = tenants_[v_run]
+               AND j.id = ANY (ARRAY(SELECT l.id FROM locked l
+                                      WHERE l.state = 1 AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)))
+            RETURNING j.id, j.epoch, j.flags & 16 <> 0 AS cancel),
+        busy AS (
+            -- Seen here under that epoch, and not to be had. What is seen under another one, or not at all, is lost for
+            -- good, locked or not: epochs only grow.
+            SELECT j.id, j.epoch FROM headgate.jobs j
+             WHERE j.tenant_no = tenants_[v_run] AND j.state + 0 = 1
+               AND j.id = ANY (ARRAY(SELECT t.id FROM told t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
+        SELECT v_from + t.n - 1, h.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false), b.id IS NOT NULL
           -- With the epoch: who lost a job and who got it may both be among those told.
-          FROM told t LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch
+          FROM told t
+          LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch
+          LEFT JOIN busy b ON b.id = t.id AND b.epoch = t.epoch
          WHERE h.id IS NULL OR h.cancel;
         v_from := v_to + 1;
     END LOOP;

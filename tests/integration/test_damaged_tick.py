@@ -1,0 +1,60 @@
+"""A tick that meets something unreadable: what lies elsewhere is still found, promoted and told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from headgate.domain.errors import StoreBusy
+from headgate.domain.states import State
+from headgate.store.connect import Connection
+from tests.support.dispatching import Instance
+from tests.support.queue import Clock
+
+PROMOTE = """
+CREATE OR REPLACE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz)
+RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz)
+LANGUAGE plpgsql AS $$ BEGIN
+    IF floor_ < '9000-01-01' THEN RAISE 'invalid page in block 7' USING ERRCODE = '%s'; END IF;
+END $$"""
+REAP = """
+CREATE OR REPLACE FUNCTION headgate.reap_v1(n_ int, floor_ timestamptz)
+RETURNS TABLE (tenant_no int, id uuid, state smallint, run_at timestamptz)
+LANGUAGE plpgsql AS $$ BEGIN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END $$"""
+
+
+async def test_a_tick_that_cannot_promote_still_finds_what_is_pending_and_what_runs(
+    still: Instance, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await still.submit(2)
+    await still.worker("w", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    await still.submit(1, delay=timedelta(hours=1))
+    await db.execute(PROMOTE % "XX001")
+    await still.worker("other", slots=1)
+    tick = await still.coordinator.tick_once()
+    assert tick.pending == await still.topic_nos("mail")
+    assert tick.oldest_running is not None
+    assert tick.now is not None
+    assert "tick_part_failed part=promote" in caplog.text
+    assert await still.coordinator.claim_once() == 1
+
+
+async def test_a_tick_that_cannot_reap_is_of_use_nevertheless(still: Instance, db: Connection) -> None:
+    clock = await Clock.install(db)
+    await still.submit(1)
+    await still.worker("w", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    await still.submit(1, delay=timedelta(seconds=30))
+    await db.execute(REAP)
+    await clock.advance(seconds=61)
+    tick = await still.coordinator.tick_once()
+    assert (len(tick.promoted), tick.reaped) == (1, 0)
+    assert (await still.states())[State.PENDING] == 1
+
+
+async def test_a_database_that_is_busy_fails_the_tick_as_a_whole(still: Instance, db: Connection) -> None:
+    await db.execute(PROMOTE % "55P03")
+    with pytest.raises(StoreBusy):
+        await still.coordinator.tick_once()

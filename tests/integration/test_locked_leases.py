@@ -1,0 +1,193 @@
+"""Rows that a foreign transaction holds locked: nobody else's lease depends on them, and they are not called lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.domain.outcomes import Completed
+from headgate.domain.states import Receipt, State
+from headgate.store import leases
+from headgate.store.connect import Connection, connect
+from headgate.store.leases import Renewal
+from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
+from tests.support.queue import Clock
+
+SOON = 15.0
+SKIPPED = Renewal(lost=False, cancel=False, skipped=True)
+LOST = Renewal(lost=True, cancel=False)
+DONE = Completed(result=b"r")
+
+
+@pytest.fixture
+def seconds() -> ManualClock:
+    """The server's own clock."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def clock(db: Connection) -> Clock:
+    """The database's clock."""
+    return await Clock.install(db)
+
+
+@pytest.fixture
+async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """An instance that moves only when the test says so; leases are of a minute."""
+    async with Instance(database, running=False, now=seconds) as instance:
+        yield instance
+
+
+@asynccontextmanager
+async def locking(database: str, ids: Sequence[UUID], strength: str = "UPDATE") -> AsyncIterator[None]:
+    """Somebody's transaction that has these rows and does not end."""
+    stranger = await connect(database, application_name="a stranger")
+    try:
+        async with stranger.transaction():
+            assert strength in ("UPDATE", "SHARE")
+            rows = await stranger.fetch(
+                f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}",
+                list(ids),
+            )
+            assert len(rows) == len(ids)
+            yield
+    finally:
+        await stranger.close()
+
+
+async def holding(one: Instance, count: int) -> tuple[Worker, list[UUID]]:
+    """A worker that was sent so many new jobs."""
+    await one.submit(count)
+    worker = await one.worker("w", slots=count)
+    assert await one.coordinator.claim_once() == count
+    return worker, list((await worker.take()).ids)
+
+
+async def renewed(one: Instance) -> int:
+    return await asyncio.wait_for(one.renewer.run_once(), SOON)
+
+
+@pytest.mark.req("L3")
+@pytest.mark.parametrize("first", ["the renewal", "the watchdog"])
+async def test_two_locked_rows_cost_nobody_else_a_lease(
+    database: str, still: Instance, seconds: ManualClock, clock: Clock, first: str
+) -> None:
+    worker, ids = await holding(still, 50)
+    locked, free = ids[10:12], ids[:10] + ids[12:]
+    async with locking(database, locked):
+        for _ in range(5):  # two and a half leases
+            seconds.advance(31)
+            await clock.advance(seconds=31)
+            worker.link.heard()
+            assert await renewed(still) == 48
+            assert (await still.coordinator.tick_once()).reaped == 0
+        for job in free:
+            assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
+        assert set(worker.link.held) == set(locked), "still held, and asked for again at every pass"
+        assert not worker.told, "nobody was told that a lease is lost"
+        assert still.renewer.skipped == 10
+    # They are free again, and their leases are over: whoever comes first has them.
+    if first == "the renewal":
+        assert await renewed(still) == 2
+        assert (await still.coordinator.tick_once()).reaped == 0
+        assert await renewed(still) == 0, "renewed, hence not due"
+    else:
+        assert (await still.coordinator.tick_once()).reaped == 2
+        assert await renewed(still) == 0
+        assert {one for one, _ in (await worker.hear()).lost} == set(locked)
+        assert not worker.link.held
+    for job in locked:
+        receipt = (await worker.report(job, 1, DONE)).receipt
+        assert receipt is (Receipt.APPLIED if first == "the renewal" else Receipt.STALE)
+    states = await still.states()
+    assert states[State.COMPLETED] == (50 if first == "the renewal" else 48)
+
+
+async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
+    database: str, still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    worker, (locked, free) = await holding(still, 2)
+    seconds.advance(31)
+    await clock.advance(seconds=31)
+    worker.link.heard()
+    async with locking(database, [locked]):
+        assert await renewed(still) == 1
+        assert await renewed(still) == 0  # asked again, and only it
+        assert still.store.renewed_rows == 3
+    before = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
+    assert await renewed(still) == 1
+    after = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
+    assert after - before == timedelta(seconds=31)
+    assert set(worker.link.held) == {locked, free}
+
+
+async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_believed_to_be_renewed(
+    database: str, still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, (locked, free, gone) = await holding(still, 3)
+    await worker.report(gone, 1, DONE)
+    worker.lose()
+    back = await still.worker("w")
+    async with locking(database, [locked]):
+        declared = still.renewer.declare(back.link, [locked, free, gone], [1, 1, 1], 60_000)
+        assert await asyncio.wait_for(declared, SOON) == [(gone, 1)]
+        assert set(back.link.held) == {locked, free}
+        assert await still.store.abandon_undeclared(back.link.tenant_no, "w", list(back.link.held)) == []
+        assert await renewed(still) == 0
+    assert await renewed(still) == 1, "due at once, for nobody has renewed it here"
+    await settle_down()
+    assert (await back.report(locked, 1, DONE)).receipt is Receipt.APPLIED
+
+
+@pytest.mark.parametrize("strength", ["UPDATE", "SHARE"])
+async def test_of_locked_rows_only_what_is_certain_is_told(
+    database: str, still: Instance, clock: Clock, strength: str
+) -> None:
+    worker, (mine, theirs) = await holding(still, 2)
+    tenant = worker.link.tenant_no
+    await clock.advance(seconds=61)
+    await still.store.renew({(tenant, 60_000): ([mine], [1])})
+    await still.coordinator.tick_once()
+    await clock.advance(seconds=20)
+    await still.coordinator.tick_once()
+    other = await still.worker("successor", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    assert list((await other.take()).ids) == [theirs]
+    async with locking(database, [mine, theirs], strength):
+        asked = {(tenant, 60_000): ([mine, theirs], [1, 1]), (tenant, 30_000): ([theirs], [2])}
+        answers = await asyncio.wait_for(still.store.renew(asked), SOON)
+    assert answers == {
+        (tenant, mine, 1): SKIPPED,
+        (tenant, theirs, 1): LOST,  # a newer epoch has it, whoever holds its row now
+        (tenant, theirs, 2): SKIPPED,
+    }
+
+
+async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
+    database: str, still: Instance, db: Connection
+) -> None:
+    worker, (locked, free) = await holding(still, 2)
+    async with locking(database, [locked]):
+        words = {job: (1, {"done": 7}) for job in (locked, free)}
+        await asyncio.wait_for(still.store.progress(worker.link.tenant_no, words), SOON)
+    rows = await db.fetch("SELECT id, progress IS NULL FROM headgate.jobs")
+    assert {row[0]: row[1] for row in rows} == {locked: True, free: False}
+
+
+async def test_a_renewal_passes_by_what_is_being_reaped(database: str, still: Instance, clock: Clock) -> None:
+    worker, (job,) = await holding(still, 1)
+    asked = {(worker.link.tenant_no, 60_000): ([job], [1])}
+    await clock.advance(seconds=61)
+    watchdog = await connect(database, application_name="watchdog")
+    try:
+        async with watchdog.transaction():
+            assert [one.id for one in await leases.reap(watchdog)] == [job]
+            assert await asyncio.wait_for(still.store.renew(asked), SOON) == {(worker.link.tenant_no, job, 1): SKIPPED}
+        assert await still.store.renew(asked) == {(worker.link.tenant_no, job, 1): LOST}
+    finally:
+        await watchdog.close()
