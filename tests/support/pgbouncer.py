@@ -7,21 +7,27 @@ import pwd
 import shutil
 import signal
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from random import randrange
 from types import TracebackType
 from typing import Self
 
 from tests.support.server import LoggedProcess, clean_environ
 
 _FOLDERS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+_PORTS = (15_000, 32_000)
 PROGRAM = shutil.which("pgbouncer", path=_FOLDERS)
 
 
 def free_port() -> int:
-    """A port nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """A port nobody has now, and that the kernel gives to nobody who asks for any: who is down finds it free again."""
+    for _ in range(1_000):
+        port = randrange(*_PORTS)  # not the first that is free: others on this machine look for one too
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError(f"no free port in {_PORTS}")
 
 
 class PgBouncer:
