@@ -78,12 +78,18 @@ async def pooler(found: Programs, faults: Sequence[str]) -> list[Report]:
 
 async def cost(found: Programs, faults: Sequence[str]) -> list[Report]:
     """What PgBouncer takes away of the jobs a second."""
-    return await throughput(found.pgbouncer, say)
+    reports = await throughput(found.pgbouncer, say)
+    for report in reports:
+        say(str(report))
+    return reports
 
 
 async def idle(found: Programs, faults: Sequence[str]) -> list[Report]:
     """How long a single job waits on an idle machine, past PgBouncer and through it."""
-    return await pickup(found.pgbouncer, say)
+    reports = await pickup(found.pgbouncer, say)
+    for report in reports:
+        say(str(report))
+    return reports
 
 
 PARTS: dict[str, Part] = {

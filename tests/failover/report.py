@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_HEADINGS = ("part", "check", "acknowledged", "lost", "still", "verdict")
+_HEADINGS = ("part", "check", "acknowledged", "lost", "still", "figure", "verdict")
 _NUMBERS = frozenset({"acknowledged", "lost", "still"})
 
 
@@ -23,6 +23,9 @@ class Report:
     still: float | None = None
     """Seconds in which no submit was answered or no handler began, whichever is longer."""
 
+    figure: str = ""
+    """What was measured, where that is the point."""
+
     def __str__(self) -> str:
         return f"{'ok  ' if self.good else 'FAIL'} {self.name}: {self.text}"
 
@@ -35,8 +38,10 @@ def table(parts: Mapping[str, Sequence[Report]], seconds: Mapping[str, float]) -
             jobs = "" if report.acknowledged is None else f"{report.acknowledged:,}"
             lost = "" if report.lost is None else f"{report.lost:,}"
             still = "" if report.still is None else f"{report.still:.1f} s"
-            rows.append((part, report.name, jobs, lost, still, verdict([report])))
-        rows.append((part, f"= {len(reports)} checks in {seconds[part]:.0f} s", "", "", "", verdict(reports).upper()))
+            rows.append((part, report.name, jobs, lost, still, report.figure, verdict([report])))
+        rows.append(
+            (part, f"= {len(reports)} checks in {seconds[part]:.0f} s", "", "", "", "", verdict(reports).upper())
+        )
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
     lines = [
         "  ".join(_aligned(word, *column) for word, column in zip(row, _columns(widths), strict=True)) for row in rows
