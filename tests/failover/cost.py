@@ -30,7 +30,7 @@ from tests.support.pgbouncer import PgBouncer, config_of, free_port
 from tests.support.waiting import until_async
 
 ROUNDS = 3
-JOBS = 150_000
+JOBS = 60_000
 PICKUPS, ACROSS = 80, 8
 SESSIONS = 20
 LEAST_SHARE = 0.5
