@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +85,8 @@ class Stack:
     aside: str = ""
     """Another database of the same PostgreSQL: looking from there does not add to the transactions counted here."""
     options: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Of servers started from now on, over what all have."""
     addresses: list[str] = field(default_factory=list)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     cores: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -154,7 +156,7 @@ class Stack:
         """One more instance, ready when this returns."""
         process = subprocess.Popen(
             [sys.executable, *SERVE, *self.options],
-            env=os.environ | {"HEADGATE_DATABASE_URL": self.dsn},
+            env=os.environ | {"HEADGATE_DATABASE_URL": self.dsn} | dict(self.environ),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 
 from tests.failover.cluster import ASYNCHRONOUS, SYNCHRONOUS, running
+from tests.failover.cost import pickup, throughput
 from tests.failover.packages import MissingPackages, Programs, programs
 from tests.failover.pooler import through_poolers
+from tests.failover.report import Report, table, verdict
 from tests.failover.restore import restore
-from tests.failover.rounds import FAULTS, Report, fail_over, lose, stack_on
+from tests.failover.rounds import FAULTS, fail_over, lose, stack_on
 from tests.failover.standby import standby_lost
 
 Part = Callable[[Programs, Sequence[str]], Coroutine[None, None, list[Report]]]
@@ -44,7 +47,7 @@ async def control(found: Programs, faults: Sequence[str]) -> list[Report]:
     """The same with asynchronous replication: loss is certain, and must be seen."""
     with running(found, ASYNCHRONOUS, nodes=2) as cluster:
         async with stack_on(cluster) as stack:
-            report, _ = await lose(cluster, stack)
+            report = await lose(cluster, stack)
             say(str(report))
     return [report]
 
@@ -68,9 +71,22 @@ async def backup(found: Programs, faults: Sequence[str]) -> list[Report]:
 
 
 async def pooler(found: Programs, faults: Sequence[str]) -> list[Report]:
-    """PgBouncer beside each of two nodes."""
-    with running(found, SYNCHRONOUS, nodes=2) as cluster:
-        reports = await through_poolers(cluster)
+    """PgBouncer beside each of three nodes."""
+    with running(found, SYNCHRONOUS, nodes=3) as cluster:
+        return await through_poolers(cluster, say)
+
+
+async def cost(found: Programs, faults: Sequence[str]) -> list[Report]:
+    """What PgBouncer takes away of the jobs a second."""
+    reports = await throughput(found.pgbouncer, say)
+    for report in reports:
+        say(str(report))
+    return reports
+
+
+async def idle(found: Programs, faults: Sequence[str]) -> list[Report]:
+    """How long a single job waits on an idle machine, past PgBouncer and through it."""
+    reports = await pickup(found.pgbouncer, say)
     for report in reports:
         say(str(report))
     return reports
@@ -82,6 +98,8 @@ PARTS: dict[str, Part] = {
     "standby": standby,
     "backup": backup,
     "pooler": pooler,
+    "cost": cost,
+    "pickup": idle,
 }
 
 
@@ -92,6 +110,9 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1, help="how often every fault comes")
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this one, in the rounds")
     chosen = parser.parse_args()
+    # Whoever ends this run ends all it has started: SIGTERM is a Ctrl-C, also where a shell has turned that one off.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         found = programs()
     except MissingPackages as problem:
@@ -100,17 +121,22 @@ def main() -> int:
     version = ".".join(map(str, found.patroni_version))
     api = "etcd (v2 API)" if found.etcd_by_version_2 else "etcd (v3 API)"
     say(f"Patroni {version}, {api}, PostgreSQL in {found.postgres_bin}")
-    reports: list[Report] = []
+    reports: dict[str, list[Report]] = {}
+    seconds: dict[str, float] = {}
     for name in chosen.parts or PARTS:
         began = time.monotonic()
         try:
-            reports += asyncio.run(PARTS[name](found, (chosen.fault or list(FAULTS)) * chosen.times))
+            reports[name] = asyncio.run(PARTS[name](found, (chosen.fault or list(FAULTS)) * chosen.times))
         except Exception as error:  # noqa: BLE001 - one part that breaks must not hide the verdict on the others
             traceback.print_exception(error)
-            reports.append(Report(name=name, good=False, text=f"broke off: {error!r}"))
-        say(f"{name}: {time.monotonic() - began:.0f} s")
-    bad = [report for report in reports if not report.good]
-    say(f"{len(reports)} checks, {len(bad)} failed" + "".join(f"\n  {report}" for report in bad))
+            text = f"broke off: {error!r}"
+            reports[name] = [Report(name=f"broke off: {type(error).__name__}", good=False, text=text)]
+        seconds[name] = time.monotonic() - began
+        say(f"{name}: {verdict(reports[name])}, {seconds[name]:.0f} s")
+    bad = [report for part in reports.values() for report in part if not report.good]
+    say(f"{sum(map(len, reports.values()))} checks, {len(bad)} failed\n{table(reports, seconds)}")
+    for report in bad:
+        say(str(report))
     return 1 if bad else 0
 
 

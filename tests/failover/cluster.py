@@ -11,7 +11,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -26,6 +25,7 @@ import asyncpg
 
 from tests.failover.packages import Programs
 from tests.support.database import temporary_folder
+from tests.support.pgbouncer import free_port
 from tests.support.server import LoggedProcess, clean_environ
 from tests.support.waiting import until
 
@@ -80,12 +80,6 @@ def printed_command(program: str) -> list[str]:
     found = re.search(rf"^\$ ({re.escape(program)}( .*)?)$", PAGE.read_text(), flags=re.MULTILINE)
     assert found is not None, f"{PAGE} prints no {program}"
     return found[1].split()
-
-
-def free_port() -> int:
-    """A port nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def as_account(programs: Programs, account: pwd.struct_passwd) -> list[str]:
@@ -162,6 +156,19 @@ class Node:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{postmaster}").exists(), f"the PostgreSQL of {self.name} is gone")
+
+    def stop(self) -> None:
+        """End both. PostgreSQL by itself, though at once: killed, it would leave its shared memory behind."""
+        self.signal(signal.SIGCONT, patroni=True, postgres=True)
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+        postmaster = self.postmaster()
+        if postmaster is not None:
+            os.kill(postmaster, signal.SIGQUIT)
+            with suppress(AssertionError):
+                until(lambda: not Path(f"/proc/{postmaster}").exists(), "it is gone", within=timedelta(seconds=10))
+        self.kill()
 
     def wal_receiver(self) -> int:
         """The process through which a standby gets its log."""
@@ -327,8 +334,7 @@ class Cluster:
     def stop(self) -> None:
         """End everything that was started."""
         for node in self.nodes:
-            node.signal(signal.SIGCONT, patroni=True, postgres=True)
-            node.kill()
+            node.stop()
         if self.etcd is not None:
             self.etcd.kill()
 
@@ -341,10 +347,35 @@ def running(programs: Programs, mode: Mode, *, nodes: int) -> Iterator[Cluster]:
     with ExitStack() as ends:
         if "HEADGATE_FAILOVER_KEEP" not in os.environ:
             ends.callback(shutil.rmtree, folder, ignore_errors=True)
+        ends.callback(nothing_left_in, folder)
         cluster = Cluster(programs, folder, mode, nodes=nodes)
         ends.callback(cluster.stop)
         cluster.start()
         yield cluster
+
+
+def nothing_left_in(folder: Path) -> None:
+    """Wait until no process has its place in this folder; fails, naming those that stay."""
+
+    def gone() -> bool:
+        return not _processes_in(folder)
+
+    try:
+        until(gone, f"nothing runs in {folder} any more", within=timedelta(seconds=10))
+    except AssertionError as error:
+        for pid in _processes_in(folder):
+            with suppress(OSError):
+                error.add_note(f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().decode(errors='replace')}")
+        raise
+
+
+def _processes_in(folder: Path) -> list[int]:
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if place.readlink().is_relative_to(folder):
+                found.append(int(place.parent.name))
+    return found
 
 
 def _children(pid: int) -> list[int]:

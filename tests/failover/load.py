@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -58,12 +58,10 @@ class Stack:
     crew: list[WorkerProcess]
     hg: Headgate
     ledger: Ledger = field(default_factory=Ledger)
-    begun_elsewhere: int = 0
-    """Handlers of jobs in the ledger that another stack on this database has run."""
 
     def begun(self) -> int:
         """How many handlers have begun."""
-        return self.begun_elsewhere + sum(worker.count() for worker in self.crew)
+        return sum(worker.count() for worker in self.crew)
 
     async def begins_anew(self, number: int, *, within: timedelta = timedelta(seconds=90)) -> None:
         """Wait until so many more handlers have begun."""
@@ -131,9 +129,15 @@ def gap(moments: Sequence[float], since: float) -> float:
 
 @asynccontextmanager
 async def working(
-    dsn: str, folder: Path, *, servers: int = 3, workers: int = 2, args: Sequence[str] = ()
+    dsn: str,
+    folder: Path,
+    *,
+    servers: int = 3,
+    workers: int = 2,
+    args: Sequence[str] = (),
+    environs: Sequence[Mapping[str, str]] = ({},),
 ) -> AsyncIterator[Stack]:
-    """A stack over a migrated database; all of it ends with the block."""
+    """A stack over a migrated database; all of it ends with the block. `environs` are dealt out to servers."""
     with ExitStack() as processes:
 
         def start() -> tuple[list[ServerProcess], list[WorkerProcess]]:
@@ -141,7 +145,9 @@ async def working(
             for number in range(servers):
                 place = folder / f"server-{number}"
                 place.mkdir()
-                instances.append(processes.enter_context(ServerProcess(dsn, folder=place, args=(*LEASE, *args))))
+                environ = environs[number % len(environs)]
+                server = ServerProcess(dsn, folder=place, args=(*LEASE, *args), environ=environ)
+                instances.append(processes.enter_context(server))
             addresses = [server.address for server in instances]
             crew = [
                 processes.enter_context(WorkerProcess(addresses, folder=folder, name=f"worker-{number}", concurrency=8))

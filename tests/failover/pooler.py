@@ -1,142 +1,197 @@
-"""F46: a PgBouncer in transaction mode beside each PostgreSQL: paused, reloaded, killed, failed over; and its cost."""
+"""F46: a PgBouncer in transaction mode beside each PostgreSQL: paused, reloaded, restarted, killed, failed over."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
-from tests.failover.cluster import CONFIG, SUPERUSER_PASSWORD, Cluster, Node, as_account, free_port, replaced
+from tests.failover.cluster import CONFIG, SUPERUSER_PASSWORD, Cluster, Node, replaced
 from tests.failover.load import Stack, judge, working
-from tests.failover.rounds import MOST_SECONDS, PASSWORD, Report, database_url, prepare
+from tests.failover.report import Report
+from tests.failover.rounds import MOST_SECONDS, PASSWORD, database_url, prepare
 from tests.fault.history import all_ended
-from tests.support.server import LoggedProcess, clean_environ
+from tests.support.pgbouncer import PgBouncer, free_port
+from tests.support.server import clean_environ
 
 PAUSED_SECONDS = 3.0
-COST_JOBS = 5_000
-COST_ROUNDS = 3
+SESSIONS = "SELECT count(*) AS n FROM pg_stat_activity WHERE usename = 'headgate'"
 
 
-class Pooler:
-    """PgBouncer beside one node, with the printed configuration."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where a fault happens: the leader, and the pooler beside it."""
 
-    def __init__(self, cluster: Cluster, node: Node, processes: ExitStack) -> None:
-        self._cluster, self._processes = cluster, processes
-        self.port = free_port()
-        self._folder = cluster.folder / f"pgbouncer-{node.name}"
-        self._folder.mkdir()
-        users = self._folder / "userlist.txt"
-        users.write_text(f'"headgate" "{PASSWORD}"\n"postgres" "{SUPERUSER_PASSWORD}"\n')
-        self._config = self._folder / "pgbouncer.ini"
-        self._config.write_text(
-            replaced(
-                (CONFIG / "pgbouncer.ini").read_text(),
-                {
-                    "port=5432": f"port={node.port}",
-                    "listen_addr = 10.0.0.11": "listen_addr = 127.0.0.1",
-                    "listen_port = 6432": f"listen_port = {self.port}",
-                    "/etc/pgbouncer/userlist.txt": str(users),
-                },
-            )
-        )
-        for path in (self._folder, users, self._config):
-            shutil.chown(path, cluster.account.pw_uid, cluster.account.pw_gid)
-        self.process = self.start()
-
-    def start(self) -> LoggedProcess:
-        """Start it; it takes connections when this returns."""
-        programs = self._cluster.programs
-        command = [*as_account(programs, self._cluster.account), programs.pgbouncer, str(self._config)]
-        self.process = LoggedProcess("pgbouncer", command, folder=self._folder, environ=clean_environ())
-        self._processes.enter_context(self.process)
-        self.process.listens(self.port)
-        return self.process
+    cluster: Cluster
+    leader: Node
+    pooler: PgBouncer
 
     def tell(self, command: str) -> None:
-        """PAUSE, RESUME, RELOAD: at its own console."""
-        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", "pgbouncer"]
+        """PAUSE, RESUME, RELOAD: at the pooler's own console."""
+        where = ["-h", "127.0.0.1", "-p", str(self.pooler.port), "-U", "postgres", "-d", "pgbouncer"]
         environ = {**clean_environ(), "PGPASSWORD": SUPERUSER_PASSWORD}
-        psql = str(self._cluster.programs.postgres_bin / "psql")
+        psql = str(self.cluster.programs.postgres_bin / "psql")
         subprocess.run([psql, *where, "-c", command], env=environ, check=True, capture_output=True, timeout=30)
 
 
-async def through_poolers(cluster: Cluster) -> list[Report]:
-    """The cost of a pooler, by the same work past it and through it; then its faults."""
+@contextmanager
+def paused(scene: Scene) -> Iterator[None]:
+    """PAUSE, and RESUME some seconds later: everybody waits, nobody is refused."""
+    scene.tell("PAUSE")
+    time.sleep(PAUSED_SECONDS)  # the length of the fault
+    scene.tell("RESUME")
+    yield
+
+
+@contextmanager
+def reloaded(scene: Scene) -> Iterator[None]:
+    """Its configuration is read again."""
+    scene.tell("RELOAD")
+    yield
+
+
+@contextmanager
+def restarted(scene: Scene) -> Iterator[None]:
+    """As for an upgrade of it."""
+    scene.pooler.restart()
+    yield
+
+
+@contextmanager
+def killed(scene: Scene) -> Iterator[None]:
+    """kill -9, and its service starts it again."""
+    scene.pooler.kill()
+    scene.pooler.start()
+    yield
+
+
+@contextmanager
+def hangs(scene: Scene) -> Iterator[None]:
+    """It answers nothing for a while, although its connections stay."""
+    scene.pooler.process.signal(signal.SIGSTOP)
+    try:
+        time.sleep(PAUSED_SECONDS)  # the length of the fault
+    finally:
+        scene.pooler.process.signal(signal.SIGCONT)
+    yield
+
+
+@contextmanager
+def switched(scene: Scene) -> Iterator[None]:
+    """The primary becomes a standby behind a pooler that knows nothing of it."""
+    scene.cluster.switch_over(scene.leader)
+    scene.cluster.leads(*scene.cluster.others(scene.leader))
+    yield
+
+
+@contextmanager
+def primary_dies(scene: Scene) -> Iterator[None]:
+    """kill -9 for Patroni and PostgreSQL; the pooler lives on, with nothing behind it."""
+    scene.leader.kill()
+    try:
+        scene.cluster.leads(*scene.cluster.others(scene.leader))
+        yield
+    finally:
+        scene.leader.start()
+
+
+@contextmanager
+def machine_dies(scene: Scene) -> Iterator[None]:
+    """The same, and the pooler with it."""
+    scene.pooler.kill()
+    try:
+        with primary_dies(scene):
+            yield
+    finally:
+        scene.pooler.start()
+
+
+FAULTS: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {
+    f"PAUSE for {PAUSED_SECONDS:.0f} s": paused,
+    "RELOAD": reloaded,
+    "pooler restarted": restarted,
+    "pooler killed with -9": killed,
+    f"pooler hangs for {PAUSED_SECONDS:.0f} s": hangs,
+    "switchover behind it": switched,
+    "primary dies behind it": primary_dies,
+    "primary and its pooler die": machine_dies,
+}
+
+
+def beside(cluster: Cluster, node: Node, processes: ExitStack) -> PgBouncer:
+    """PgBouncer beside one node, with the printed configuration."""
+    folder = cluster.folder / f"pgbouncer-{node.name}"
+    folder.mkdir()
+    users, port = folder / "userlist.txt", free_port()
+    users.write_text(f'"headgate" "{PASSWORD}"\n"postgres" "{SUPERUSER_PASSWORD}"\n')
+    changes = {
+        "port=5432": f"port={node.port}",
+        "listen_addr = 10.0.0.11": "listen_addr = 127.0.0.1",
+        "listen_port = 6432": f"listen_port = {port}",
+        "/etc/pgbouncer/userlist.txt": str(users),
+    }
+    config = replaced((CONFIG / "pgbouncer.ini").read_text(), changes)
+    program = cluster.programs.pgbouncer
+    return processes.enter_context(
+        PgBouncer(config, port=port, folder=folder, account=cluster.account, program=program)
+    )
+
+
+async def through_poolers(cluster: Cluster, say: Callable[[str], None]) -> list[Report]:
+    """Every fault under load, through the poolers; of the two servers one has the way past them as well."""
     direct = await prepare(cluster)
-    for name in ("direct", "pooled"):
-        (cluster.folder / name).mkdir()
+    folder = cluster.folder / "headgate"
+    folder.mkdir()
     with ExitStack() as processes:
-        poolers = {node.name: Pooler(cluster, node, processes) for node in cluster.nodes}
+        poolers = {node.name: beside(cluster, node, processes) for node in cluster.nodes}
         ports = {f":{node.port}": f":{poolers[node.name].port}" for node in cluster.nodes}
         url = replaced(database_url(cluster), ports)
-        async with working(direct, cluster.folder / "direct", servers=2) as past:
-            without = [await throughput(past) for _ in range(COST_ROUNDS)]
-        async with working(url, cluster.folder / "pooled", servers=2, args=("--pooler",)) as through:
-            through.dsn = direct  # for looking; its servers have the other one
-            through.ledger.acknowledged.extend(past.ledger.acknowledged)
-            through.begun_elsewhere = len(past.ledger.acknowledged)
-            with_it = [await throughput(through) for _ in range(COST_ROUNDS)]
-            loss = 1 - max(with_it) / max(without)
-            text = f"jobs a second past it {shown(without)}, through it {shown(with_it)}: {loss:.0%} less"
-            return [
-                Report(name="cost of PgBouncer", good=True, text=text),
-                await pooler_faults(cluster, through, poolers),
-            ]
+        environs: list[dict[str, str]] = [{}, {"HEADGATE_DIRECT_DATABASE_URL": direct}]
+        async with working(url, folder, servers=2, args=("--pooler",), environs=environs) as stack:
+            stack.dsn = direct  # for looking; its servers have the other one
+            reports = []
+            for name in FAULTS:
+                reports.append(await under(name, cluster, stack, poolers))
+                say(str(reports[-1]))
+            return reports
 
 
-def shown(figures: Sequence[float]) -> str:
-    """Rounded."""
-    return " ".join(f"{figure:,.0f}" for figure in figures)
-
-
-async def throughput(stack: Stack) -> float:
-    """Jobs a second, from the first submit to the last that ended."""
-    before, began = stack.begun(), time.monotonic()
-    handles = await stack.hg.submit_many("fast", [b""] * COST_JOBS, timeout=120.0)
-    stack.ledger.note([handle.id for handle in handles])
-    deadline = time.monotonic() + 120
-    while stack.begun() < before + COST_JOBS:
-        assert time.monotonic() < deadline, "too slow"
-        await asyncio.sleep(0.02)
-    figure = COST_JOBS / (time.monotonic() - began)
-    await all_ended(stack.dsn, within=timedelta(seconds=60))
-    return figure
-
-
-async def pooler_faults(cluster: Cluster, stack: Stack, poolers: dict[str, Pooler]) -> Report:
-    """PAUSE and RESUME, RELOAD, kill -9, a switchover: under load, through the poolers."""
+async def under(name: str, cluster: Cluster, stack: Stack, poolers: Mapping[str, PgBouncer]) -> Report:
+    """One fault under load: work goes on, nothing acknowledged is lost."""
+    await asyncio.to_thread(cluster.is_whole)
     leader = await asyncio.to_thread(cluster.leading)
-    pooler = poolers[leader.name]
-    stood: dict[str, float] = {}
-
-    async def measure(name: str, since: float) -> None:
-        await stack.begins_anew(200)
-        stood[name] = max(stack.standstill(since))
-
+    scene = Scene(cluster=cluster, leader=leader, pooler=poolers[leader.name])
     async with stack.loaded():
         await stack.begins_anew(200)
         since = time.monotonic()
-        await asyncio.to_thread(pooler.tell, "PAUSE")
-        await asyncio.sleep(PAUSED_SECONDS)  # the length of the fault
-        await asyncio.to_thread(pooler.tell, "RESUME")
-        await measure("PAUSE of 3 s", since)
-        since = time.monotonic()
-        await asyncio.to_thread(pooler.tell, "RELOAD")
-        await measure("RELOAD", since)
-        since = time.monotonic()
-        pooler.process.kill()
-        await asyncio.to_thread(pooler.start)
-        await measure("kill -9", since)
-        since = time.monotonic()
-        await asyncio.to_thread(cluster.switch_over, leader)
-        await asyncio.to_thread(cluster.leads, *cluster.others(leader))
-        await measure("switchover", since)
+        fault = FAULTS[name](scene)
+        await asyncio.to_thread(fault.__enter__)
+        try:
+            await stack.begins_anew(200)
+        finally:
+            await asyncio.to_thread(fault.__exit__, None, None, None)
+        submits, starts = stack.standstill(since)
+        await asyncio.to_thread(cluster.is_whole)
+        await stack.begins_anew(200)
+        leads = await asyncio.to_thread(cluster.leading)
+        sessions = (await leads.fetch(SESSIONS))[0]["n"]
     await all_ended(stack.dsn, within=timedelta(seconds=90))
     found = await judge(stack)
-    times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stood.items())
-    good = found.clean and max(stood.values()) <= MOST_SECONDS
-    return Report(name="PgBouncer", good=good, text=f"work stood still: {times}; {found}")
+    still = max(submits, starts)
+    text = (
+        f"submits stood still {submits:.1f} s, handlers {starts:.1f} s; {sessions} sessions; {found}; "
+        f"{stack.ledger.unknown} answers unknown so far"
+    )
+    return Report(
+        name=name,
+        good=found.clean and still <= MOST_SECONDS,
+        text=text,
+        acknowledged=found.acknowledged,
+        lost=len(found.lost),
+        still=still,
+    )

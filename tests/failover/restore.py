@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import asyncpg
 from headgate.store.restored import EPOCHS_AHEAD
 from tests.failover.cluster import Cluster, Node, as_account, printed_command
 from tests.failover.load import LEASE, Stack
-from tests.failover.rounds import Report
+from tests.failover.report import Report
 from tests.fault.history import all_ended, connected
 from tests.support.server import HEADGATE, LoggedProcess, ServerProcess, clean_environ
 from tests.support.workers import all_starts, repeated
@@ -59,7 +60,11 @@ def started(cluster: Cluster, data: Path, port: int) -> Iterator[LoggedProcess]:
     ]
     with LoggedProcess("restored", command, folder=cluster.folder, environ=clean_environ()) as process:
         process.saw("database system is ready to accept connections", within=timedelta(seconds=60))
-        yield process
+        try:
+            yield process
+        finally:
+            process.signal(signal.SIGQUIT)  # killed, it would leave its shared memory behind
+            process.wait()
 
 
 def tell_restored(dsn: str) -> str:
@@ -129,7 +134,7 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
     # All but the workers is lost.
     for server in stack.servers:
         server.kill()
-    await asyncio.to_thread(leader.kill)
+    await asyncio.to_thread(leader.stop)
     connections = [len(worker.connections) for worker in stack.crew]
     with ExitStack() as again:
         await asyncio.to_thread(again.enter_context, started(cluster, target, leader.port))
@@ -151,7 +156,8 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
         async with connected(stack.dsn) as db:
             rows = {row["id"]: row for row in await db.fetch(ENDED)}
     wrong = problems(stack, held, epochs, rows)
-    wrong += [f"{len(missing)} of before the backup are missing"] if (missing := set(safe) - rows.keys()) else []
+    missing = set(safe) - rows.keys()
+    wrong += [f"{len(missing)} of before the backup are missing"] if missing else []
     made: dict[datetime, UUID] = {}
     for row in fired:
         if made.setdefault(row["occurrence"], row["job_id"]) != row["job_id"]:
@@ -162,7 +168,13 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
         f"it; nine runs of before refused; {len(fired_before)} occurrences fired before and "
         f"{len(made) - len(fired_before)} after, each once"
     )
-    return Report(name="restore from a backup", good=not wrong, text="; ".join([*wrong, text]))
+    return Report(
+        name="restore from a backup",
+        good=not wrong,
+        text="; ".join([*wrong, text]),
+        acknowledged=len(safe),  # what came afterwards is not in the backup, and cannot be back
+        lost=len(missing),
+    )
 
 
 def problems(stack: Stack, held: Held, epochs: Mapping[UUID, int], rows: Mapping[UUID, asyncpg.Record]) -> list[str]:

@@ -8,31 +8,19 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 from headgate.store.connect import connect
 from headgate.store.migrate import migrate
 from tests.failover.cluster import CONFIG, Cluster, Node, replaced
-from tests.failover.load import Findings, Stack, judge, working
+from tests.failover.load import Stack, judge, working
+from tests.failover.report import Report
 from tests.fault.history import all_ended
 
 MOST_SECONDS = 30.0
 """Work goes on after at most this long."""
 PASSWORD = "a-password"
 STREAMING = "SELECT count(*) AS n FROM pg_stat_replication WHERE state = 'streaming'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One line of the lane."""
-
-    name: str
-    good: bool
-    text: str
-
-    def __str__(self) -> str:
-        return f"{'ok  ' if self.good else 'FAIL'} {self.name}: {self.text}"
 
 
 def database_url(cluster: Cluster) -> str:
@@ -164,10 +152,18 @@ async def fail_over(cluster: Cluster, stack: Stack, name: str) -> Report:
         f"another node led after {led:.1f} s; submits stood still {submits:.1f} s, handlers {starts:.1f} s; "
         f"old leader follows after {whole:.1f} s; {found}; {stack.ledger.unknown} answers unknown so far"
     )
-    return Report(name=name, good=found.clean and max(submits, starts) <= MOST_SECONDS, text=text)
+    still = max(submits, starts)
+    return Report(
+        name=name,
+        good=found.clean and still <= MOST_SECONDS,
+        text=text,
+        acknowledged=found.acknowledged,
+        lost=len(found.lost),
+        still=still,
+    )
 
 
-async def lose(cluster: Cluster, stack: Stack) -> tuple[Report, Findings]:
+async def lose(cluster: Cluster, stack: Stack) -> Report:
     """The control: the standby gets no log for a moment, then the leader dies. Acknowledged jobs must be missing."""
     await asyncio.to_thread(cluster.is_whole)
     leader = await asyncio.to_thread(cluster.leading)
@@ -195,4 +191,11 @@ async def lose(cluster: Cluster, stack: Stack) -> tuple[Report, Findings]:
     found = await judge(stack)
     text = f"led after {led:.1f} s; submits stood still {submits:.1f} s, handlers {starts:.1f} s; {found}"
     seen = "the checker sees the loss" if found.lost else "THE CHECKER SEES NO LOSS, so its other verdicts mean nothing"
-    return Report(name="control: asynchronous replication", good=bool(found.lost), text=f"{seen}: {text}"), found
+    return Report(
+        name="asynchronous: loss is seen",
+        good=bool(found.lost),
+        text=f"{seen}: {text}",
+        acknowledged=found.acknowledged,
+        lost=len(found.lost),
+        still=max(submits, starts),
+    )

@@ -9,7 +9,7 @@ from datetime import timedelta
 from headgate.sdk.errors import NotAcknowledged
 from tests.failover.cluster import Cluster
 from tests.failover.load import Stack, judge
-from tests.failover.rounds import Report
+from tests.failover.report import Report
 from tests.fault.history import all_ended
 
 KEY = "sent while no standby listened"
@@ -57,4 +57,10 @@ async def standby_lost(cluster: Cluster, stack: Stack) -> Report:
         f"{AWAY_SECONDS:.0f} s, {visible} visible too early; 300 handlers {back_after:.1f} s after it was back; {found}"
     )
     good = told == "unknown" and max(waiting) > 0 and visible == 0 and alive and found.clean
-    return Report(name="synchronous standby lost", good=good, text=text)
+    return Report(
+        name="synchronous standby lost",
+        good=good,
+        text=text,
+        acknowledged=found.acknowledged,
+        lost=len(found.lost),
+    )

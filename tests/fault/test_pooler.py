@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pwd
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -22,71 +21,62 @@ from headgate.store.connect import connect
 from headgate.store.control import pause, resume
 from tests.fault.conftest import Servers, Workers
 from tests.fault.history import TESTER, all_ended, attempts, begun_anew, check, client, connected, steady_load, submit
-from tests.support.server import LoggedProcess, clean_environ
+from tests.support.pgbouncer import PROGRAM, PgBouncer, config_of, free_port
+from tests.support.waiting import until_async
 
 LEASE = ("--lease", "6")
 SESSIONS = 3
 """Of the database's, for the seven lanes of each server: no session is anybody's for longer than a transaction."""
-_FOLDERS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-PGBOUNCER = shutil.which("pgbouncer", path=_FOLDERS)
+TROUBLE = "(tick|claim|renewal)_failed|(submits|outcomes)_delayed|submit_and_claim_failed"
+"""What a server says that has noticed."""
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(PGBOUNCER is None, reason="NO PGBOUNCER ON THIS MACHINE: apt-get install pgbouncer to run this"),
+    pytest.mark.skipif(PROGRAM is None, reason="NO PGBOUNCER ON THIS MACHINE: apt-get install pgbouncer to run this"),
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pooler:
-    """PgBouncer before one PostgreSQL; may be killed and started again, on the same port."""
+    """PgBouncer before the test's database, and the URL through it."""
 
-    def __init__(self, dsn: str, processes: ExitStack, folder: Path) -> None:
-        parts, query = urlsplit(dsn), parse_qs(urlsplit(dsn).query)
-        host, port = query["host"][0], query["port"][0]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.dsn = f"postgresql://{parts.username}@127.0.0.1:{self.port}{parts.path}"
-        self._config = folder / "pgbouncer.ini"
-        self._config.write_text(
-            f"""[databases]
-* = host={host} port={port} user={parts.username}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {self.port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = {SESSIONS}
-max_client_conn = 200
-"""
-        )
-        self._config.chmod(0o644)
-        owner = Path(host, f".s.PGSQL.{port}").stat().st_uid  # whom the database runs as can reach its socket
-        # It refuses to be root, as PostgreSQL does.
-        self._user = ["-u", pwd.getpwuid(owner).pw_name] if os.getuid() == 0 else []
-        self._processes, self._folder = processes, folder
-        self.process = self.start()
-
-    def start(self) -> LoggedProcess:
-        """Start it; it takes connections when this returns."""
-        assert PGBOUNCER is not None
-        command = [PGBOUNCER, *self._user, self._config]
-        self.process = LoggedProcess("pgbouncer", command, folder=self._folder, environ=clean_environ())
-        self._processes.enter_context(self.process)
-        self.process.listens(self.port)
-        return self.process
+    bouncer: PgBouncer
+    dsn: str
 
 
 @pytest.fixture
 def pooler(database: str, processes: ExitStack) -> Iterator[Pooler]:
     if "host=" not in database:
         pytest.skip("the test database has no socket of its own for PgBouncer to use")
+    assert PROGRAM is not None
+    parts, query = urlsplit(database), parse_qs(urlsplit(database).query)
+    host, of_database, user, port = query["host"][0], query["port"][0], parts.username or "", free_port()
+    # Whom the database runs as can reach its socket.
+    account = pwd.getpwuid(Path(host, f".s.PGSQL.{of_database}").stat().st_uid)
+    config = config_of(host, of_database, user=user, port=port, sessions=SESSIONS)
     folder = Path(tempfile.mkdtemp(prefix="headgate-pooler-"))  # not pytest's: that one is closed to other accounts
     folder.chmod(0o755)
-    yield Pooler(database, processes, folder)
-    processes.close()  # before its folder goes
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with PgBouncer(config, port=port, folder=folder, account=account, program=PROGRAM) as bouncer:
+            yield Pooler(bouncer=bouncer, dsn=f"postgresql://{user}@127.0.0.1:{port}{parts.path}")
+            processes.close()  # before the pooler goes
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
+async def all_have_ticked(database: str, *, times: int) -> None:
+    """Wait until every instance that lives has looked for work so many times from now on."""
+    async with connected(database) as db:
+
+        async def ticked() -> bool:
+            return bool(await db.fetchval("SELECT min(seen_at) > $1 FROM headgate.instances", since))
+
+        for _ in range(times):
+            since = await db.fetchval("SELECT clock_timestamp()")
+            await until_async(ticked, "every instance has ticked")
+
+
+@pytest.mark.req("F46")
 async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_load(
     database: str, pooler: Pooler, servers: Servers, workers: Workers
 ) -> None:
@@ -98,9 +88,10 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
         ids += await submit(hg, "flaky", [b""] * 20)  # fails once, is retried
         async with steady_load(hg, ids, crew):
             await begun_anew(crew, 200)
-            pooler.process.kill()
-            await asyncio.sleep(0.5)  # the length of the fault
-            await asyncio.to_thread(pooler.start)
+            pooler.bouncer.kill()
+            for server in instances:
+                await asyncio.to_thread(server.saw, TROUBLE)
+            await asyncio.to_thread(pooler.bouncer.start)
             back_at = time.monotonic()
             await begun_anew(crew, 200)
             resumed = time.monotonic() - back_at
@@ -112,7 +103,7 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
             await pause(db, reason="a test")
         before = sum(worker.count() for worker in crew)
         ids += await submit(hg, "fast", [b""] * 100)
-        await asyncio.sleep(1.5)  # more than a tick of each server: time in which something could start
+        await all_have_ticked(database, times=2)  # a tick that began before the submits may end after them
         assert sum(worker.count() for worker in crew) == before
         async with db.transaction():
             await resume(db)

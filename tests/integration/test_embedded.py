@@ -595,6 +595,14 @@ def test_the_data_folder_follows_project_environment_and_home(tmp_path: Path, mo
     assert default_data_dir({**home, "HEADGATE_DATA": "/elsewhere"}) == Path("/elsewhere")
 
 
+def test_a_folder_in_the_home_of_nobody_is_refused() -> None:
+    for find, name in ((default_data_dir, "HEADGATE_DATA"), (find_binaries, "HEADGATE_POSTGRES_BIN")):
+        with pytest.raises(EmbeddedPostgresError, match="the home of a user who has none here"):
+            find({name: "~nobody-of-that-name/folder"})
+    with pytest.raises(EmbeddedPostgresError, match="the home of a user who has none here"):
+        start(Path("~nobody-of-that-name/folder"))
+
+
 def test_a_database_url_in_the_environment_replaces_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert database_url({}) is None
     assert database_url({"HEADGATE_DATABASE_URL": "  "}) is None

@@ -22,6 +22,11 @@ def test_what_is_set_is_taken() -> None:
     assert found == Settings(database_url="postgresql://a/b", data=Path.cwd() / "data")
 
 
+def test_a_folder_in_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="HEADGATE_DATA: begins with the home of a user who has none here"):
+        Settings.from_environ({"HEADGATE_DATA": "~nobody-of-that-name/data"})
+
+
 def test_migrations_go_past_the_pooler_when_they_can() -> None:
     assert Settings(database_url="a").url_for_migrations == "a"
     assert Settings(database_url="a", direct_database_url="b").url_for_migrations == "b"

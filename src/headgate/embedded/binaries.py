@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headgate.domain.errors import EmbeddedPostgresError
+from headgate.embedded.locations import whole_path
 
 OLDEST_MAJOR = 14
 """The schema needs nothing newer, and nothing older is still repaired by the PostgreSQL project."""
@@ -103,7 +104,7 @@ def inspect(bin_dir: Path, *, source: str) -> Binaries:
 
 def _candidates(environ: Mapping[str, str], tried: list[str]) -> Iterator[tuple[Path, str]]:
     if named := environ.get("HEADGATE_POSTGRES_BIN"):
-        yield Path(named).expanduser().absolute(), "HEADGATE_POSTGRES_BIN"
+        yield whole_path(Path(named)), "HEADGATE_POSTGRES_BIN"
         return
     for package, folders in _WHEELS:
         root = _package_dir(package)

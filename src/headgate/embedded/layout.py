@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from headgate.domain.errors import EmbeddedPostgresError
+from headgate.embedded.locations import whole_path
 from headgate.embedded.privileges import Account, server_account
 
 _LOG_LIMIT = 10 * 1024 * 1024
@@ -58,7 +59,7 @@ class Folder:
     @classmethod
     def prepare(cls, home: Path) -> Self:
         """Make the folder if need be, and refuse one that plainly is something else."""
-        home = home.expanduser().absolute()
+        home = whole_path(home)
         try:
             _make(home)
             names = {name for name in os.listdir(home) if not name.startswith(".")}

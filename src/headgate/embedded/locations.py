@@ -17,11 +17,21 @@ def database_url(environ: Mapping[str, str] | None = None) -> str | None:
     return environ.get("HEADGATE_DATABASE_URL", "").strip() or None
 
 
+def whole_path(path: Path) -> Path:
+    """Return the path from the root on; `~` and `~user` are the homes of people who must have one."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as problem:
+        raise EmbeddedPostgresError(
+            f"{path} begins with the home of a user who has none here; name the folder in full"
+        ) from problem
+
+
 def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return HEADGATE_DATA, else `.headgate/postgres` of the project we are in, else the user's data home."""
     environ = os.environ if environ is None else environ
     if named := environ.get("HEADGATE_DATA"):
-        return Path(named).expanduser().absolute()
+        return whole_path(Path(named))
     here = Path.cwd()
     if any((here / mark).exists() for mark in _PROJECT_MARKS):
         return here / ".headgate" / "postgres"

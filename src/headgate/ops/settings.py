@@ -53,7 +53,7 @@ class Settings:
         return cls(
             database_url=_url(environ, "HEADGATE_DATABASE_URL"),
             direct_database_url=_url(environ, "HEADGATE_DIRECT_DATABASE_URL"),
-            data=Path(data).expanduser().absolute() if data else None,
+            data=_folder(data, "HEADGATE_DATA") if data else None,
         )
 
     @property
@@ -65,6 +65,15 @@ class Settings:
 def version() -> str:
     """The release that is installed."""
     return metadata.version("headgate")
+
+
+def _folder(value: str, name: str) -> Path:
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as problem:
+        raise InvalidSetting(
+            name, "begins with the home of a user who has none here", hint="name it in full"
+        ) from problem
 
 
 def _url(environ: Mapping[str, str], name: str) -> str | None:
