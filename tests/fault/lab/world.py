@@ -103,8 +103,9 @@ class World:
         settings: Mapping[str, str] | None = None,
         proxy_servers: bool = False,
         proxy_database: bool = False,
+        long: bool = False,
     ) -> None:
-        self.folder, self.seed, self.lease = folder, seed, lease
+        self.folder, self.seed, self.lease, self.long = folder, seed, lease, long
         self.chance = random.Random(f"faults {seed}")
         self.tenants = tuple(tenants)
         self.servers: dict[str, LabServer] = {}
@@ -259,6 +260,10 @@ class World:
         self.recorder.note("proc", what="start", name=name, pid=self.workers[name].pid)
 
     # --- faults ------------------------------------------------------------------------------------------------------
+
+    def lasting(self, short: float, long: float) -> float:
+        """For how many seconds, or how often, a fault goes on: the second is the catalogue's, with LONG=1."""
+        return long if self.long else short
 
     def fault(self, phase: str, what: str, **data: object) -> None:
         """Note that a fault starts or stops: `fault("start", "cut s1")`. A moment's fault is a start and a stop."""
