@@ -66,7 +66,7 @@ async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False, long:
         chosen.number,
         chosen.act,
         seed=seed,
-        world={**chosen.world, "long": long},
+        world={**chosen.world, **(chosen.long_world if long else {}), "long": long},
         warm_up=chosen.warm_up,
         drain=chosen.drain,
         leave_out=chosen.leave_out,

@@ -51,6 +51,8 @@ class Scenario:
     """For all of it; then it is ended, and has failed."""
     longer: timedelta = timedelta()
     """How much more it may take in its long form."""
+    long_world: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What is different in the world of its long form."""
     waits_for: str = ""
     """A part of the product that is not there yet: reported as waiting, without a world."""
     elsewhere: str = ""
@@ -91,6 +93,7 @@ def scenario(
     expect_red: Sequence[str] = (),
     within: timedelta = WITHIN,
     longer: timedelta = timedelta(),
+    long_world: Mapping[str, Any] | None = None,
 ) -> Callable[[Act], Act]:
     """Register the decorated function under its number; a variant is F31b."""
 
@@ -109,6 +112,7 @@ def scenario(
             expect_red=tuple(expect_red),
             within=within,
             longer=longer,
+            long_world=dict(long_world or {}),
         )
         return act
 

@@ -8,21 +8,26 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import grpc.aio
 
+from headgate import Headgate
 from headgate.domain.states import EventKind, State
 from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.inject.links import Island, Toward
+from tests.fault.lab.load import _new_id
 from tests.fault.lab.process import LabWorker, environ
 from tests.fault.lab.proxy import CLIENT
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
     RED,
+    SLOW_MACHINE,
     HeldJobs,
     add_worker,
     all_are,
@@ -181,31 +186,78 @@ _BY_KEY: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE key = $1"
 async def a_client_is_replayed(world: World) -> None:
     """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once.
 
-    Jobs without a key or an id of the caller's are alive meanwhile: for those the client promises that it has never
-    sent them before (ADR 0006), so their copies are recognised as long as the job itself is there.
+    A job with a key or an id of the caller's is known also after its end, any other one for as long as it is alive: for
+    those the client says that it has never sent them before (ADR 0006). The other side of that is the next scenario.
     """
     await add_worker(world, "w8")
     gate = world.folder / "gate-replay"
     proxy = via(world, record=True)
     caller = client_of(world, proxy.address)
+    chosen = [_new_id(world.chance) for _ in range(3)]
     try:
         live = [await world.load.submit(caller, "held", extra={"until": str(gate)}) for _ in range(3)]
-        keyed = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
+        ended = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
+        ended += [await world.load.submit(caller, "fast", id=one) for one in chosen]
     finally:
         await caller.hg.close(flush=1)
-    known = [job for job in (*live, *keyed) if job is not None]
-    assert len(known) == 6
-    await completed(world, [job for job in keyed if job is not None])
-    await all_are(world, [job for job in live if job is not None], State.RUNNING)
+    known = [job for job in (*live, *ended) if job is not None]
+    assert len(known) == 9
+    await completed(world, known[3:])
+    await all_are(world, known[:3], State.RUNNING)
     before = await look(world, known)
     async with world.faulty("replay a client"):
         answers = [await asyncio.to_thread(proxy.replay, made) for made in tuple(proxy.made)]
     assert any(len(answer) > 100 for answer in answers), "the server did not understand the replay"
-    await asyncio.sleep(0.5)
     after = await look(world, known)
     gate.touch()
     assert sorted(after, key=str) == sorted(before, key=str), (before, after)
     await completed(world, known)
+
+
+@scenario("F22b", "a fresh submit replayed after its job has ended", checks=("I5",), world=OTHERS_LOAD)
+async def a_fresh_submit_is_replayed_after_its_end(world: World) -> None:
+    """What the limits of promise 8 say: such a copy makes the job once more, and one that is alive no second one.
+
+    Past the record, and discarded in the end: by the laboratory's own rules no job may end twice.
+    """
+    proxy = via(world, record=True)
+    hg = Headgate(proxy.address, token=world.tokens[RED])
+    try:
+        job = (await hg.submit("held", b"{}")).id
+    finally:
+        await hg.close(flush=1)
+    assert await _run_by_hand(world) == [job]
+    await completed(world, [job])
+    async with world.faulty("replay a client"):
+        for _ in range(2):  # the second copy meets the first one's job, which is alive
+            for made in tuple(proxy.made):
+                await asyncio.to_thread(proxy.replay, made)
+    found = sorted((one.state.label, one.attempt, one.epoch) for one in await look(world, [job]))
+    assert found == [("completed", 1, 1), ("pending", 0, 0)], found
+    assert await _run_by_hand(world) == [job]
+
+    async def ended_twice() -> bool:
+        return [one.state for one in await look(world, [job])] == [State.COMPLETED, State.COMPLETED]
+
+    await eventually(ended_twice, "the copy has ended, too")
+    for _ in range(2):
+        await world.clients[RED].admin.jobs.discard(job)
+    assert await look(world, [job]) == []
+
+
+async def _run_by_hand(world: World) -> list[UUID]:
+    """Take the one job of the topic `held` with a stream of our own, which nobody records, and complete it."""
+    async with raw_worker(world, f"by-hand-{world.chance.randrange(10**9)}") as call:
+        await call.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
+        async with asyncio.timeout(20):
+            while not (frame := await call.read()).HasField("jobs"):
+                pass
+            ids, epochs = list(frame.jobs.ids), list(frame.jobs.epochs)
+            outcomes = pb.Outcomes(seq=1, ids=ids, epochs=epochs, results=[b""] * len(ids))
+            await call.write(pb.WorkerFrame(outcomes=outcomes))
+            while not (await call.read()).HasField("receipts"):
+                pass
+    return [UUID(bytes=bytes(raw)) for raw in ids]
 
 
 # ---------------------------------------------------------------------- odd peers
@@ -316,22 +368,41 @@ async def two_workers_share_a_name(world: World) -> None:
 # ---------------------------------------------------------------------- slow links
 
 
-@scenario("F24", "narrow link with a large payload", checks=("I2",), world=PATIENT)
+@scenario(
+    "F24",
+    "64 kbit/s link with a 1 MB payload",
+    checks=("I2",),
+    world={**PATIENT, "server_args": EVERYWHERE},
+    longer=timedelta(minutes=2),
+)
 async def a_large_payload_on_a_narrow_link(world: World) -> None:
-    """A payload that takes most of the time between two beats: what runs keeps its lease, and the payload arrives."""
-    proxy = via(world)
-    await add_worker(world, "w8", servers=["via"], concurrency=8)
-    small = await hold(world, 2)
-    await small.run_at("w8")
-    async with world.faulty("320 kbit/s to w8"):
-        proxy.worsen(bandwidth=40_000)
-        large = [(await hold(world, 1, extra={"pad": "x" * 60_000})) for _ in range(3)]
-        for one in large:
-            await one.run_at("w8", within=30)
-        for one in (small, *large):
-            ended = await one.end()
+    """What runs behind the narrow link keeps its lease, whatever is on its way there.
+
+    What arrives within the time that a worker bears silence (half a beat more than one) arrives. A payload that takes
+    two minutes does not, as promise 14 says: the worker takes its server for lost, comes back, and gets it again. That
+    costs no attempt and holds up nobody else; a worker with a better link runs it, or the operator quiets this one.
+    """
+    async with _island_worker(world, "w20", concurrency=8) as island:
+        small = await hold(world, 2)
+        name = (await small.run_at("w20"))[0].worker
+        async with world.faulty("64 kbit/s to w20"):
+            await asyncio.to_thread(lambda: island.narrow(kbit=64))
+            middle = [await hold(world, 1, extra={"pad": "x" * 8_000}) for _ in range(3)]
+            for one in middle:
+                await one.run_at("w20", within=30)
+            large = await hold(world, 1, extra={"pad": "x" * 1_000_000})
+            await asyncio.sleep(world.lasting(3 * world.lease, 60.0))
+            running = await look(world, [job for one in (small, *middle) for job in one.ids])
+            assert {(one.state, one.attempt, one.epoch) for one in running} == {(State.RUNNING, 1, 1)}, running
+            assert seen(world, "w20", "nothing was heard from") >= 1, "the large one has arrived?"
+            await add_worker(world, "w8")
+            await world.clients[RED].admin.workers.quiet(name, reason="a narrow link")
+            await large.run_at("w8", within=30)
+            assert {one.attempt for one in await large.end()} == {1}
+        await asyncio.to_thread(island.heal_link)
+        for held in (small, *middle):
+            ended = await held.end()
             assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}, ended
-    proxy.heal()
 
 
 @scenario("F25", "500 ms ± 400 ms latency", checks=("I2", "I13"), world={**PATIENT, "proxy_servers": True})
@@ -400,7 +471,7 @@ async def a_crowd_comes_back(world: World) -> None:
         jobs = await submit(world, "fast", 5)
         await completed(world, jobs)
         world.recorder.note("measured", what="500 workers are back", seconds=took)
-        assert took < 20, f"it took {took:.1f} s until 500 workers were back"
+        assert took < 10 + SLOW_MACHINE, f"it took {took:.1f} s until 500 workers were back"
     finally:
         for process in groups:
             process.kill()

@@ -16,9 +16,4 @@ elsewhere("F47", "restore to an older backup", f"{FAILOVER} PARTS=backup; make t
 waiting("F54", "webhook target hostile", "webhooks")
 waiting("F55", "crash between webhook send and record", "webhooks")
 waiting("F56", "JWKS endpoint down, garbage, slow, rotated", "JWT")
-elsewhere(
-    "F57",
-    "migration killed midway; two releases together",
-    "make test: tests/migration/test_killed.py, tests/fault/test_rolling_upgrade.py, tests/fault/test_failpoints.py",
-)
 waiting("F59", "200 stuck dashboard SSE readers", "the dashboard")
