@@ -116,6 +116,9 @@ async def run(
         result.note = f"did not end within {within}"
     except Exception as error:  # noqa: BLE001 -- whatever a scenario raises is its verdict
         result.note = "".join(traceback.format_exception(error))
+    except BaseException:  # told to end: there is no verdict, and nothing to look at
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     result.seconds = time.monotonic() - began
     result.troubles = tuple(troubles(folder))
     if result.good and not keep:

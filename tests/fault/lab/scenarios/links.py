@@ -378,7 +378,7 @@ async def two_workers_share_a_name(world: World) -> None:
 async def a_large_payload_on_a_narrow_link(world: World) -> None:
     """What runs behind the narrow link keeps its lease, whatever is on its way there.
 
-    What arrives within the time that a worker bears silence (half a beat more than one) arrives. A payload that takes
+    What arrives within the time that a worker bears silence (a beat and a third, docs/promises.md) arrives. A payload that takes
     two minutes does not, as promise 14 says: the worker takes its server for lost, comes back, and gets it again. That
     costs no attempt and holds up nobody else; a worker with a better link runs it, or the operator quiets this one.
     """
