@@ -378,9 +378,9 @@ async def two_workers_share_a_name(world: World) -> None:
 async def a_large_payload_on_a_narrow_link(world: World) -> None:
     """What runs behind the narrow link keeps its lease, whatever is on its way there.
 
-    What arrives within the time that a worker bears silence (a beat and a third, docs/promises.md) arrives. A payload that takes
-    two minutes does not, as promise 14 says: the worker takes its server for lost, comes back, and gets it again. That
-    costs no attempt and holds up nobody else; a worker with a better link runs it, or the operator quiets this one.
+    What arrives within the time that a worker bears silence, arrives. A payload that takes two minutes does not, as the
+    limits of promise 14 say: the worker takes its server for lost, comes back, and gets it again. That costs no attempt
+    and holds up nobody else; a worker with a better link runs it, once the operator has quieted this one.
     """
     async with _island_worker(world, "w20", concurrency=8) as island:
         small = await hold(world, 2)

@@ -179,7 +179,9 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
     address = world.address("s1")
     assert await is_ready(address)
     caller = client_of(world, address)
-    assert await world.load.submit(caller, "fast", key=f"before-{world.seed}") is not None
+    first = await world.load.submit(caller, "fast", key=f"before-{world.seed}")
+    assert first is not None
+    await caller.hg.wait_result(first, timeout=20)  # both its streams and its calls are connected
     async with world.faulty("few descriptors for s1"):
         fault = FewDescriptors(process.pid, FewDescriptors.open_now(process.pid))
         try:
