@@ -24,7 +24,9 @@ from tests.fault.lab.steps import OTHERS_LOAD, RED, add_worker, client_of, compl
 PAGE: Final = 8192
 OUR_PAGE: Final = """
 SELECT (ctid::text::point)[0]::int AS page, (array_agg(id))[1] AS job, pg_relation_filepath('headgate.jobs') AS path
-  FROM headgate.jobs GROUP BY 1 HAVING bool_and(id = ANY ($1)) ORDER BY count(*) DESC LIMIT 1"""
+  FROM headgate.jobs j WHERE (ctid::text::point)[0] < pg_relation_size('headgate.jobs') / 8192 - 1
+ GROUP BY 1 HAVING bool_and(id = ANY ($1)) ORDER BY sum(pg_column_size(j)) DESC LIMIT 1"""
+"""As full as can be, and not the last one: no new row has its place there."""
 ON_A_PAGE: Final = """
 SELECT a.id, a.tableoid::regclass::text, pg_relation_filepath(a.tableoid) FROM headgate.archive a
   JOIN headgate.tenants n USING (tenant_no)
@@ -60,7 +62,7 @@ async def a_page_is_broken(world: World) -> None:
 @scenario("F48b", "flipped byte in a page of jobs that wait", checks=("I13",), world=OTHERS_LOAD)
 async def a_page_of_waiting_jobs_is_broken(world: World) -> None:
     """Whoever asks for them is told; their topic stands still, in words, and the others do not. Put right, they run."""
-    jobs = await hold(world, 120, extra={"pad": "x" * 300})  # nobody listens to them yet
+    jobs = await hold(world, 150, extra={"pad": "x" * 700})  # nobody listens to them yet
     jobs.let_go()
     async with world.database() as db:
         row = await db.fetchrow(OUR_PAGE, jobs.ids)
