@@ -109,7 +109,7 @@ async def run(
                 await made.drain(drain)
                 result.report = await made.judge(leave_out=leave_out)
         result.verdict = PASSED if result.report.passed else VIOLATED
-        result.note = " ".join(result.report.red)
+        result.note = " ".join(result.report.red) or _measured(result.report)
     except NotRunHere as reason:
         result.verdict, result.note = NOT_RUN, str(reason)
     except TimeoutError:
@@ -126,6 +126,11 @@ async def run(
     else:
         result.folder = _kept(folder, name)
     return result
+
+
+def _measured(report: Report) -> str:
+    """What the scenario has timed."""
+    return "; ".join(f"{one['what']}: {one['text']}" for one in report.events if one.kind == "measured")
 
 
 def _kept(folder: Path, name: str) -> Path:

@@ -278,6 +278,10 @@ class World:
         finally:
             self.fault("stop", what)
 
+    def measured(self, what: str, text: str) -> None:
+        """A figure for whoever reads the table at the end."""
+        self.recorder.note("measured", what=what, text=text)
+
     def undo_at_heal(self, what: str, undo: Undo) -> None:
         """What `heal` has to do so that this fault is over; also done when the world ends early."""
         self._undo.append((what, undo))

@@ -78,6 +78,7 @@ async def postgres_restarts(world: World) -> None:
     for _ in range(2):
         await world.restart_postgres("fast")
         took = await work_flows(world)
+        world.measured("dispatch resumes", f"{took:.1f} s")
         assert took < RESUMES_WITHIN, f"dispatch took {took:.1f} s to resume"
     assert seen(world, "w8", "connected to ") == links
     ended = await jobs.end()
@@ -161,6 +162,7 @@ async def the_way_to_postgres_is_cut_in_silence(world: World) -> None:
             await readiness_is(world, "s1", ready=False)
             await eventually(all_given_up, "every connection was given up", within=25)
             took = time.monotonic() - began
+            world.measured("noticed", f"{took:.1f} s")
             assert took < 15 + 3, f"noticed after {took:.1f} s"
             island.heal_link()
         await readiness_is(world, "s1", ready=True, within=20)

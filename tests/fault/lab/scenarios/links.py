@@ -481,7 +481,7 @@ async def a_crowd_comes_back(world: World) -> None:
         took = time.monotonic() - began
         jobs = await submit(world, "fast", 5)
         await completed(world, jobs)
-        world.recorder.note("measured", what="500 workers are back", seconds=took)
+        world.measured("500 workers are back", f"{took:.1f} s")
         assert took < 10 + SLOW_MACHINE, f"it took {took:.1f} s until 500 workers were back"
     finally:
         for process in groups:

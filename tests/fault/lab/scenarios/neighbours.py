@@ -190,7 +190,7 @@ async def old_rows_are_pinned(world: World) -> None:
             dead = await dead_rows()
             await pin.heal()
         said = f"{before * 1000:.1f} ms became {after * 1000:.1f} ms with {dead} dead rows"
-        world.recorder.note("measured", what="pickup p99 with xmin pinned", before=before, after=after, dead=dead)
+        world.measured("pickup p99", said)
         # Three times is the promise; a loaded machine adds some milliseconds to either.
         assert after <= 3 * before + 0.1, said
     finally:
