@@ -117,7 +117,9 @@ async def _has_begun(world: World, job: UUID) -> None:
     await eventually(so, "its handler has begun", within=30)
 
 
-@scenario("F25", "500 ms ± 400 ms latency", checks=("I2", "I13"), world={**PATIENT, "proxy_servers": True})
+@scenario(
+    "F25", "500 ms ± 400 ms latency", checks=("I2", "I13"), world={**PATIENT, "proxy_servers": True, "rate": 15.0}
+)
 async def links_are_slow(world: World) -> None:
     """Everything takes a second; no lease is lost for that."""
     await add_worker(world, "w8")
