@@ -66,6 +66,7 @@ class Lane:
         self._dsn, self._name, self._pooler = dsn, name, pooler
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def use(self, call: str = "") -> AsyncIterator[Connection]:
@@ -84,10 +85,19 @@ class Lane:
                         yield connection
                 else:
                     yield connection
-            except (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly):
-                # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says
-                # farewell a moment before it hangs up, and in between the connection still seems to be open. Or this
-                # session may not write, as it was told at its start: a new one may, here or on another host.
+            except asyncio.CancelledError:
+                # In the middle of a statement: its answer must not reach the next caller, who does not wait for it,
+                # either. Only hung up on, PostgreSQL would not notice before the statement has the lock it waits for:
+                # impatient callers would pile up sessions behind it. Closing lets the driver's cancel through first.
+                self._connection = None
+                leaving = asyncio.get_running_loop().create_task(_closed(connection), name=f"leave {self._name}")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+                raise
+            except (OutcomeUnknown, StoreUnavailable, ReadOnly):
+                # Broken: PostgreSQL says farewell a moment before it hangs up, and in between the connection still
+                # seems to be open. Or this session may not write, as it was told at its start: a new one may, here or
+                # on another host.
                 connection.terminate()
                 raise
         if failpoints.armed and call:
@@ -95,11 +105,23 @@ class Lane:
 
     async def close(self) -> None:
         """Close it; a later use opens it again."""
-        if self._connection is not None and not self._connection.is_closed():
-            try:
-                await asyncio.wait_for(self._connection.close(), 2)
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                self._connection.terminate()
+        if self._connection is not None:
+            await _closed(self._connection)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+
+async def _closed(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Close it, in two seconds at the most; a statement that was cancelled is cancelled at the server first."""
+    if connection.is_closed():
+        return
+    try:
+        await asyncio.wait_for(connection.close(), 2)
+    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()
+    except asyncio.CancelledError:
+        connection.terminate()
+        raise
 
 
 @asynccontextmanager
