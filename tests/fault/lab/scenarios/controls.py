@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from headgate.domain.states import EventKind
 from tests.fault.lab.load import WEIGHTS
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.steps import count_events, eventually, noted
+from tests.fault.lab.steps import eventually, noted
 
 SLOW_RUN: Final = """
 SELECT DISTINCT j.worker FROM headgate.jobs j JOIN headgate.topics t USING (topic_no)
@@ -102,11 +101,6 @@ async def workers_die_with_jobs_in_their_hands(world: World) -> None:
         for _ in range(12):
             await world.load.submit(world.load.tenant(tenant), "slow", ms=2500)
     await _busy(world, ("w1", "w2"))
-    lapsed = await count_events(world, EventKind.LAPSED)
     for name in ("w1", "w2"):
         await world.restart(name)
-
-    async def noticed() -> bool:
-        return await count_events(world, EventKind.LAPSED) > lapsed
-
-    await eventually(noticed, "what they ran has lapsed", within=4 * world.lease)
+    # No wait for the lapse: where a bug keeps it from happening, the checker is to say so.
