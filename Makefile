@@ -82,9 +82,10 @@ bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
 
-# ONLY=F31,F32: some of them. SECONDS=60 SEED=1: a random mix instead. (SECONDS is also a variable of bash, not of make.)
-faults: $(READY) ## break everything on purpose, one fault after the other, and check what must hold; ONLY=, SECONDS=, SEED=
-	@$(BIN)/python -m tests.fault.lab $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) --seed $(or $(SEED),1)
+# ONLY=F31,F32: some of them. LONG=1: each fault for as long as the catalogue says. SECONDS=60 SEED=1: a random mix
+# instead. (SECONDS is also a variable of bash, not of make.)
+faults: $(READY) ## break everything on purpose, one fault after the other, and check what must hold; ONLY=, LONG=1, SECONDS=, SEED=
+	@$(BIN)/python -m tests.fault.lab $(if $(ONLY),--only $(ONLY)) $(if $(LONG),--long) $(if $(SECONDS),--seconds $(SECONDS)) --seed $(or $(SEED),1)
 
 mutants: $(READY) ## prove the checker: each planted bug must turn its invariant red; ONLY=name
 	@$(BIN)/python -m tests.fault.lab.mutants $(if $(ONLY),--only $(ONLY))

@@ -51,48 +51,66 @@ def started(*command: str, stdout: IO[bytes] | int = subprocess.DEVNULL) -> subp
     )
 
 
+class Ticker:
+    """A shell and its child, which writes a line every moment; and another one beside it, which nobody touches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log, self._others = folder / "ticks", folder / "other-ticks"
+        self._process, self._other = self._start(self._log), self._start(self._others)
+        self.pid = self._process.pid
+
+    def _start(self, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("wb") as file:
+            process = started("/bin/sh", "-c", f'"{sys.executable}" -c "$0" & wait', TICKER, stdout=file)
+        until(lambda: log.stat().st_size > 0, "it ticks")
+        return process
+
+    def stands_still(self) -> bool:
+        """Whether it writes nothing while the other one writes some lines."""
+        before, others = self._log.stat().st_size, self._others.stat().st_size
+        until(lambda: self._others.stat().st_size > others + 100, "the other one ticks")
+        return self._log.stat().st_size == before
+
+    def goes_on(self) -> None:
+        """Wait for its next line."""
+        before = self._log.stat().st_size
+        until(lambda: self._log.stat().st_size > before, "it ticks again")
+
+    def end(self) -> None:
+        for root in (self._process, self._other):
+            for pid in tree(root.pid):
+                os.kill(pid, signal.SIGKILL)
+            root.wait(10)
+
+
 @pytest.fixture
-def ticker(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A shell and its child, which writes a line every moment."""
-    log = tmp_path / "ticks"
-    with log.open("wb") as file:
-        process = started("/bin/sh", "-c", f'"{sys.executable}" -c "$0" & wait', TICKER, stdout=file)
-    until(lambda: log.stat().st_size > 0, "it ticks")
-    yield process, log
-    for pid in tree(process.pid):
-        os.kill(pid, signal.SIGKILL)
-    process.wait(10)
-
-
-def stands_still(log: Path) -> bool:
-    before = log.stat().st_size
-    time.sleep(0.15)
-    return log.stat().st_size == before
+def ticker(tmp_path: Path) -> Iterator[Ticker]:
+    made = Ticker(tmp_path)
+    yield made
+    made.end()
 
 
 # ---------------------------------------------------------------------- processes
 
 
-def test_a_whole_tree_is_stopped_and_goes_on(ticker: tuple[subprocess.Popen[bytes], Path]) -> None:
-    process, log = ticker
-    assert len(tree(process.pid)) == 2
-    with Stopped(process.pid):
-        until(lambda: [state_of(pid) for pid in tree(process.pid)] == ["T", "T"], "both are stopped")
-        assert stands_still(log)
-    until(lambda: not stands_still(log), "it ticks again")
+def test_a_whole_tree_is_stopped_and_goes_on(ticker: Ticker) -> None:
+    assert len(tree(ticker.pid)) == 2
+    with Stopped(ticker.pid):
+        until(lambda: [state_of(pid) for pid in tree(ticker.pid)] == ["T", "T"], "both are stopped")
+        assert ticker.stands_still()
+    ticker.goes_on()
 
 
-def test_a_tree_is_frozen_by_the_freezer_and_goes_on(ticker: tuple[subprocess.Popen[bytes], Path]) -> None:
-    process, log = ticker
-    freezer = possible(Freezer, tree(process.pid))
+def test_a_tree_is_frozen_by_the_freezer_and_goes_on(ticker: Ticker) -> None:
+    freezer = possible(Freezer, tree(ticker.pid))
     assert isinstance(freezer, Freezer)
     with freezer:
         freezer.freeze()
-        assert stands_still(log)
+        assert ticker.stands_still()
         freezer.thaw()
-        until(lambda: not stands_still(log), "it ticks again")
+        ticker.goes_on()
         freezer.freeze()
-    until(lambda: not stands_still(log), "it ticks again")
+    ticker.goes_on()
     assert not freezer.path.exists()
 
 

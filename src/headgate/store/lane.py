@@ -14,7 +14,9 @@ from headgate.domain.errors import OutcomeUnknown, ReadOnly, StoreUnavailable
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 
-_UNUSABLE_AFTER = (asyncio.CancelledError, OutcomeUnknown, StoreUnavailable, ReadOnly)
+_UNUSABLE_AFTER = (OutcomeUnknown, StoreUnavailable, ReadOnly)
+"""Broken: PostgreSQL says farewell a moment before it hangs up, and in between the connection still seems open. Or
+the session may not write, as it was told at its start: a new one may, here or on another host."""
 
 
 class Lane:
@@ -24,6 +26,7 @@ class Lane:
         self._dsn, self._name, self._pooler = dsn, name, pooler
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def use(self, call: str = "") -> AbstractAsyncContextManager[Connection]:
         """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
@@ -42,12 +45,23 @@ class Lane:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        # In the middle of a statement: its answer must not reach the next caller. Or broken: PostgreSQL says farewell a
-        # moment before it hangs up, and in between the connection still seems to be open. Or this session may not
-        # write, as it was told at its start: a new one may, here or on another host.
-        if isinstance(error, _UNUSABLE_AFTER) and self._connection is not None:
-            self._connection.terminate()
+        if error is not None and self._connection is not None:
+            if isinstance(error, asyncio.CancelledError):
+                self._leave(self._connection)
+            elif isinstance(error, _UNUSABLE_AFTER):
+                self._connection.terminate()
         self._lock.release()
+
+    def _leave(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Part with it in the middle of a statement: its answer must not reach the next caller.
+
+        Only hung up on, PostgreSQL would not notice before the statement has the lock it waits for: impatient callers
+        would pile up sessions behind it. Closing lets the driver's cancel through first.
+        """
+        self._connection = None
+        leaving = asyncio.get_running_loop().create_task(_closed(connection), name=f"leave {self._name}")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     @asynccontextmanager
     async def _use_with_more(self, call: str) -> AsyncIterator[Connection]:
@@ -69,11 +83,23 @@ class Lane:
 
     async def close(self) -> None:
         """Close it; a later use opens it again."""
-        if self._connection is not None and not self._connection.is_closed():
-            try:
-                await asyncio.wait_for(self._connection.close(), 2)
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                self._connection.terminate()
+        if self._connection is not None:
+            await _closed(self._connection)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+
+async def _closed(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Close it, in two seconds at the most; a statement that was cancelled is cancelled at the server first."""
+    if connection.is_closed():
+        return
+    try:
+        await asyncio.wait_for(connection.close(), 2)
+    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()
+    except asyncio.CancelledError:
+        connection.terminate()
+        raise
 
 
 @asynccontextmanager

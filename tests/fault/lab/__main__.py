@@ -1,4 +1,4 @@
-"""`python -m tests.fault.lab`: scenarios by number, or a seeded mix; exits with 1 on any violation."""
+"""`python -m tests.fault.lab`: scenarios by number, or a seeded mix; exits with 1 if one did not pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+from tests.fault.lab.apart import run_all, table, write_verdict
 from tests.fault.lab.checker import check
 from tests.fault.lab.history import merged
 from tests.fault.lab.mix import mix, setting
-from tests.fault.lab.runner import FAILED, NOT_RUN, Result, run, run_scenario
+from tests.fault.lab.runner import ELSEWHERE, FAILED, NOT_RUN, WAITS, Result, run, run_scenario
 from tests.fault.lab.scenarios import Scenario, all_scenarios
 
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0, help="a random mix of faults for so long, by --seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="the scenarios, and what each checks")
+    parser.add_argument("--long", action="store_true", help="faults that last as long as the catalogue says")
+    parser.add_argument("--verdict", type=Path, help="write how the one scenario ended into this file")
     parser.add_argument("--check", type=Path, help="judge the history in this folder once more")
     parser.add_argument("--keep", action="store_true", help="keep the folder of a run that passed, too")
     chosen = parser.parse_args()
@@ -43,25 +46,22 @@ def main() -> int:
     names = [name.strip() for name in chosen.only.split(",") if name.strip()] or list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"there is no {', '.join(unknown)}; see --list")
-    return asyncio.run(_scenarios([known[name] for name in names], seed=chosen.seed, keep=chosen.keep))
+    if len(names) == 1:
+        result = asyncio.run(_scenario(known[names[0]], seed=chosen.seed, keep=chosen.keep, long=chosen.long))
+        if chosen.verdict:
+            write_verdict(result, chosen.verdict)
+        return 0 if result.good else 1
+    options = [*(["--keep"] if chosen.keep else []), *(["--long"] if chosen.long else [])]
+    results = run_all([known[name] for name in names], seed=chosen.seed, options=options, long=chosen.long)
+    print("\n" + table(results))
+    return 0 if all(result.good for result in results) else 1
 
 
-async def _scenarios(chosen: list[Scenario], *, seed: int, keep: bool) -> int:
-    results: list[Result] = []
-    for one in chosen:
-        print(f"--- {one.number} {one.title} (seed {seed})", flush=True)
-        result = await run_scenario(one, seed=seed, keep=keep)
-        results.append(result)
-        _show(result, f"python -m tests.fault.lab --only {one.number} --seed {seed}")
-    print(f"\n{'fault':6} {'verdict':9} {'seconds':>7}  what")
-    for result in results:
-        note = result.note.strip().splitlines()[-1] if result.note.strip() else ""
-        print(f"{result.name:6} {result.verdict:9} {result.seconds:7.1f}  {result.title}{f' ({note})' if note else ''}")
-    bad = [result.name for result in results if not result.good]
-    skipped = [result.name for result in results if result.verdict == NOT_RUN]
-    print(f"{len(results) - len(bad) - len(skipped)} passed, {len(bad)} did not{': ' + ' '.join(bad) if bad else ''}, "
-          f"{len(skipped)} not run{': ' + ' '.join(skipped) if skipped else ''}")  # fmt: skip
-    return 1 if bad else 0
+async def _scenario(one: Scenario, *, seed: int, keep: bool, long: bool) -> Result:
+    print(f"--- {one.number} {one.title} (seed {seed}{', long' if long else ''})", flush=True)
+    result = await run_scenario(one, seed=seed, keep=keep, long=long)
+    _show(result, f"python -m tests.fault.lab --only {one.number} --seed {seed}{' --long' if long else ''}")
+    return result
 
 
 async def _mix(seconds: float, seed: int, *, keep: bool) -> int:
@@ -83,6 +83,9 @@ def _show(result: Result, replay: str) -> None:
         print(result.report.text())
     for trouble in result.troubles:
         print(f"log: {trouble}")
+    if result.verdict in (WAITS, ELSEWHERE):
+        print(f"{result.name} is not run here, {result.verdict}: {result.note}")
+        return
     if result.verdict == NOT_RUN:
         print(f"!!! {result.name} WAS NOT RUN: {result.note}")
     elif result.verdict == FAILED:

@@ -19,6 +19,7 @@ from tests.fault.lab.scenarios import Scenario
 from tests.fault.lab.world import DRAIN, NotRunHere, World
 
 PASSED, VIOLATED, FAILED, NOT_RUN = "passed", "VIOLATED", "FAILED", "not run"
+WAITS, ELSEWHERE = "waits", "elsewhere"
 KEPT: Final = Path("build/faults")
 
 
@@ -38,23 +39,38 @@ class Result:
 
     @property
     def good(self) -> bool:
-        return self.verdict in (PASSED, NOT_RUN)
+        return self.verdict not in (VIOLATED, FAILED)
+
+    @property
+    def reason(self) -> str:
+        """The last line of its note: what broke, what it waits for, where it is tested."""
+        return (self.note.strip().splitlines() or [""])[-1]
 
 
-async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False) -> Result:
-    """One scenario: load, fault, heal, drain, check."""
+def without_a_world(chosen: Scenario) -> Result | None:
+    """The result of one that is not run here at all, and why; None for all others."""
     if chosen.waits_for:
-        note = f"waits for {chosen.waits_for}"
-        return Result(name=chosen.number, title=chosen.title, verdict=NOT_RUN, seconds=0.0, note=note)
+        verdict, note = WAITS, f"for {chosen.waits_for}"
+    elif chosen.elsewhere:
+        verdict, note = ELSEWHERE, chosen.elsewhere
+    else:
+        return None
+    return Result(name=chosen.number, title=chosen.title, verdict=verdict, seconds=0.0, note=note)
+
+
+async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False, long: bool = False) -> Result:
+    """One scenario: load, fault, heal, drain, check."""
+    if (known := without_a_world(chosen)) is not None:
+        return known
     result = await run(
         chosen.number,
         chosen.act,
         seed=seed,
-        world=dict(chosen.world),
+        world={**chosen.world, **(chosen.long_world if long else {}), "long": long},
         warm_up=chosen.warm_up,
         drain=chosen.drain,
         leave_out=chosen.leave_out,
-        within=chosen.within,
+        within=chosen.deadline(long=long),
         keep=keep,
     )
     result.title = chosen.title
@@ -93,13 +109,16 @@ async def run(
                 await made.drain(drain)
                 result.report = await made.judge(leave_out=leave_out)
         result.verdict = PASSED if result.report.passed else VIOLATED
-        result.note = " ".join(result.report.red)
+        result.note = " ".join(result.report.red) or _measured(result.report)
     except NotRunHere as reason:
         result.verdict, result.note = NOT_RUN, str(reason)
     except TimeoutError:
         result.note = f"did not end within {within}"
     except Exception as error:  # noqa: BLE001 -- whatever a scenario raises is its verdict
         result.note = "".join(traceback.format_exception(error))
+    except BaseException:  # told to end: there is no verdict, and nothing to look at
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     result.seconds = time.monotonic() - began
     result.troubles = tuple(troubles(folder))
     if result.good and not keep:
@@ -107,6 +126,11 @@ async def run(
     else:
         result.folder = _kept(folder, name)
     return result
+
+
+def _measured(report: Report) -> str:
+    """What the scenario has timed."""
+    return "; ".join(f"{one['what']}: {one['text']}" for one in report.events if one.kind == "measured")
 
 
 def _kept(folder: Path, name: str) -> Path:

@@ -31,6 +31,8 @@ ALL_BUT_HELD: Final = [topic for topic in TOPICS if topic != "held"]
 """For the load's workers, when a scenario has workers of its own for the topic `held`."""
 OTHERS_LOAD: Final[dict[str, Any]] = {"worker_options": {"topics": ALL_BUT_HELD}}
 RED: Final = "red"
+SLOW_MACHINE: Final = 5.0
+"""Seconds that a machine with other things to do may add to a time that is promised."""
 _FOUND: Final = """
 SELECT id, state, attempt, epoch, worker FROM headgate.jobs WHERE id = ANY ($1)
  UNION ALL

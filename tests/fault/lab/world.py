@@ -103,8 +103,9 @@ class World:
         settings: Mapping[str, str] | None = None,
         proxy_servers: bool = False,
         proxy_database: bool = False,
+        long: bool = False,
     ) -> None:
-        self.folder, self.seed, self.lease = folder, seed, lease
+        self.folder, self.seed, self.lease, self.long = folder, seed, lease, long
         self.chance = random.Random(f"faults {seed}")
         self.tenants = tuple(tenants)
         self.servers: dict[str, LabServer] = {}
@@ -260,6 +261,10 @@ class World:
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
+    def lasting(self, short: float, long: float) -> float:
+        """For how many seconds, or how often, a fault goes on: the second is the catalogue's, with LONG=1."""
+        return long if self.long else short
+
     def fault(self, phase: str, what: str, **data: object) -> None:
         """Note that a fault starts or stops: `fault("start", "cut s1")`. A moment's fault is a start and a stop."""
         self.recorder.note("fault", phase=phase, what=what, **data)
@@ -272,6 +277,10 @@ class World:
             yield
         finally:
             self.fault("stop", what)
+
+    def measured(self, what: str, text: str) -> None:
+        """A figure for whoever reads the table at the end."""
+        self.recorder.note("measured", what=what, text=text)
 
     def undo_at_heal(self, what: str, undo: Undo) -> None:
         """What `heal` has to do so that this fault is over; also done when the world ends early."""

@@ -133,14 +133,15 @@ class Producer:
         call = self._call = rpc.open_produce(channel)
         reader: asyncio.Task[Exception | None] | None = None
         try:
-            timer = self._io.loop.call_later(HELLO_SECONDS, call.cancel)
             try:
-                hello = pb.ProducerHello(token=self._token, client=rpc.CLIENT)
-                await call.write(pb.ProducerFrame(hello=hello))
-                if not await call.read():
-                    return rpc.not_connected(address, "it closed the stream")
-            finally:
-                timer.cancel()
+                # Not by cancelling the call: a write that waits for its connection then waits for ever.
+                async with asyncio.timeout(HELLO_SECONDS):
+                    hello = pb.ProducerHello(token=self._token, client=rpc.CLIENT)
+                    await call.write(pb.ProducerFrame(hello=hello))
+                    if not await call.read():
+                        return rpc.not_connected(address, "it closed the stream")
+            except TimeoutError:
+                return rpc.not_connected(address, "it does not answer")
             self._rotation.succeeded()
             self._trouble, self._greeted = None, True
             reader = self._io.loop.create_task(self._read(call), name="headgate produce replies")

@@ -149,12 +149,13 @@ class Link:
         reader: asyncio.Task[Exception | None] | None = None
         ticker: asyncio.Task[None] | None = None
         try:
-            timer = self._io.loop.call_later(HELLO_SECONDS, call.cancel)
             try:
-                await call.write(self.outbound.hello())
-                first = await rpc.next_frame(call)
-            finally:
-                timer.cancel()
+                # Not by cancelling the call: a write that waits for its connection then waits for ever.
+                async with asyncio.timeout(HELLO_SECONDS):
+                    await call.write(self.outbound.hello())
+                    first = await rpc.next_frame(call)
+            except TimeoutError:
+                return rpc.not_connected(address, "it does not answer")
             if first is None or not first.HasField("hello_ack"):
                 return rpc.not_connected(address, "it did not greet back")
             self._welcome(first.hello_ack, address)

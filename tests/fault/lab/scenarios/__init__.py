@@ -5,7 +5,9 @@
         ...                                       # break things while the load runs; return when it is enough
 
 The function gets a `World` that is up, with its load running. When it returns, everything is healed and drained, and
-*all* invariants are checked; `checks` are those the catalogue names for it. What the function asserts itself (a
+*all* invariants are checked; `checks` are those the catalogue names for it. A fault that lasts in the catalogue for
+longer than anybody wants to wait takes `world.lasting(short, long)` seconds: the catalogue's own with LONG=1, for which
+`longer` is added to its deadline. What the function asserts itself (a
 readiness, a metric, a time) fails the scenario by AssertionError. One that this machine cannot run raises `NotRunHere`
 with the reason, and is reported as not run.
 
@@ -23,8 +25,9 @@ from typing import Any, Final
 
 from tests.fault.lab.world import DRAIN, NotRunHere, World
 
-__all__ = ["NotRunHere", "Scenario", "World", "all_scenarios", "scenario", "waiting"]
+__all__ = ["NotRunHere", "Scenario", "World", "all_scenarios", "elsewhere", "scenario", "waiting"]
 Act = Callable[[World], Awaitable[None]]
+WITHIN: Final = timedelta(minutes=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +47,20 @@ class Scenario:
     """Invariants that stand on what this fault breaks (such as the database's clock); the docstring says why."""
     expect_red: tuple[str, ...] = ()
     """For a positive control: invariants that must be violated, or the scenario fails."""
-    within: timedelta = timedelta(minutes=4)
+    within: timedelta = WITHIN
     """For all of it; then it is ended, and has failed."""
+    longer: timedelta = timedelta()
+    """How much more it may take in its long form."""
+    long_world: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What is different in the world of its long form."""
     waits_for: str = ""
-    """A part of the product that is not there yet: reported as not run, without a world."""
+    """A part of the product that is not there yet: reported as waiting, without a world."""
+    elsewhere: str = ""
+    """What brings this fault about instead: reported, without a world."""
+
+    def deadline(self, *, long: bool) -> timedelta:
+        """From its first process to its verdict."""
+        return self.within + self.longer if long else self.within
 
 
 _REGISTRY: Final[dict[str, Scenario]] = {}
@@ -56,10 +69,16 @@ _REGISTRY: Final[dict[str, Scenario]] = {}
 def waiting(number: str, title: str, part: str) -> None:
     """A fault of the catalogue that waits for a part of the product."""
 
-    async def nothing(world: World) -> None:
-        raise NotRunHere(f"waits for {part}")
+    _REGISTRY[number] = Scenario(number=number, title=title, act=_nothing, waits_for=part)
 
-    _REGISTRY[number] = Scenario(number=number, title=title, act=nothing, waits_for=part)
+
+def elsewhere(number: str, title: str, where: str) -> None:
+    """A fault of the catalogue that something else than this laboratory brings about."""
+    _REGISTRY[number] = Scenario(number=number, title=title, act=_nothing, elsewhere=where)
+
+
+async def _nothing(world: World) -> None:
+    raise NotRunHere("there is nothing to do here")
 
 
 def scenario(
@@ -72,7 +91,9 @@ def scenario(
     drain: timedelta = DRAIN,
     leave_out: Sequence[str] = (),
     expect_red: Sequence[str] = (),
-    within: timedelta = timedelta(minutes=4),
+    within: timedelta = WITHIN,
+    longer: timedelta = timedelta(),
+    long_world: Mapping[str, Any] | None = None,
 ) -> Callable[[Act], Act]:
     """Register the decorated function under its number; a variant is F31b."""
 
@@ -90,6 +111,8 @@ def scenario(
             leave_out=tuple(leave_out),
             expect_red=tuple(expect_red),
             within=within,
+            longer=longer,
+            long_world=dict(long_world or {}),
         )
         return act
 

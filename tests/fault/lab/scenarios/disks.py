@@ -14,10 +14,11 @@ from pathlib import Path
 import asyncpg
 
 from headgate.domain.errors import HeadgateError
+from tests.fault.lab.armed_server import readiness_is
 from tests.fault.lab.inject.disks import SmallDisk, move_folder
 from tests.fault.lab.postgres import postgres_stopped
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.scenarios.database import readiness_is, work_flows
+from tests.fault.lab.scenarios.database import work_flows
 from tests.fault.lab.steps import RED, eventually, noted
 
 MEGABYTE = 1 << 20

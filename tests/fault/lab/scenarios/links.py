@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import grpc.aio
 
-from headgate.domain.states import EventKind, State
+from headgate import Headgate
+from headgate.domain.states import State
 from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
-from tests.fault.lab.inject.links import Island, Toward
-from tests.fault.lab.process import LabWorker, environ
+from tests.fault.lab.inject.links import Toward
+from tests.fault.lab.load import _new_id
 from tests.fault.lab.proxy import CLIENT
 from tests.fault.lab.scenarios import World, scenario
+from tests.fault.lab.scenarios.slow_links import EVERYWHERE, island_worker
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
     RED,
@@ -28,7 +28,6 @@ from tests.fault.lab.steps import (
     all_are,
     client_of,
     completed,
-    count_events,
     eventually,
     hold,
     look,
@@ -38,10 +37,6 @@ from tests.fault.lab.steps import (
     submit,
     via,
 )
-from tests.support.server import LoggedProcess
-
-PATIENT: Final[dict[str, Any]] = {**OTHERS_LOAD, "lease": 6.0}
-"""Beats of two seconds: on a bad link an answer takes a second by itself."""
 
 
 async def _gone(world: World, server: str, reason: str, *, times: int = 1, within: float) -> None:
@@ -76,47 +71,12 @@ async def a_link_falls_silent(world: World) -> None:
     await printed(world, "w8", "connected to ", times=links + 1, within=25)
 
 
-@asynccontextmanager
-async def _island_worker(world: World, name: str, **options: Any) -> AsyncIterator[Island]:
-    """A worker behind a wire of its own. The servers must listen on all addresses."""
-    island = await asyncio.to_thread(Island)
-
-    async def heal_island() -> None:
-        await asyncio.to_thread(island.heal_link)
-
-    world.undo_at_heal(f"wire of {name}", heal_island)
-    try:
-        world.workers[name] = await asyncio.to_thread(
-            lambda: LabWorker(
-                name,
-                [f"{island.outside}:{world.servers['s1'].port}"],
-                folder=world.folder,
-                token=world.tokens[RED],
-                topics=["held"],
-                prefix=island.prefix,
-                **options,
-            )
-        )
-        world.recorder.note("proc", what="start", name=name, pid=world.workers[name].pid)
-        yield island
-        await asyncio.to_thread(island.heal_link)
-        await asyncio.to_thread(world.workers[name].terminate)
-        world.recorder.note("proc", what="exit", name=name, code=0)
-    finally:
-        if name in world.workers:
-            world.workers.pop(name).kill()
-        await asyncio.to_thread(island.heal)
-
-
-EVERYWHERE: Final = ("--host", "0.0.0.0")  # noqa: S104 -- reached from a namespace on this machine only
-
-
 @scenario("F27", "one-way partition", checks=("I2",), world={**OTHERS_LOAD, "server_args": EVERYWHERE})
 async def a_wire_carries_one_way_only(world: World) -> None:
     """As silence both ways, whichever direction is left: the lease ends, another takes over, nothing runs twice."""
     ways: tuple[Toward, ...] = ("inside", "outside")
     for number, toward in enumerate(ways):
-        async with _island_worker(world, f"w{20 + number}") as island:
+        async with island_worker(world, f"w{20 + number}") as island:
             jobs = await hold(world, 3)
             await jobs.run_at(f"w{20 + number}")
             async with world.faulty(f"nothing passes {toward}"):
@@ -181,31 +141,78 @@ _BY_KEY: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE key = $1"
 async def a_client_is_replayed(world: World) -> None:
     """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once.
 
-    Jobs without a key or an id of the caller's are alive meanwhile: for those the client promises that it has never
-    sent them before (ADR 0006), so their copies are recognised as long as the job itself is there.
+    A job with a key or an id of the caller's is known also after its end, any other one for as long as it is alive: for
+    those the client says that it has never sent them before (ADR 0006). The other side of that is the next scenario.
     """
     await add_worker(world, "w8")
     gate = world.folder / "gate-replay"
     proxy = via(world, record=True)
     caller = client_of(world, proxy.address)
+    chosen = [_new_id(world.chance) for _ in range(3)]
     try:
         live = [await world.load.submit(caller, "held", extra={"until": str(gate)}) for _ in range(3)]
-        keyed = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
+        ended = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
+        ended += [await world.load.submit(caller, "fast", id=one) for one in chosen]
     finally:
         await caller.hg.close(flush=1)
-    known = [job for job in (*live, *keyed) if job is not None]
-    assert len(known) == 6
-    await completed(world, [job for job in keyed if job is not None])
-    await all_are(world, [job for job in live if job is not None], State.RUNNING)
+    known = [job for job in (*live, *ended) if job is not None]
+    assert len(known) == 9
+    await completed(world, known[3:])
+    await all_are(world, known[:3], State.RUNNING)
     before = await look(world, known)
     async with world.faulty("replay a client"):
         answers = [await asyncio.to_thread(proxy.replay, made) for made in tuple(proxy.made)]
     assert any(len(answer) > 100 for answer in answers), "the server did not understand the replay"
-    await asyncio.sleep(0.5)
     after = await look(world, known)
     gate.touch()
     assert sorted(after, key=str) == sorted(before, key=str), (before, after)
     await completed(world, known)
+
+
+@scenario("F22b", "a fresh submit replayed after its job has ended", checks=("I5",), world=OTHERS_LOAD)
+async def a_fresh_submit_is_replayed_after_its_end(world: World) -> None:
+    """What the limits of promise 8 say: such a copy makes the job once more, and one that is alive no second one.
+
+    Past the record, and discarded in the end: by the laboratory's own rules no job may end twice.
+    """
+    proxy = via(world, record=True)
+    hg = Headgate(proxy.address, token=world.tokens[RED])
+    try:
+        job = (await hg.submit("held", b"{}")).id
+    finally:
+        await hg.close(flush=1)
+    assert await _fail_by_hand(world) == [job]
+    await all_are(world, [job], State.DEAD)
+    async with world.faulty("replay a client"):
+        for _ in range(2):  # the second copy meets the first one's job, which is alive
+            for made in tuple(proxy.made):
+                await asyncio.to_thread(proxy.replay, made)
+    found = sorted((one.state.label, one.attempt, one.epoch) for one in await look(world, [job]))
+    assert found == [("dead", 1, 1), ("pending", 0, 0)], found
+    assert await _fail_by_hand(world) == [job]
+
+    async def ended_twice() -> bool:
+        return [one.state for one in await look(world, [job])] == [State.DEAD, State.DEAD]
+
+    await eventually(ended_twice, "the copy has ended, too")
+    await world.clients[RED].admin.jobs.discard(job)
+    assert await look(world, [job]) == []
+
+
+async def _fail_by_hand(world: World) -> list[UUID]:
+    """Take the one job of the topic `held` with a stream of our own, which nobody records, and fail it for good."""
+    async with raw_worker(world, f"by-hand-{world.chance.randrange(10**9)}") as call:
+        await call.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
+        async with asyncio.timeout(20):
+            while not (frame := await call.read()).HasField("jobs"):
+                pass
+            ids, epochs = list(frame.jobs.ids), list(frame.jobs.epochs)
+            failed = jobs_pb2.Failed(type="Replayed", message="not again", permanent=True)
+            others = [jobs_pb2.Outcome(id=raw, epoch=n, failed=failed) for raw, n in zip(ids, epochs, strict=True)]
+            await call.write(pb.WorkerFrame(outcomes=pb.Outcomes(seq=1, others=others)))
+            while not (await call.read()).HasField("receipts"):
+                pass
+    return [UUID(bytes=bytes(raw)) for raw in ids]
 
 
 # ---------------------------------------------------------------------- odd peers
@@ -311,96 +318,3 @@ async def two_workers_share_a_name(world: World) -> None:
             ended = await jobs.end()
             assert {(one.attempt, one.epoch) for one in ended} == {(1, 2)}, ended
     assert seen(world, "s1", "link_ended worker=twin reason=superseded") == 1
-
-
-# ---------------------------------------------------------------------- slow links
-
-
-@scenario("F24", "narrow link with a large payload", checks=("I2",), world=PATIENT)
-async def a_large_payload_on_a_narrow_link(world: World) -> None:
-    """A payload that takes most of the time between two beats: what runs keeps its lease, and the payload arrives."""
-    proxy = via(world)
-    await add_worker(world, "w8", servers=["via"], concurrency=8)
-    small = await hold(world, 2)
-    await small.run_at("w8")
-    async with world.faulty("320 kbit/s to w8"):
-        proxy.worsen(bandwidth=40_000)
-        large = [(await hold(world, 1, extra={"pad": "x" * 60_000})) for _ in range(3)]
-        for one in large:
-            await one.run_at("w8", within=30)
-        for one in (small, *large):
-            ended = await one.end()
-            assert {(job.attempt, job.epoch) for job in ended} == {(1, 1)}, ended
-    proxy.heal()
-
-
-@scenario("F25", "500 ms ± 400 ms latency", checks=("I2", "I13"), world={**PATIENT, "proxy_servers": True})
-async def links_are_slow(world: World) -> None:
-    """Everything takes a second; no lease is lost for that."""
-    await add_worker(world, "w8")
-    jobs = await hold(world, 4)
-    await jobs.run_at("w8")
-    lapsed = await count_events(world, EventKind.LAPSED)
-    async with world.faulty("latency"):
-        for name in ("s1", "s2"):
-            world.proxies[name].worsen(latency=0.5, jitter=0.4)
-        await asyncio.sleep(2 * world.lease)
-        more = await submit(world, "slow", 5, ms=50)
-        await completed(world, more, within=30)
-    for name in ("s1", "s2"):
-        world.proxies[name].heal()
-    ended = await jobs.end()
-    assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended
-    assert await count_events(world, EventKind.LAPSED) == lapsed
-
-
-@scenario("F26", "20 % packet loss", checks=("I1", "I2"), world={**PATIENT, "server_args": EVERYWHERE})
-async def a_wire_loses_packets(world: World) -> None:
-    """Slower, and correct."""
-    async with _island_worker(world, "w20", concurrency=8) as island, world.faulty("20 % loss for w20"):
-        await asyncio.to_thread(island.lose, percent=20)
-        for _ in range(6):
-            jobs = await hold(world, 8)
-            await jobs.run_at("w20", within=40)
-            await jobs.end(within=40)
-
-
-# ---------------------------------------------------------------------- many
-
-
-@scenario("F28", "500 workers reconnect at once", checks=("I13",),
-          world={**OTHERS_LOAD, "servers": 1, "workers": 2, "lease": 30.0, "rate": 10})  # fmt: skip
-async def a_crowd_comes_back(world: World) -> None:
-    """The server is restarted under 500 idle workers: they come back with jitter, and all is as before in seconds."""
-    crowd = 500
-    address = world.address("s1")
-    groups = [
-        LoggedProcess(
-            f"crowd{number}",
-            # For a topic that nobody submits to: what they ran would be in no history.
-            [sys.executable, "-m", "tests.support.workers", address, str(world.folder / f"crowd{number}.starts"),
-             "--workers", str(crowd // 4), "--concurrency", "1", "--topics", "deaf"],
-            folder=world.folder,
-            environ=environ(HEADGATE_TOKEN=world.tokens[RED]),
-        )
-        for number in range(4)
-    ]  # fmt: skip
-    try:
-
-        async def connected(times: int) -> bool:
-            return sum(seen(world, f"crowd{number}", "connected to ") for number in range(4)) >= times
-
-        await eventually(lambda: connected(crowd), "the crowd has connected", within=60)
-        jobs = await submit(world, "fast", 5)
-        await completed(world, jobs)
-        await world.restart("s1")
-        began = time.monotonic()
-        await eventually(lambda: connected(2 * crowd), "the crowd is back", within=40)
-        took = time.monotonic() - began
-        jobs = await submit(world, "fast", 5)
-        await completed(world, jobs)
-        world.recorder.note("measured", what="500 workers are back", seconds=took)
-        assert took < 20, f"it took {took:.1f} s until 500 workers were back"
-    finally:
-        for process in groups:
-            process.kill()

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from statistics import median
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from statistics import quantiles
 from typing import Final
+from uuid import UUID
 
 from headgate.domain.states import EventKind
+from tests.fault.lab.armed_server import readiness_is
 from tests.fault.lab.inject.databases import HostileLock, LeakedConnections, PinnedXmin, ReadOnlyDatabase
 from tests.fault.lab.load import Tenant
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.scenarios.database import readiness_is, work_flows
+from tests.fault.lab.scenarios.database import work_flows
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
     RED,
+    SLOW_MACHINE,
     add_worker,
     client_of,
     completed,
     count_events,
+    eventually,
     hold,
     noted,
     seen,
 )
 
-WAITING: Final = """
-SELECT count(*) FROM pg_stat_activity
+SESSIONS: Final = """
+SELECT application_name FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'headgate %' AND application_name <> 'headgate lab'"""
+KEPT_DEAD: Final = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'jobs' AND schemaname = 'headgate'"
+PICKUPS: Final = 200
 LANES: Final = 11
 """Sessions of an instance: one for each kind of work, and one that listens."""
 
@@ -58,8 +68,13 @@ async def connections_run_out(world: World) -> None:
         )
         assert ended
         await leak.leak()
+        turned_away = _turned_away(world)
         asked = asyncio.create_task(world.load.submit(world.load.tenant(RED), "fast", key=f"fuller-{world.seed}"))
-        await asyncio.sleep(2.0)
+
+        async def servers_too() -> bool:
+            return _turned_away(world) > turned_away
+
+        await eventually(servers_too, "a server was turned away by PostgreSQL")
         await leak.heal()
     job = await asked
     assert job is not None
@@ -68,7 +83,12 @@ async def connections_run_out(world: World) -> None:
     assert {(one.attempt, one.epoch) for one in ended_jobs} == {(1, 1)}, ended_jobs
 
 
-@scenario("F39", "hostile lock on the table", checks=("I13",), world=OTHERS_LOAD)
+def _turned_away(world: World) -> int:
+    """How often PostgreSQL had no connection for somebody."""
+    return len(re.findall(r"too many clients|slots are reserved", world.cluster.log.read_text(errors="replace")))
+
+
+@scenario("F39", "hostile lock on the table", checks=("I13",), world=OTHERS_LOAD, longer=timedelta(minutes=1))
 async def the_table_is_locked(world: World) -> None:
     """Longer than anybody waits for a lock: all say so, none opens more sessions, and then it goes on."""
     await add_worker(world, "w8")
@@ -78,10 +98,11 @@ async def the_table_is_locked(world: World) -> None:
     world.undo_at_heal("lock on jobs", lock.heal)
     async with world.faulty("lock jobs"):
         await lock.table("headgate.jobs")
-        for _ in range(12):
+        for _ in range(int(world.lasting(12, 30))):
             await asyncio.sleep(1.0)
             async with world.database() as db:
-                assert await db.fetchval(WAITING) <= 2 * LANES
+                sessions = Counter(row["application_name"] for row in await db.fetch(SESSIONS))
+            assert sessions.total() <= 2 * LANES + 2, sessions  # one or two may be on their way out
         await lock.heal()
     assert sum(seen(world, name, "lock_timeout") for name in ("s1", "s2")) >= 2
     await work_flows(world)
@@ -89,54 +110,97 @@ async def the_table_is_locked(world: World) -> None:
     assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended
 
 
-@scenario("F39b", "hostile lock on rows that run", checks=("I2", "I13"), world={**OTHERS_LOAD, "lease": 20.0})
+@scenario(
+    "F39b",
+    "hostile lock on rows that run",
+    checks=("I2", "I13"),
+    world={**OTHERS_LOAD, "lease": 20.0},
+    long_world={"lease": 60.0},
+    longer=timedelta(minutes=3),
+)
 async def running_rows_are_locked(world: World) -> None:
-    """Somebody holds two rows for half a lease, as 30 s are of the default, while they are due for renewal.
+    """Somebody holds two rows for half a lease (30 s of a minute's), while they are due for renewal.
 
     All renewals of their instance wait behind them, which half a lease is enough for: nobody loses a lease.
     """
     await add_worker(world, "w8", servers=["s1"])
     jobs = await hold(world, 6)
     await jobs.run_at("w8")
-    await asyncio.sleep(world.lease / 4)
+    granted = await _leases(world, jobs.ids)
+
+    async def a_quarter_is_over() -> bool:
+        async with world.database() as db:
+            left: float = await db.fetchval("SELECT extract(epoch FROM $1 - clock_timestamp())::float", granted)
+        return left < 0.75 * world.lease
+
+    await eventually(a_quarter_is_over, "a quarter of the leases is over", within=world.lease)
     lock = HostileLock(world.dsn)
     world.undo_at_heal("lock on rows", lock.heal)
     async with world.faulty("lock two running rows"):
         assert await lock.rows("SELECT id FROM headgate.jobs WHERE id = ANY ($1) ORDER BY id", jobs.ids[:2]) == 2
         await asyncio.sleep(world.lease / 2)
         await lock.heal()
-    await asyncio.sleep(world.lease / 4 + 2)  # now the leases from before are over
+
+    async def renewed() -> bool:
+        return await _leases(world, jobs.ids) > granted
+
+    await eventually(renewed, "all of them are renewed", within=world.lease / 4 + SLOW_MACHINE)
     assert await count_events(world, EventKind.LAPSED, jobs.ids) == 0
-    await jobs.end()
+    ended = await jobs.end()
+    assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended
 
 
-@scenario("F41", "xmin pinned by a long transaction", checks=("I13",), world={"rate": 20.0})
+async def _leases(world: World, jobs: Sequence[UUID]) -> datetime:
+    """Until when the shortest of their leases goes."""
+    async with world.database() as db:
+        until: datetime = await db.fetchval("SELECT min(lease_until) FROM headgate.jobs WHERE id = ANY ($1)", jobs)
+    return until
+
+
+@scenario(
+    "F41", "xmin pinned by a long transaction", checks=("I13",), world={"rate": 20.0}, longer=timedelta(minutes=6)
+)
 async def old_rows_are_pinned(world: World) -> None:
-    """Nothing that died can be cleaned up: claims start behind the graveyard, and take no longer for it."""
+    """Nothing that died can be cleaned up: claims start behind the graveyard, and take no longer for it.
+
+    Asked by 99 of a hundred pickups, in the long form after three minutes of nothing but dying.
+    """
     caller = client_of(world, world.address("s1"))
     pin = PinnedXmin(world.dsn)
     world.undo_at_heal("pinned xmin", pin.heal)
     try:
-        before = await _pickups(world, caller, 25)
+        before = await _pickups(world, caller, PICKUPS)
         async with world.faulty("pin xmin"):
             await pin.pin()
-            for _ in range(6):
-                await completed(world, await world.load.submit_many(caller, "fast", 500), within=40)
-            async with world.database() as db:
-                await db.execute("VACUUM headgate.jobs")
-                await asyncio.sleep(0.5)
-                dead = await db.fetchval("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'jobs'")
-            after = await _pickups(world, caller, 25)
+            batches, until = 0, time.monotonic() + world.lasting(0, 180)
+            while batches < 6 or time.monotonic() < until:
+                jobs = await world.load.submit_many(caller, "fast", 500)
+                assert jobs, "a batch was not acknowledged"
+                await caller.hg.wait_result(jobs[-1], timeout=40)
+                batches += 1
+
+            async def dead_rows() -> int:
+                async with world.database() as db:
+                    await db.execute("VACUUM headgate.jobs")
+                    return int(await db.fetchval(KEPT_DEAD))
+
+            async def enough() -> bool:
+                return await dead_rows() >= 1_000
+
+            await eventually(enough, "dead rows are kept", every=0.5)
+            after = await _pickups(world, caller, PICKUPS)
+            dead = await dead_rows()
             await pin.heal()
-        assert dead >= 1_000, f"only {dead} dead rows were kept"
+        said = f"{before * 1000:.1f} ms became {after * 1000:.1f} ms with {dead} dead rows"
+        world.measured("pickup p99", said)
         # Three times is the promise; a loaded machine adds some milliseconds to either.
-        assert after <= 3 * before + 0.05, f"{before * 1000:.1f} ms became {after * 1000:.1f} ms with {dead} dead rows"
+        assert after <= 3 * before + 0.1, said
     finally:
         await caller.hg.close(flush=0.1)
 
 
 async def _pickups(world: World, caller: Tenant, number: int) -> float:
-    """The median of the seconds from a submit to its result."""
+    """The seconds from a submit to its result that 99 of a hundred do not exceed."""
     took = []
     for _ in range(number):
         began = time.monotonic()
@@ -144,7 +208,7 @@ async def _pickups(world: World, caller: Tenant, number: int) -> float:
         assert job is not None
         await caller.hg.wait_result(job, timeout=10)
         took.append(time.monotonic() - began)
-    return median(took)
+    return quantiles(took, n=100)[-1]
 
 
 @scenario("F42", "read-only database", checks=("I1",))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from datetime import timedelta
 from typing import Final
-
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2
 
 from headgate import Headgate
 from headgate.domain.states import EventKind
-from tests.fault.lab.armed import EXIT_CODE
+from tests.fault.lab.armed_server import ArmedServer, is_ready, readiness_is
 from tests.fault.lab.inject.processes import FewDescriptors, state_of
-from tests.fault.lab.load import Tenant
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
+    RED,
+    SLOW_MACHINE,
     add_worker,
     client_of,
     completed,
@@ -27,223 +24,24 @@ from tests.fault.lab.steps import (
     hold,
     noted,
     printed,
-    raw_worker,
     seen,
     submit,
 )
 
 RETRYABLE: Final = {"NotConnected", "NotAcknowledged", "OutcomeUnknown", "Unavailable", "CallFailed", "Timeout"}
-_HEALTH: Final = "/grpc.health.v1.Health/Check"
 
 
-@scenario("F10", "server kill -9 loop", checks=("I1", "I2", "I3", "I4", "I5", "I13"))
+@scenario("F10", "server kill -9 loop", checks=("I1", "I2", "I3", "I4", "I5", "I13"), longer=timedelta(minutes=7))
 async def servers_are_killed_in_turn(world: World) -> None:
-    """One of two servers dies, the other carries on alone for a while, then the first is back."""
-    for round_ in range(5):
+    """One of two servers dies, the other carries on alone for a while, then the first is back. Five minutes of it."""
+    round_, until = 0, time.monotonic() + world.lasting(0, 300)
+    while round_ < 5 or time.monotonic() < until:
         victim = ("s1", "s2")[round_ % 2]
         await world.kill(victim)
         await asyncio.sleep(world.chance.uniform(0.5, 2.0))
         await world.start(victim)
-        await asyncio.sleep(world.chance.uniform(0.3, 1.0))
-
-
-# ---------------------------------------------------------------------- at a named place
-
-
-class ArmedServer:
-    """A server whose plan is a file that changes while it runs."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self.name = world, name
-        self._plan = world.folder / f"{name}.plan"
-        world.server_specs[name].armed = f"@{self._plan}"
-
-    def plan(self, text: str) -> None:
-        """From the next hit on."""
-        fresh = self._plan.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.rename(self._plan)
-
-    def disarm(self) -> None:
-        """No more failpoints."""
-        self._plan.unlink(missing_ok=True)
-
-    async def meets(self, site: str, action: str, *, within: float = 15.0) -> None:
-        """Do this at the next hit of a site, once, and wait until it happened."""
-        pattern = f"failpoint site={site} "
-        before = seen(self._world, self.name, pattern)
-        self.plan(f"{site}={action}@once")
-        await printed(self._world, self.name, pattern, times=before + 1, within=within)
-
-    async def dies_at(self, site: str, *, within: float = 8.0) -> bool:
-        """Kill it there, and start it again; False if it did not come there in time."""
-        process = self._world.servers[self.name]
-        self.plan(f"{site}=exit")
-
-        async def dead() -> bool:
-            return process.exit_code is not None
-
-        try:
-            await eventually(dead, f"{self.name} died at {site}", within=within)
-        except AssertionError:
-            self.disarm()
-            return False
-        self.disarm()
-        assert process.exit_code == EXIT_CODE, f"{self.name} ended with {process.exit_code} at {site}"
-        self._world.fault("start", f"exit at {site}")
-        await self._world.start(self.name)
-        self._world.fault("stop", f"exit at {site}")
-        return True
-
-
-Stir = Callable[[World, Tenant], Awaitable[object]]
-
-
-async def _each_dies(world: World, sites: Mapping[str, Stir]) -> None:
-    """Kill s1 at each of these sites, while somebody does what leads there, past the load that may be elsewhere."""
-    server = ArmedServer(world, "s1")
-    await world.restart("s1")
-    await add_worker(world, "w8", servers=["s1"], topics=["fast", "slow"])
-    caller = client_of(world, world.address("s1"))
-    missed = []
-    try:
-        for site, stir in sites.items():
-            stirring = asyncio.create_task(_keep_stirring(world, caller, stir), name=f"stir {site}")
-            try:
-                if not await server.dies_at(site):
-                    missed.append(site)
-            finally:
-                stirring.cancel()
-                await asyncio.wait((stirring,))
-    finally:
-        await caller.hg.close(flush=0.1)
-    assert not missed, f"not reached: {', '.join(missed)}"
-    world.coverage.add("killed_at_a_failpoint")
-
-
-async def _keep_stirring(world: World, caller: Tenant, stir: Stir) -> None:
-    while True:
-        try:
-            await stir(world, caller)
-        except Exception as error:  # noqa: BLE001 -- its server is being killed; the record tells what else it was
-            world.recorder.note("stir_failed", error=repr(error)[:300])
-        await asyncio.sleep(0.1)
-
-
-async def _submit_one(world: World, caller: Tenant) -> None:
-    await world.load.submit(caller, "progress", key=f"stir-{world.chance.randrange(10**9)}")
-
-
-async def _submit_for_who_waits(world: World, caller: Tenant) -> None:
-    await world.load.submit(caller, "fast")  # without a key: only what is plain is claimed by the same call
-
-
-async def _submit_slow(world: World, caller: Tenant) -> None:
-    await world.load.submit(caller, "slow", ms=2000)  # longer than half a lease: it is renewed
-
-
-async def _batch(world: World, caller: Tenant) -> None:
-    await world.load._do_batch(caller)
-
-
-async def _depends(world: World, caller: Tenant) -> None:
-    await world.load._do_depends(caller)
-
-
-async def _ask(world: World, caller: Tenant) -> None:
-    await caller.hg.admin.status()
-
-
-async def _greet(world: World, caller: Tenant) -> None:
-    async with raw_worker(world, "greeter", resumed=True):
-        pass
-
-
-@scenario("F9", "server killed at each failpoint: jobs in", checks=("I1", "I8", "I10"))
-async def servers_die_while_they_take_jobs(world: World) -> None:
-    """Before and after every commit of a submit: no half state, and who asks again with a key gets the same job."""
-    sites: dict[str, Stir] = {
-        "submit.before_commit": _submit_one,
-        "submit.after_commit": _submit_one,
-        "submit_claim.before_commit": _submit_for_who_waits,
-        "submit_claim.after_commit": _submit_for_who_waits,
-        "batch.before_commit": _batch,
-        "batch.after_commit": _batch,
-        "call.before_reply": _ask,
-    }
-    await _each_dies(world, sites)
-
-
-@scenario("F9b", "server killed at each failpoint: jobs out", checks=("I1", "I2", "I3"))
-async def servers_die_while_they_hand_out_jobs(world: World) -> None:
-    """Claimed and not sent, sent and not written down: the lease, or the worker that comes back, brings it home."""
-    sites: dict[str, Stir] = {
-        "claim.before_commit": _submit_slow,
-        "claim.after_commit": _submit_slow,
-        "claim.before_send": _submit_slow,
-        "deliver.after_send": _submit_slow,
-        "hello.before_ack": _greet,
-        "undeclared.before_commit": _greet,
-        "undeclared.after_commit": _greet,
-        "beat.before_ack": _ask,
-    }
-    await _each_dies(world, sites)
-
-
-@scenario("F9c", "server killed at each failpoint: outcomes", checks=("I1", "I3", "I4", "I5"))
-async def servers_die_while_they_settle(world: World) -> None:
-    """Outcomes are sent again to whoever is there, and count once."""
-    sites: dict[str, Stir] = {
-        "settle.before_commit": _submit_for_who_waits,
-        "settle.after_commit": _submit_for_who_waits,
-        "renew.before_commit": _submit_slow,
-        "renew.after_commit": _submit_slow,
-        "free.before_commit": _depends,
-        "free.after_commit": _depends,
-        "tick.before_commit": _ask,
-        "tick.after_commit": _ask,
-    }
-    await _each_dies(world, sites)
-
-
-@scenario("F9d", "server killed at each failpoint: schedules, operations", checks=("I1", "I8"))
-async def servers_die_while_they_fire_and_operate(world: World) -> None:
-    """Occurrences fire once, whoever fires them; an operation goes on elsewhere."""
-    sites: dict[str, Stir] = {
-        "schedule.before_commit": _ask,
-        "schedule.after_mark": _ask,
-        "schedule.after_commit": _ask,
-        "operation.before_commit": _operate,
-        "operation.after_commit": _operate,
-        "transaction.before_commit": _operate,
-        "transaction.after_commit": _operate,
-    }
-    await _each_dies(world, sites)
-
-
-@scenario("F9e", "server killed while it starts or drains", checks=("I1", "I13"))
-async def servers_die_while_they_start_or_stop(world: World) -> None:
-    """A start that failed is simply repeated; a drain that was cut short is a kill."""
-    server = ArmedServer(world, "s1")
-    for site in ("boot.checked", "boot.registered", "boot.listening"):
-        await world.kill("s1")
-        server.plan(f"{site}=exit")
-        before = seen(world, "s1", f"failpoint site={site} ")
-        with contextlib.suppress(AssertionError):  # it ended before it was ready
-            await world.start("s1")
-        assert seen(world, "s1", f"failpoint site={site} ") == before + 1, f"it did not die at {site}"
-        server.disarm()
-        await world.start("s1")
-    server.plan("drain.begun=exit")
-    assert await world.stop("s1") == EXIT_CODE
-    server.disarm()
-    await world.start("s1")
-
-
-async def _operate(world: World, caller: Tenant) -> None:
-    """An operation that finds nothing has a chunk all the same; quieting a worker is an explicit transaction."""
-    await caller.hg.admin.operations.start("cancel", "topic:fatal", reason="lab")
-    await caller.hg.admin.workers.unquiet("nobody")
+        await asyncio.sleep(world.lasting(world.chance.uniform(0.3, 1.0), world.chance.uniform(1.0, 5.0)))
+        round_ += 1
 
 
 # ---------------------------------------------------------------------- restarts and outages
@@ -263,7 +61,7 @@ async def servers_are_restarted_one_by_one(world: World) -> None:
     for name in ("s1", "s2"):
         assert await world.stop(name) == 0
         await world.start(name)
-        await asyncio.sleep(0.5)
+        await readiness_is(world, name, ready=True)
     ended = await jobs.end()
     assert {one.attempt for one in ended} == {1}, ended
     errors = {str(event.get("error")) for event in await noted(world, "fail", "info", proc="load")} - {"None"}
@@ -295,7 +93,8 @@ async def an_instance_freezes_while_it_fires(world: World) -> None:
             await eventually(others_fire, "the other instance fires")
             server.disarm()
             await world.thaw("s1")
-        await asyncio.sleep(1.0)
+        await server.meets("schedule.before_commit", "sleep:0")  # its next round: the late one is over
+        server.disarm()
 
 
 @scenario(
@@ -331,22 +130,33 @@ async def _fired(world: World) -> int:
     return count
 
 
-@scenario("F13", "all servers down", checks=("I1", "I10"))
+TRYING: Final = "lost the stream"
+
+
+@scenario("F13", "all servers down", checks=("I1", "I10"), longer=timedelta(minutes=2))
 async def all_servers_are_down(world: World) -> None:
     """Clients and workers wait and try again, with growing pauses; what was asked for with a key is there once."""
+    down = world.lasting(12.0, 60.0)
     for name in ("s1", "s2"):
         await world.kill(name)
-    tries = {name: seen(world, name, "lost the stream|cannot|not connect") for name in world.workers}
-    tenant = world.load.tenant("red")
+    began = time.monotonic()
+    tries = {name: seen(world, name, TRYING) for name in world.workers}
+    tenant = world.load.tenant(RED)
     body, key = world.load._body(tenant, ms=5), f"down-{world.seed}"
     asked = asyncio.create_task(world.load.submit(tenant, "fast", body=body, key=key))
-    await asyncio.sleep(8.0)
+    # Who has the patience is served at the first asking; who has not is told in time.
+    patient = asyncio.create_task(world.load.submit(tenant, "fast", timeout=down + 60))
+    assert await world.load.submit(tenant, "fast", timeout=2.0) is None
+    assert time.monotonic() - began < 2.0 + SLOW_MACHINE
+    await asyncio.sleep(max(0.0, began + down - time.monotonic()))
     for name in world.workers:
-        # Jittered and growing: a worker that hammered would have tried hundreds of times.
-        assert seen(world, name, "lost the stream|cannot|not connect") - tries[name] < 60
+        # From 0.1 s on they wait twice as long each time, up to 5 s, and then try both.
+        assert seen(world, name, TRYING) - tries[name] < 25 + down / 2.5 * 2
         assert world.alive(name)
+    assert not patient.done()
     for name in ("s1", "s2"):
         await world.start(name)
+    assert await patient is not None
     job = await asked
     if job is None:  # it gave up while nobody was there: the same key again
         job = await world.load.submit(tenant, "fast", body=body, key=key)
@@ -358,21 +168,6 @@ async def all_servers_are_down(world: World) -> None:
 # ---------------------------------------------------------------------- short of something
 
 
-async def _ready(address: str, *, seconds: float = 3.0) -> bool:
-    """What a load balancer would find on a new connection."""
-    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
-        ask = channel.unary_unary(
-            _HEALTH,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        try:
-            answer = await ask(health_pb2.HealthCheckRequest(), timeout=seconds)
-        except grpc.aio.AioRpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
 @scenario("F14", "file-descriptor exhaustion", checks=("I13",), world=OTHERS_LOAD)
 async def a_server_runs_out_of_descriptors(world: World) -> None:
     """New connections get nowhere, those there are live on; with descriptors to be had, all is well again."""
@@ -382,20 +177,30 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
     await jobs.run_at("w8")
     links = seen(world, "w8", "connected to ")
     address = world.address("s1")
-    assert await _ready(address)
+    assert await is_ready(address)
+    caller = client_of(world, address)
+    first = await world.load.submit(caller, "fast", key=f"before-{world.seed}")
+    assert first is not None
+    await caller.hg.wait_result(first, timeout=20)  # both its streams and its calls are connected
     async with world.faulty("few descriptors for s1"):
         fault = FewDescriptors(process.pid, FewDescriptors.open_now(process.pid))
         try:
-            assert not await _ready(address, seconds=2.0)
+            assert not await is_ready(address, seconds=2.0)
             old = await submit(world, "held", extra={"until": str(jobs.gate)})
-            await asyncio.sleep(2 * world.lease)
+            until = time.monotonic() + 2 * world.lease
+            while time.monotonic() < until:  # who is connected is served, and who is not finds nobody
+                job = await world.load.submit(caller, "fast", key=f"few-{world.chance.randrange(10**9)}")
+                assert job is not None
+                await caller.hg.wait_result(job, timeout=20)
+                assert not await is_ready(address, seconds=1.0)
             assert process.exit_code is None
             assert seen(world, "w8", "connected to ") == links, "the link that was there was dropped"
         finally:
             fault.heal()
+            await caller.hg.close(flush=0.1)
 
     async def ready_again() -> bool:
-        return await _ready(address)
+        return await is_ready(address)
 
     await eventually(ready_again, "s1 takes connections again", within=15)
     ended = await jobs.end()
@@ -421,25 +226,44 @@ async def a_server_stands_still(world: World) -> None:
     assert await count_events(world, EventKind.LAPSED) - lapsed <= 2
 
 
-@scenario("F16", "zombie stream", checks=("I13",), world=OTHERS_LOAD)
+@scenario("F16", "zombie stream", checks=("I13",), world={**OTHERS_LOAD, "lease": 6.0})
 async def a_server_forgets_its_links(world: World) -> None:
-    """The transport is alive and nobody keeps its leases: the next beat is answered by the end, the worker reopens."""
+    """The transport is alive and nobody keeps its leases: the next beat is answered by the end, the worker reopens.
+
+    One of the two cannot reopen for a moment: an operator sees it as what it is, not connected, while the kernel has
+    its connection.
+    """
     server = ArmedServer(world, "s1")
     await world.restart("s1")
     await add_worker(world, "w8", servers=["s1"])
+    await add_worker(world, "w9", servers=["s1"], topics=["fast"])
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
-    links = seen(world, "w8", "connected to ")
-    async with world.faulty("s1 forgets its links"):
-        await server.meets("beat.before_ack", "forget")
-        server.disarm()
-        await printed(world, "w8", "connected to ", times=links + 1, within=5 + world.lease)
-    assert seen(world, "s1", "link_ended .*reason=link_forgotten") >= 1
-    ended = await jobs.end()
-    assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended
-    hg = Headgate(world.address("s1"), token=world.tokens["red"])
+    hg = Headgate(world.address("s1"), token=world.tokens[RED])
+
+    async def shown(name: str) -> bool:
+        return any(one.worker.startswith(f"{name}-") for one in await hg.admin.workers.list())
+
+    async def shown_again() -> bool:
+        return await shown("w8")
+
     try:
-        shown = [str(one) for one in await hg.admin.workers.list()]
-        assert [one for one in shown if "w8" in one], f"the operator does not see it: {shown}"
+        assert await shown("w8")
+        links = {name: seen(world, name, "connected to ") for name in ("w8", "w9")}
+        async with world.faulty("s1 forgets its links"):
+            await world.freeze("w8")
+            await server.meets("beat.before_ack", "forget")
+            server.disarm()
+            assert not await shown("w8"), "a worker without a stream is shown as connected"
+            await world.thaw("w8")
+            began = time.monotonic()
+            for name in ("w8", "w9"):
+                await printed(world, name, "connected to ", times=links[name] + 1, within=5 + SLOW_MACHINE)
+            took = time.monotonic() - began
+            world.measured("the streams are open again", f"{took:.1f} s")
+        assert seen(world, "s1", "link_ended .*reason=link_forgotten") >= 1
+        await eventually(shown_again, "the operator sees it again")
     finally:
         await hg.close(flush=0.1)
+    ended = await jobs.end()
+    assert {(one.attempt, one.epoch) for one in ended} == {(1, 1)}, ended

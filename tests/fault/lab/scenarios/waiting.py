@@ -1,9 +1,18 @@
-"""Faults of parts that are still to come."""
+"""Faults that are not brought about here: of parts that are still to come, and of what other lanes test."""
 
 from __future__ import annotations
 
-from tests.fault.lab.scenarios import waiting
+from typing import Final
 
+from tests.fault.lab.scenarios import elsewhere, waiting
+
+FAILOVER: Final = "make failover"
+
+elsewhere("F43", "Patroni failover, synchronous", f"{FAILOVER} PARTS=rounds")
+elsewhere("F44", "Patroni failover, asynchronous: the control", f"{FAILOVER} PARTS=control")
+elsewhere("F45", "synchronous standby lost", f"{FAILOVER} PARTS=standby")
+elsewhere("F46", "PgBouncer in the path", f"{FAILOVER} PARTS=pooler; make test: tests/fault/test_pooler.py")
+elsewhere("F47", "restore to an older backup", f"{FAILOVER} PARTS=backup; make test: tests/fault/test_restored.py")
 waiting("F54", "webhook target hostile", "webhooks")
 waiting("F55", "crash between webhook send and record", "webhooks")
 waiting("F56", "JWKS endpoint down, garbage, slow, rotated", "JWT")

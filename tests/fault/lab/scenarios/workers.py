@@ -12,6 +12,7 @@ from tests.fault.lab.proxy import CLIENT
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
+    RED,
     add_worker,
     all_are,
     completed,
@@ -183,6 +184,11 @@ async def a_worker_runs_out_of_memory(world: World) -> None:
     lapsed = await count_events(world, EventKind.LAPSED, jobs.ids)
     assert lapsed >= 1
     assert sum(one.attempt - 1 for one in ended) == lapsed
+    again = next(one.id for one in ended if one.attempt > 1)
+    (event,) = [one for one in await world.clients[RED].admin.jobs.events(again) if one.kind == "lapsed"]
+    assert event.worker.endswith(f"-{worker.pid}"), event  # who was lost, and how it was noticed, is there to read
+    assert event.error_type == "LeaseExpired", event
+    assert "not heard of" in event.error_message, event
 
 
 @scenario("F8", "poison job kills every worker", checks=("I3", "I13"))
