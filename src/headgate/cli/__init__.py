@@ -11,6 +11,7 @@ from itertools import pairwise
 from cyclopts import App, CycloptsError, Parameter
 
 from headgate.cli.errors import BUG, INTERRUPTED, USAGE, bug_text, complain, exit_code, usage_text
+from headgate.cli.polling import poll_with_one_thread
 from headgate.domain.errors import HeadgateError
 from headgate.ops.settings import version
 
@@ -56,6 +57,7 @@ def _with_stdin(tokens: Sequence[str]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
+    poll_with_one_thread()
     tokens = [*_with_stdin(sys.argv[1:] if arguments is None else arguments)]
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -19,6 +19,7 @@ from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refuse
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_topic
 from headgate.sdk import Headgate
+from headgate.sdk.loops import new_loop
 
 TOPIC = "headgate-bench"
 LIVE = tuple(state.label for state in State if not state.is_final)
@@ -71,7 +72,8 @@ def bench_command(
     if not 1 <= longest <= 3_600:
         raise InvalidInput("--seconds", "must be from 1s to 1h")
     plan = _Plan(jobs, longest, rounds, size, singles, check_topic(topic))
-    asyncio.run(_bench(Headgate(server or None, token=token or None), plan, output))
+    with asyncio.Runner(loop_factory=new_loop) as runner:  # as `headgate worker` does
+        runner.run(_bench(Headgate(server or None, token=token or None), plan, output))
 
 
 class _Plan:

@@ -20,6 +20,7 @@ from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
+from headgate.sdk.loops import new_loop
 from headgate.sdk.options import JobOptions, Prepared, prepared
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.payloads import body_of
@@ -274,8 +275,8 @@ class Headgate:
         from headgate.sdk.worker.patience import leaving_at_last
 
         worker = self.worker(**options)
-        with leaving_at_last(worker.ended):
-            asyncio.run(worker.run(signals=True))
+        with leaving_at_last(worker.ended), asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(worker.run(signals=True))
 
     # --- tests -------------------------------------------------------------------------------------------------------
 

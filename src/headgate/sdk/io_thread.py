@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, TypeVarTuple
 
 from headgate.sdk.errors import ForkedProcess
+from headgate.sdk.loops import new_loop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -80,13 +81,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        loop = asyncio.new_event_loop()
-    else:
-        # Its wake-up from another thread does not give up the GIL: handlers that finish in a row are sent as one frame.
-        loop = uvloop.new_event_loop()
+    loop = new_loop()
     loop.set_exception_handler(_on_exception)
     return loop
 
