@@ -25,16 +25,16 @@ dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reac
 	@$(BIN)/headgate dev
 
 test: $(READY) ## everything: rules, store, dispatch, SDK, CLI; real servers and workers; kill -9, outages, drains
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-record: $(READY) ## the same, and note how long each file took, for the order of the next runs: tests/seconds.json
-	@HEADGATE_RECORD_SECONDS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@RECORD_SECONDS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 model: $(READY) ## a long search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
 	@HEADGATE_MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest -q tests/property/test_store_model.py
 
 test-e2e: $(READY) ## only the tests of whole processes: real servers and workers over real sockets, and what kills them
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
 
 failover: $(READY) ## Patroni, PgBouncer and backups under load, with a verdict; as root, installs Debian packages
 	@$(BIN)/python -m tests.failover $(PARTS)

@@ -18,7 +18,7 @@ RECORD = Path("tests", "seconds.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get("HEADGATE_RECORD_SECONDS") and not hasattr(config, "workerinput"):
+    if os.environ.get("RECORD_SECONDS") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Recorder(config.rootpath / RECORD), "seconds-recorder")
 
 
