@@ -25,6 +25,9 @@ PATIENCE_SECONDS = 5.0
 QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
 """What may wait to be submitted: a fraction of a second's worth. One stream alone may have half of it, which is what
 one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
+FLUSH_ROWS, FLUSH_BYTES = 4_000, 4_000_000
+"""More at once than other writers: a bulk submit waits for commits more than for anything else, and jobs that nobody
+works on yet are not held up by it. In turns, medians: 2,000 at once 80,000 jobs/s, 4,000 at once 86,000."""
 CALL_BYTES = 4_000
 """What a unary call that waits keeps in memory besides its job."""
 REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.5, 0.25
@@ -78,7 +81,13 @@ class Submitter:
         # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
         self._on_due_in, self._on_due_at = on_due_in, on_due_at
         self.writer: GroupWriter[SubmitParcel] = GroupWriter(
-            "submits", self._write, queue_rows=QUEUE_ROWS, queue_bytes=QUEUE_BYTES, rest=self._rest
+            "submits",
+            self._write,
+            max_rows=FLUSH_ROWS,
+            max_bytes=FLUSH_BYTES,
+            queue_rows=QUEUE_ROWS,
+            queue_bytes=QUEUE_BYTES,
+            rest=self._rest,
         )
         self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
         self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
