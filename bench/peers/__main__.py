@@ -95,7 +95,7 @@ def main() -> int:
     arguments.add_argument("--only", default="", help="names with commas between: saq,rq,saq+fsync")
     arguments.add_argument("--resume", action="store_true", help="leave out what the file already has at these sizes")
     arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
-    arguments.add_argument("--brief", action="store_true", help="one round of 20,000 with a cap of 8 s")
+    arguments.add_argument("--brief", action="store_true", help="one round with a cap of 10 s")
     arguments.add_argument("--install", action="store_true", help="only install")
     arguments.add_argument("--into", type=Path, help="another file than bench/peers.json, or build/peers/quick.json")
     chosen = arguments.parse_args()
@@ -108,7 +108,7 @@ def main() -> int:
     if chosen.quick:
         sizes = Sizes(jobs=2_000, many=2_000, pickups=50, cap=10, rounds=1)
     elif chosen.brief:
-        sizes = Sizes(many=20_000, pickups=100, cap=8, rounds=1)
+        sizes = Sizes(pickups=200, cap=10, rounds=1)
     into = chosen.into or (ROOT / "quick.json" if chosen.quick else PATH)
     results = load(into)
     if results["sizes"] != asdict(sizes):
