@@ -27,13 +27,16 @@ BEGIN
             SELECT j.id, j.epoch, j.state FROM headgate.jobs j
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids)
                FOR NO KEY UPDATE SKIP LOCKED),          -- what the update takes, no more
+        ours AS MATERIALIZED (
+            SELECT l.id, l.epoch FROM locked l
+             WHERE l.state = 1 AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)),
         held AS (
             UPDATE headgate.jobs j
                -- Never shortened: a handler may have asked for longer.
                SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms')
-             WHERE j.tenant_no = tenants_[v_run]
-               AND j.id = ANY (ARRAY(SELECT l.id FROM locked l
-                                      WHERE l.state = 1 AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)))
+             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (ARRAY(SELECT o.id FROM ours o))
+               -- Claimed since this statement first saw it: the table's checks would look at the row as it was then.
+               AND j.lease_until IS NOT NULL
             RETURNING j.id, j.epoch, j.flags & 16 <> 0 AS cancel),
         busy AS (
             -- Seen here under that epoch, and not to be had. What is seen under another one, or not at all, is lost for
@@ -41,9 +44,11 @@ BEGIN
             SELECT j.id, j.epoch FROM headgate.jobs j
              WHERE j.tenant_no = tenants_[v_run] AND j.state + 0 = 1
                AND j.id = ANY (ARRAY(SELECT t.id FROM told t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
-        SELECT v_from + t.n - 1, h.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false), b.id IS NOT NULL
+        SELECT v_from + t.n - 1, h.id IS NULL AND o.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false),
+               h.id IS NULL AND (o.id IS NOT NULL OR b.id IS NOT NULL)
           -- With the epoch: who lost a job and who got it may both be among those told.
           FROM told t
+          LEFT JOIN ours o ON o.id = t.id AND o.epoch = t.epoch
           LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch
           LEFT JOIN busy b ON b.id = t.id AND b.epoch = t.epoch
          WHERE h.id IS NULL OR h.cancel;
