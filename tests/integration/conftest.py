@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.dispatching import Instance, soon
+from headgate.store.connect import Connection
+from tests.support.dispatching import Instance, ManualClock, soon
+from tests.support.queue import Clock
 
 
 @pytest.fixture
@@ -22,3 +24,15 @@ async def still(database: str) -> AsyncIterator[Instance]:
     """An instance whose coordinator moves only when the test says so."""
     async with Instance(database, running=False) as instance:
         yield instance
+
+
+@pytest.fixture
+def seconds() -> ManualClock:
+    """The server's own clock."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def clock(db: Connection) -> Clock:
+    """The database's clock."""
+    return await Clock.install(db)

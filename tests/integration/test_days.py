@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -16,9 +14,9 @@ from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
 from headgate.store import leases, listing, partitions, reads, upkeep, verbs
-from headgate.store.connect import Connection, connect
+from headgate.store.connect import Connection
 from headgate.store.partitions import drop_expired, ensure_partitions
-from tests.support.queue import Clock, Queue, new_id
+from tests.support.queue import Clock, Queue, links, new_id
 from tests.support.waiting import until_async
 
 FATAL = Failed(error=ErrorInfo(type="Fatal"), permanent=True)
@@ -30,17 +28,6 @@ PARENTS = ("archive", "job_events")
 @pytest.fixture
 def queue(db: Connection) -> Queue:
     return Queue(db)
-
-
-@asynccontextmanager
-async def links(database: str, count: int) -> AsyncIterator[list[Connection]]:
-    async with AsyncExitStack() as stack:
-        opened: list[Connection] = []
-        for _ in range(count):
-            link = await connect(database, application_name="upkeep test")
-            stack.callback(link.terminate)
-            opened.append(link)
-        yield opened
 
 
 async def days(db: Connection, parent: str) -> dict[str, tuple[datetime, datetime]]:

@@ -32,18 +32,6 @@ BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom"))
 
 
 @pytest.fixture
-def seconds() -> ManualClock:
-    """The server's own clock."""
-    return ManualClock()
-
-
-@pytest.fixture
-async def clock(db: Connection) -> Clock:
-    """The database's clock."""
-    return await Clock.install(db)
-
-
-@pytest.fixture
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """An instance that moves only when the test says so; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:

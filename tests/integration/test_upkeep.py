@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
 import pytest
 
 from headgate.domain.outcomes import Completed
 from headgate.store import upkeep
-from headgate.store.connect import Connection, connect
-from tests.support.queue import Clock, Queue, new_id
+from headgate.store.connect import Connection
+from tests.support.queue import Clock, Queue, links, new_id
 from tests.support.waiting import until_async
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -20,17 +18,6 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 @pytest.fixture
 def queue(db: Connection) -> Queue:
     return Queue(db)
-
-
-@asynccontextmanager
-async def links(database: str, count: int) -> AsyncIterator[list[Connection]]:
-    async with AsyncExitStack() as stack:
-        opened: list[Connection] = []
-        for _ in range(count):
-            link = await connect(database, application_name="upkeep test")
-            stack.callback(link.terminate)
-            opened.append(link)
-        yield opened
 
 
 async def dead_rows(db: Connection) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from os import urandom
 from typing import Any
@@ -16,7 +17,7 @@ from headgate.domain.outcomes import Outcome
 from headgate.store import claim as claiming
 from headgate.store import settle as settling
 from headgate.store import submit as submitting
-from headgate.store.connect import Connection
+from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
 from headgate.store.settle import OutcomeFlush, Settled
 
@@ -26,6 +27,18 @@ make_ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=uran
 def new_id() -> JobId:
     """A job id never used before."""
     return make_ids.make(1)[0]
+
+
+@asynccontextmanager
+async def links(database: str, count: int) -> AsyncIterator[list[Connection]]:
+    """Several connections to one database, for those who race."""
+    async with AsyncExitStack() as stack:
+        opened: list[Connection] = []
+        for _ in range(count):
+            link = await connect(database, application_name="headgate test")
+            stack.callback(link.terminate)
+            opened.append(link)
+        yield opened
 
 
 class Queue:
