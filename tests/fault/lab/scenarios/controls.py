@@ -60,8 +60,9 @@ async def workers_freeze_past_their_leases(world: World) -> None:
         await _busy(world, frozen)
         for name in frozen:
             await world.freeze(name)
-        # Half a lease of renewals beyond; ended here, lapsed, and running elsewhere.
-        await asyncio.sleep(world.lease + 3.0)
+        # The server may renew for half a lease more before it calls them silent, and lapses are seen once a second.
+        # Then the handlers have ended here, and their jobs run elsewhere.
+        await asyncio.sleep(2 * world.lease + 2.0)
         for name in frozen:
             await world.thaw(name)
         await _heard_of(world, frozen)
