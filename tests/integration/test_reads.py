@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import product
@@ -21,7 +20,7 @@ from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.store import leases, listing, reads, upkeep, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.listing import LOOK_AT, Filter
-from tests.support.queue import Clock, Queue, new_id
+from tests.support.queue import Clock, Queue, links, new_id
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback="Traceback …"))
 FATAL = replace(BOOM, permanent=True)
@@ -590,17 +589,6 @@ async def test_counts_are_exact_before_and_after_folding(queue: Queue) -> None:
     assert flows > 0
     await busy_hour(queue, 1)
     assert await reads.counts(queue.db, tenant) == await counted(queue.db)
-
-
-@asynccontextmanager
-async def links(database: str, count: int) -> AsyncIterator[list[Connection]]:
-    async with AsyncExitStack() as stack:
-        opened: list[Connection] = []
-        for _ in range(count):
-            link = await connect(database, application_name="reads test")
-            stack.push_async_callback(link.close)
-            opened.append(link)
-        yield opened
 
 
 async def test_counts_stay_exact_while_four_fold_and_others_work(queue: Queue, database: str) -> None:

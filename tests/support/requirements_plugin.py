@@ -88,6 +88,7 @@ class _Recorder:
             for test in tests:
                 # Without items of our own (the controller of xdist) it is unknown what exists: keep.
                 gone = self._whole_tree and bool(self._collected) and test not in self._collected
+                gone = gone or not (self._config.rootpath / test.partition("::")[0]).exists()
                 if test not in self._ran and not gone:
                     proven[number].add(test)
         for test, numbers in self._passed.items():

@@ -123,6 +123,15 @@ def test_a_test_that_is_gone_is_dropped_once_the_whole_tree_was_collected(projec
     assert len(project.proven()["D2"]) == 3
 
 
+def test_tests_of_a_file_that_is_gone_are_dropped_by_any_run(project: Project) -> None:
+    project.write(THREE_TESTS)
+    project.write('import pytest\n@pytest.mark.req("D7")\ndef test_other(): pass', "test_other.py")
+    project.run()
+    (project.folder / "test_it.py").rename(project.folder / "test_moved.py")
+    project.run("tests/test_other.py")  # as the controller of xdist, which collects nothing itself
+    assert list(project.proven()) == ["D7"]
+
+
 def test_a_file_that_fails_to_import_does_not_erase_its_entries(project: Project) -> None:
     project.write(THREE_TESTS)
     project.write("def test_other(): pass", "test_other.py")

@@ -117,12 +117,8 @@ class OutcomeWriter:
         for parcel, answer in zip(parcels, answers, strict=True):
             if failed and id(parcel) in failed:
                 parcel.fail(failed[id(parcel)])
-                continue
-            try:
+            else:
                 self._settled(parcel, answer)
-            except Exception as error:
-                log.exception("outcomes_not_told rows=%d", parcel.rows)
-                parcel.fail(InternalError("outcomes", error))
 
     async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
         """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.

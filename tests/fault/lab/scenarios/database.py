@@ -99,9 +99,12 @@ async def postgres_crashes(world: World) -> None:
         assert pids, began
         async with world.faulty("kill -9 a backend"):
             os.kill(pids[0], signal.SIGKILL)
-            await asyncio.sleep(0.3)
+
+            async def noticed() -> bool:
+                return "terminated by signal 9" in world.cluster.log.read_text(errors="replace")
+
+            await eventually(noticed, "the postmaster says that a backend was killed")
     await work_flows(world)
-    assert "terminated by signal 9" in world.cluster.log.read_text(errors="replace")
 
 
 @scenario("F32", "Postgres frozen", checks=("I2", "I4"), world=OTHERS_LOAD, longer=timedelta(minutes=1))
