@@ -1,4 +1,4 @@
-"""`make bench-peers`: Headgate and its peers, one after the other. Run nothing else meanwhile."""
+"""`make bench-peers`: Headgate and its peers, in turn, some rounds. Run nothing else meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.machine import describe
 from bench.peers.catalog import BY_NAME, PEERS, Peer, Store
 from bench.peers.install import ROOT, NotInstallable, install
 from bench.peers.lanes import Bench, Sizes, Stuck
-from bench.peers.results import PATH, Entry, load, save
+from bench.peers.results import PATH, Entry, load, save, sum_up
 from bench.peers.services import Postgres, redis_server
 from headgate import embedded
 from headgate.embedded import Cluster
@@ -36,10 +36,11 @@ def names() -> list[str]:
     ]
 
 
-def measure(name: str, cluster: Cluster, sizes: Sizes) -> Entry:
-    """One peer; a reason instead of figures if it cannot be measured here."""
+def measure(name: str, cluster: Cluster, sizes: Sizes, entry: Entry) -> None:
+    """One more round of one peer; a reason instead of figures if it cannot be measured here."""
     peer = BY_NAME[name.removesuffix(FSYNC)]
-    entry: Entry = {"measured": datetime.now(UTC).date().isoformat(), "settings": peer.settings}
+    entry["measured"], entry["settings"] = datetime.now(UTC).date().isoformat(), peer.settings
+    entry.setdefault("load_at_start", []).append(round(os.getloadavg()[0], 2))
     fsync = name.endswith(FSYNC)
     try:
         installed = install(peer)
@@ -51,14 +52,13 @@ def measure(name: str, cluster: Cluster, sizes: Sizes) -> Entry:
                 bench = Bench(peer, installed, redis, sizes)
             else:
                 bench = Bench(peer, installed, Postgres(cluster), sizes)
-            found = asyncio.run(bench.run(short=fsync))
-        entry.update(cast("Entry", found))
+            asyncio.run(bench.run(entry, short=fsync))
+        sum_up(entry)
     except NotInstallable as problem:
         entry["missing"] = f"not installed: {problem}"
     except Exception as problem:  # noqa: BLE001  # one library's trouble must not end the others' run
         what = str(problem) if isinstance(problem, Stuck | RuntimeError) else repr(problem)
         entry["missing"] = f"not measured: {what[:300]}{_last_words(peer)}"
-    return entry
 
 
 def _last_words(peer: Peer) -> str:
@@ -93,7 +93,7 @@ def main() -> int:
     """Measure what was asked for; every entry is written at once."""
     arguments = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     arguments.add_argument("--only", default="", help="names with commas between: saq,rq,saq+fsync")
-    arguments.add_argument("--resume", action="store_true", help="leave out what the file already has at these sizes")
+    arguments.add_argument("--resume", action="store_true", help="leave out the rounds that the file already has")
     arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
     arguments.add_argument("--brief", action="store_true", help="one round with a cap of 10 s")
     arguments.add_argument("--install", action="store_true", help="only install")
@@ -114,6 +114,9 @@ def main() -> int:
     if results["sizes"] != asdict(sizes):
         results["peers"] = {}  # figures of other sizes do not belong beside these
     results["sizes"] = cast("dict[str, float]", asdict(sizes))
+    if not chosen.resume:
+        for name in wanted:
+            results["peers"].pop(name, None)
     folder = Path("build/bench/peers")
     shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
@@ -121,13 +124,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with embedded.start(folder) as cluster:
         results["machine"] = asyncio.run(machine(cluster))
-        for name in wanted:
-            if chosen.resume and "lanes" in results["peers"].get(name, {}):
-                continue
-            entry = measure(name, cluster, sizes)
-            results["peers"][name] = entry
-            save(results, into)
-            print(show(name, entry), flush=True)
+        for number in range(sizes.rounds):
+            for name in wanted:
+                entry = results["peers"].setdefault(name, {})
+                if len(entry.get("load_at_start", ())) > number or "missing" in entry:
+                    continue
+                measure(name, cluster, sizes, entry)
+                save(results, into)
+                print(show(name, entry), flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     print(f"{time.monotonic() - started:.0f} s on {os.cpu_count()} cores; written to {into}")
     return 0

@@ -9,27 +9,28 @@
 Handlers do nothing but count. A lane ends when every handler ran *and* the store says that no job is left, so what a
 library writes late counts as well; a job that ran twice is an error. No lane lasts longer than its cap: what is slower
 is a rate over the jobs that were done, and says so.
+
+A round is every lane of every peer once, and then the next begins: what the neighbours of this machine do in some
+minute is shared by all, not by the one that is being measured three times in a row.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from bench.peers.catalog import Peer, Store
 from bench.peers.install import Installed
 from bench.peers.processes import Count, Programs, held_still
+from bench.peers.results import Entry, Pickup, Round
 from bench.peers.services import Eye, Postgres, Redis, headgate_server
 
-T = TypeVar("T")
 FOLDER = Path("build/peers/run").absolute()
 WARM_UP = 20
 APART_SECONDS = 0.03
@@ -47,7 +48,7 @@ class Sizes:
     cap: float = 30
     rounds: int = 3
     enough: float = 8
-    """Seconds of one lane after which no further round is run."""
+    """Seconds of one lane in the first round after which it gets no further one."""
 
 
 class Stuck(Exception):
@@ -60,33 +61,31 @@ class Bench:
     def __init__(self, peer: Peer, installed: Installed, store: Postgres | Redis, sizes: Sizes) -> None:
         self._peer, self._installed, self._store, self._sizes = peer, installed, store, sizes
 
-    async def run(self, *, short: bool = False) -> dict[str, object]:
-        """All lanes; `short` leaves out the large size and the pickups."""
+    async def run(self, entry: Entry, *, short: bool = False) -> None:
+        """One more round of all lanes that are not known well enough; `short` leaves out the large size and pickups."""
         jobs, many = self._sizes.jobs, self._sizes.many
-        report: dict[str, object] = {"load_at_start": round(os.getloadavg()[0], 2)}
-        lanes: dict[str, dict[str, object]] = {"bulk": {}, "drain": {}, "cycle": {}, "single": {}}
-        await self._size(lanes, jobs)
-        lanes["single"][str(jobs)] = _spread([await self._single(jobs)])
-        cycle = lanes["cycle"][str(jobs)]
-        assert isinstance(cycle, dict)
-        if not short and many > jobs and cycle["rate"] > FAST:
-            await self._size(lanes, many)
-        report["lanes"] = lanes
+        rounds = entry.setdefault("rounds", {"bulk": {}, "drain": {}, "cycle": {}, "single": {}})
+        pickups = entry.setdefault("pickups", [])
+        await self._size(rounds, jobs)
+        if self._wanted(single := rounds["single"].setdefault(str(jobs), [])):
+            single.append(await self._single(jobs))
+        first = rounds["cycle"][str(jobs)][0]
+        if not short and many > jobs and first["jobs"] / first["seconds"] > FAST:
+            await self._size(rounds, many)
         if not short:
-            report["pickup"] = await self._pickup(self._sizes.pickups)
-        return report
+            pickups.append(await self._pickup(self._sizes.pickups))
 
-    async def _size(self, lanes: dict[str, dict[str, object]], jobs: int) -> None:
-        pairs = await self._rounds(lambda: self._bulk_and_drain(jobs))
-        lanes["bulk"][str(jobs)] = _spread([bulk for bulk, _ in pairs])
-        lanes["drain"][str(jobs)] = _spread([drain for _, drain in pairs])
-        lanes["cycle"][str(jobs)] = _spread(await self._rounds(lambda: self._cycle(jobs)))
+    async def _size(self, rounds: dict[str, dict[str, list[Round]]], jobs: int) -> None:
+        bulk, drain, cycle = (rounds[lane].setdefault(str(jobs), []) for lane in ("bulk", "drain", "cycle"))
+        if self._wanted(bulk) or self._wanted(drain):
+            filled, drained = await self._bulk_and_drain(jobs)
+            bulk.append(filled)
+            drain.append(drained)
+        if self._wanted(cycle):
+            cycle.append(await self._cycle(jobs))
 
-    async def _rounds(self, lane: Callable[[], Awaitable[T]]) -> list[T]:
-        started, found = time.monotonic(), [await lane()]
-        while len(found) < self._sizes.rounds and time.monotonic() - started < self._sizes.enough * len(found):
-            found.append(await lane())
-        return found
+    def _wanted(self, known: list[Round]) -> bool:
+        return not known or known[0]["seconds"] < self._sizes.enough
 
     @asynccontextmanager
     async def _fresh(self) -> AsyncIterator[tuple[Programs, Eye]]:
@@ -103,7 +102,7 @@ class Bench:
                 await asyncio.to_thread(programs.prepare)
             yield programs, await stack.enter_async_context(self._store.eye(self._peer))
 
-    async def _bulk_and_drain(self, jobs: int) -> tuple[Lane, Lane]:
+    async def _bulk_and_drain(self, jobs: int) -> tuple[Round, Round]:
         """Both begin with idle workers that are held still meanwhile (ours: see below)."""
         async with self._fresh() as (programs, eye):
             if self._peer.store is Store.HEADGATE:
@@ -113,26 +112,26 @@ class Bench:
                 with held_still(workers):
                     bulk = await self._bulk(programs, eye, jobs)
                     since = time.monotonic()
-                return bulk, await self._until_done(programs, eye, bulk.jobs, since=since, already=WARM_UP)
+                return bulk, await self._until_done(programs, eye, bulk["jobs"], since=since, already=WARM_UP)
 
-    async def _bulk_and_first_claim(self, programs: Programs, eye: Eye, jobs: int) -> tuple[Lane, Lane]:
+    async def _bulk_and_first_claim(self, programs: Programs, eye: Eye, jobs: int) -> tuple[Round, Round]:
         """Our server would send to a worker that is held still, so ours starts after the submit; its time runs from
         the first claim, by the database's clock."""
         bulk = await self._bulk(programs, eye, jobs)
         with programs.workers(self._peer.workers):
             started = time.monotonic()
-            drain = await self._until_done(programs, eye, bulk.jobs, since=started)
-        seconds = drain.seconds - (await eye.first_claim() - started)
-        return bulk, replace(drain, seconds=seconds)
+            drain = await self._until_done(programs, eye, bulk["jobs"], since=started)
+        drain["seconds"] -= await eye.first_claim() - started
+        return bulk, drain
 
-    async def _bulk(self, programs: Programs, eye: Eye, jobs: int) -> Lane:
+    async def _bulk(self, programs: Programs, eye: Eye, jobs: int) -> Round:
         with programs.producer("bulk", jobs, self._sizes.cap) as producer:
             sent = await asyncio.to_thread(producer.go, seconds=self._sizes.cap + 60)
         if not await eye.anything_left():
             raise Stuck("the store shows no job after the bulk submit")
-        return Lane(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
+        return Round(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
 
-    async def _cycle(self, jobs: int) -> Lane:
+    async def _cycle(self, jobs: int) -> Round:
         async with self._fresh() as (programs, eye):
             with programs.workers(self._peer.workers):
                 await self._warm(programs, eye)
@@ -145,18 +144,18 @@ class Bench:
                         handled = programs.count().handled - WARM_UP
                         spent = time.monotonic() - before
                         await sending
-                        return Lane(jobs=handled, seconds=spent, capped=True)
+                        return Round(jobs=handled, seconds=spent, capped=True)
                     sent = await sending
                 return await self._until_done(programs, eye, sent.count, since=sent.started, already=WARM_UP)
 
-    async def _single(self, jobs: int) -> Lane:
+    async def _single(self, jobs: int) -> Round:
         async with self._fresh() as (programs, _):
             cap = self._sizes.cap / 2
             with programs.producer("single", jobs, cap) as producer:
                 sent = await asyncio.to_thread(producer.go, seconds=cap + 60)
-            return Lane(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
+            return Round(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
 
-    async def _pickup(self, jobs: int) -> dict[str, object]:
+    async def _pickup(self, jobs: int) -> Pickup:
         async with self._fresh() as (programs, eye):
             with programs.workers(self._peer.workers):
                 await self._warm(programs, eye)
@@ -183,14 +182,14 @@ class Bench:
                 raise Stuck("the store still shows jobs after the warm-up")
             await asyncio.sleep(0.02)
 
-    async def _until_done(self, programs: Programs, eye: Eye, jobs: int, *, since: float, already: int = 0) -> Lane:
+    async def _until_done(self, programs: Programs, eye: Eye, jobs: int, *, since: float, already: int = 0) -> Round:
         """Every handler ran and the store has nothing left, or the cap."""
         wanted = jobs + already
         until = since + self._sizes.cap
         while (count := programs.count()).handled < wanted and time.monotonic() < until:
             await asyncio.sleep(0.002)
         if count.handled < wanted:
-            return Lane(jobs=count.handled - already, seconds=time.monotonic() - since, capped=True)
+            return Round(jobs=count.handled - already, seconds=time.monotonic() - since, capped=True)
         until = time.monotonic() + 30
         while await eye.anything_left():
             if time.monotonic() > until:
@@ -200,20 +199,7 @@ class Bench:
         await asyncio.sleep(0.2)
         if (handled := programs.count().handled) != wanted:
             raise Stuck(f"{handled - already} handlers ran for {jobs} jobs")
-        return Lane(jobs=jobs, seconds=ended - since, capped=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """One round of one lane."""
-
-    jobs: int
-    seconds: float
-    capped: bool
-
-    @property
-    def rate(self) -> float:
-        return self.jobs / self.seconds
+        return Round(jobs=jobs, seconds=ended - since, capped=False)
 
 
 async def _until(reached: Callable[[Count], bool], programs: Programs, *, seconds: float) -> Count:
@@ -223,15 +209,3 @@ async def _until(reached: Callable[[Count], bool], programs: Programs, *, second
             raise Stuck(f"the worker had begun {count.handled} jobs after {seconds:.0f} s")
         await asyncio.sleep(0.002)
     return count
-
-
-def _spread(rounds: list[Lane]) -> dict[str, object]:
-    rates = sorted(one.rate for one in rounds)
-    return {
-        "rate": round(statistics.median(rates)),
-        "min": round(rates[0]),
-        "max": round(rates[-1]),
-        "rounds": len(rounds),
-        "jobs": min(one.jobs for one in rounds),
-        "capped": any(one.capped for one in rounds),
-    }

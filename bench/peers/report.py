@@ -141,7 +141,7 @@ class Page:
             "and store share those cores, so a figure is about work per job, not about what a large cluster can do."
         )
         yield ""
-        loads = [self._entry(name).get("load_at_start", 0.0) for name in self._measured]
+        loads = [load for name in self._measured for load in self._entry(name)["load_at_start"]]
         if loads and max(loads) > 2 * float(str(machine["cores"])):
             yield f"**The machine was busy with other work (load up to {max(loads)}): take these figures as a trial.**"
             yield ""
@@ -219,8 +219,9 @@ class Page:
             yield ""
         yield (
             f"`*`: stopped at the cap of {self._results['sizes']['cap']:g} s; the rate is over what was done by then. "
-            f'Medians of up to {self._results["sizes"]["rounds"]:g} rounds. "Ours is 3.0×" means Headgate did three '
-            f"times as many. {int(self._large):,} jobs are given only to those that do more than 5,000 cycles a second."
+            f"Medians of up to {self._results['sizes']['rounds']:g} rounds, each of all peers in turn. "
+            f'"Ours is 3.0×" means Headgate did three times as many. '
+            f"{int(self._large):,} jobs are given only to those that do more than 5,000 cycles a second."
         )
         yield ""
 
