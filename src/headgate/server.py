@@ -68,7 +68,7 @@ from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
-from headgate.store.upkeep import fold_flows, forget_expired, mend_limits, vacuum_hot_tables
+from headgate.store.upkeep import fold_flows, forget_expired, mend_limits, vacuum_hot_tables, warn_of_held_snapshots
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
@@ -440,8 +440,9 @@ class Server:
                         await operations.forget_old(db)
                         self._mended = await mend_limits(db, self._mended)
                         await ensure_partitions(db)
-                if beat % 12 == 6 and not self.options.pooler:
-                    async with self.store.lane("read").use() as db:
+                        await warn_of_held_snapshots(db)
+                if beat % 12 == 6:
+                    async with self.store.lane("read") as db:  # in no transaction, behind a pooler too
                         await vacuum_hot_tables(db)
             except HeadgateError as error:
                 log.warning("upkeep_failed error=%s", error)

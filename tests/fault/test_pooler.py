@@ -19,6 +19,7 @@ import pytest
 
 from headgate.store.connect import connect
 from headgate.store.control import pause, resume
+from headgate.store.upkeep import vacuum_hot_tables
 from tests.fault.conftest import Servers, Workers
 from tests.fault.history import TESTER, all_ended, attempts, begun_anew, check, client, connected, steady_load, submit
 from tests.support.pgbouncer import PROGRAM, PgBouncer, config_of, free_port
@@ -74,6 +75,14 @@ async def all_have_ticked(database: str, *, times: int) -> None:
         for _ in range(times):
             since = await db.fetchval("SELECT clock_timestamp()")
             await until_async(ticked, "every instance has ticked")
+
+
+async def test_hot_tables_are_vacuumed_through_a_pooler(pooler: Pooler) -> None:
+    db = await connect(pooler.dsn, application_name=TESTER, pooler=True)
+    try:
+        assert all(table.vacuumed for table in await vacuum_hot_tables(db, dead_rows=0))
+    finally:
+        await db.close()
 
 
 @pytest.mark.req("F46")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput, NotFound, StoreBusy
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, State
@@ -538,6 +538,16 @@ async def test_a_page_over_200_000_jobs_reads_a_bounded_number_of_rows(queue: Qu
             bound += 2_000 if not ends else 0
             assert touched <= bound, (analysed, mode, matching, touched)
     assert len(await ids_of(queue.db, tenant, states=one(State.BLOCKED))) == 0  # the short pages do come to an end
+
+
+async def test_a_list_that_takes_too_long_says_how_to_narrow_it(queue: Queue, database: str) -> None:
+    await queue.add(3)
+    tenant = await queue.tenant_no()
+    async with links(database, 2) as (reader, blocker), blocker.transaction():
+        await blocker.execute("LOCK TABLE headgate.archive IN ACCESS EXCLUSIVE MODE")
+        await reader.execute("SET statement_timeout = '100ms'")
+        with pytest.raises(StoreBusy, match=r"too broad .* narrow it \(a topic, a state, a span of time\)"):
+            await listing.list_jobs(reader, tenant, matching=Filter(priority_from=1))
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------

@@ -63,6 +63,22 @@ async def test_dead_rows_are_removed_and_the_table_is_not_truncated(queue: Queue
     assert await queue.db.fetchval("SELECT pg_catalog.pg_relation_size('headgate.jobs')") == size
 
 
+@pytest.mark.req("F41")
+async def test_who_keeps_dead_rows_from_being_removed_is_named(
+    db: Connection, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with links(database, 1) as (reader,):
+        await reader.execute("SET application_name = 'nightly report'")
+        async with reader.transaction(isolation="repeatable_read"):
+            await reader.fetchval("SELECT count(*) FROM headgate.jobs")
+            assert await upkeep.warn_of_held_snapshots(db, longer_than=HOUR) == []
+            (who,) = await upkeep.warn_of_held_snapshots(db, longer_than=timedelta())
+            assert "nightly report" in who
+            assert f"session {reader.get_server_pid()}" in who
+        assert await upkeep.warn_of_held_snapshots(db, longer_than=timedelta()) == []
+    assert [record.getMessage().split(" by=")[0] for record in caplog.records] == ["snapshot_held seconds=0"]
+
+
 async def test_vacuuming_and_claiming_do_not_wait_for_each_other(queue: Queue, database: str) -> None:
     await leave_dead_rows(queue, 200)
     await queue.add(10)

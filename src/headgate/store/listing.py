@@ -13,7 +13,8 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -23,7 +24,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, StoreBusy
 from headgate.domain.filters import Term, body_matches
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
@@ -282,7 +283,7 @@ async def step(
     at_once = LOOK_AT if choice[0] in ("running", "waiting") else chunk
     rows: list[Row] = []
     more, looked, bodies = True, 0, 0
-    with translating(writing=False):
+    with translating(writing=False), _told_to_narrow():
         while more and len(rows) < limit and looked < LOOK_AT and bodies < BODIES_AT_MOST:
             ids = await _choose(db, tenant_no, matching, choice, below, at_once, oldest=oldest)
             more = len(ids) == at_once
@@ -310,6 +311,18 @@ async def step(
                     more = more or below != ids[-1]
                     break
     return Step(rows=rows, below=below, more=more, looked=looked)
+
+
+@contextmanager
+def _told_to_narrow() -> Iterator[None]:
+    """A page looks at a bounded number of ids; where even that takes too long, less of it is what helps."""
+    try:
+        yield
+    except asyncpg.QueryCanceledError as error:
+        raise StoreBusy(
+            "the list took too long and was cancelled: the filter is too broad for this database as it is now; narrow "
+            "it (a topic, a state, a span of time) or ask for a smaller page"
+        ) from error
 
 
 async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[Row]:

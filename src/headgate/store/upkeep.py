@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from headgate.domain.validation import check_integer
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.lane import transaction
 
 log = logging.getLogger("headgate.store")
 HOT_TABLES: Final = (
@@ -30,6 +32,20 @@ SELECT c.relname, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0),
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
  WHERE n.nspname = 'headgate' AND c.relname = ANY ($1)"""
+# Of other roles' sessions the times are shown only to a role with pg_read_all_stats.
+HELD_SNAPSHOTS: Final = """
+SELECT format('session %s (%s, user %s)', a.pid, coalesce(nullif(a.application_name, ''), 'no application name'),
+              a.usename),
+       now() - coalesce(a.xact_start, a.query_start)
+  FROM pg_catalog.pg_stat_activity a
+ WHERE a.backend_xmin IS NOT NULL AND a.backend_type = 'client backend' AND a.datname = current_database()
+   AND a.pid <> pg_catalog.pg_backend_pid()
+   AND now() - coalesce(a.xact_start, a.query_start) >= $1
+ UNION ALL
+SELECT format('prepared transaction %L', p.gid), now() - p.prepared
+  FROM pg_catalog.pg_prepared_xacts p WHERE p.database = current_database() AND now() - p.prepared >= $1
+ ORDER BY 2 DESC LIMIT 5"""
+SNAPSHOT_IS_OLD: Final = timedelta(minutes=2)
 # Oldest first, in bounded numbers, skipping what a submit is just using.
 EXPIRE_KEYS: Final = """
 WITH old AS (SELECT k.tenant_no, k.key FROM headgate.idempotency_keys k WHERE k.expires_at <= headgate.clock_v1()
@@ -63,13 +79,30 @@ async def vacuum_hot_tables(db: Connection, *, dead_rows: int = 5_000) -> list[B
     """
     check_integer(dead_rows, field="dead_rows", low=0, high=2**31 - 1)
     report: list[Bloat] = []
+    async with transaction(db):  # behind a pooler a question with arguments needs one
+        with translating(writing=False):
+            found = await db.fetch(DEAD_ROWS, list(HOT_TABLES))
     with translating(writing=True):
-        for table, dead, live, vacuum in await db.fetch(DEAD_ROWS, list(HOT_TABLES)):
+        for table, dead, live, vacuum in found:
             due = dead >= dead_rows
             if due:
                 await db.execute(vacuum)
             report.append(Bloat(table=table, dead=dead, live=live, vacuumed=due))
     return report
+
+
+async def warn_of_held_snapshots(db: Connection, *, longer_than: timedelta = SNAPSHOT_IS_OLD) -> list[str]:
+    """Say who keeps PostgreSQL from removing dead rows: claims step over them, but the tables grow until it ends."""
+    with translating(writing=False):
+        found = await db.fetch(HELD_SNAPSHOTS, longer_than)
+    for who, age in found:
+        log.warning(
+            "snapshot_held seconds=%d by=%s: no dead row can be removed meanwhile and the tables grow; end it, or let "
+            "it read from a replica",
+            age.total_seconds(),
+            who,
+        )
+    return [who for who, _ in found]
 
 
 async def fold_flows(db: Connection, *, limit: int = 10_000) -> int:

@@ -163,7 +163,8 @@ async def _leases(world: World, jobs: Sequence[UUID]) -> datetime:
 async def old_rows_are_pinned(world: World) -> None:
     """Nothing that died can be cleaned up: claims start behind the graveyard, and take no longer for it.
 
-    Asked by 99 of a hundred pickups, in the long form after three minutes of nothing but dying.
+    Asked by 99 of a hundred pickups, in the long form after three minutes of nothing but dying; there the servers also
+    say who pins them.
     """
     caller = client_of(world, world.address("s1"))
     pin = PinnedXmin(world.dsn)
@@ -190,6 +191,9 @@ async def old_rows_are_pinned(world: World) -> None:
             await eventually(enough, "dead rows are kept", every=0.5)
             after = await _pickups(world, caller, PICKUPS)
             dead = await dead_rows()
+            if world.long:  # looked for once a minute, and told of after two
+                for server in world.servers.values():
+                    await asyncio.to_thread(server.saw, "snapshot_held", within=timedelta(minutes=2))
             await pin.heal()
         said = f"{before * 1000:.1f} ms became {after * 1000:.1f} ms with {dead} dead rows"
         world.measured("pickup p99", said)
