@@ -362,9 +362,13 @@ async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_onc
         with pytest.raises(Overloaded, match="16000 rows wait") as caught:
             await task.submit("x", options={"when_busy": "raise"})
         assert caught.value.retry_after == 0.04
+        waiting = asyncio.ensure_future(task.submit("y", options={"timeout": 2}))
+        await server.producer(frames=2)
+        # Once more, and then not again for long: when its time is up, it must not be on its way just then.
+        server.refuses_submits = jobs_pb2.Error(code="overloaded", message="16000 rows wait", retry_after_ms=60_000)
         with pytest.raises(Overloaded):  # and not NotAcknowledged: it is known that it was not stored
-            await task.submit("y", options={"timeout": 1})
-        assert len(server.producers[0].frames()) > 2  # it was tried again meanwhile
+            await waiting
+        assert len(server.producers[0].frames()) >= 3  # it was tried again meanwhile
         with pytest.raises(InvalidInput, match="when_busy"):
             task.with_options(when_busy="later")
 
