@@ -22,7 +22,7 @@ from tests.fault.lab.load import Tenant, _body_no, _new_id
 from tests.fault.lab.process import ROOT, environ
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.scenarios.database import work_flows
-from tests.fault.lab.steps import OTHERS_LOAD, add_worker, client_of, look, raw_worker, seen
+from tests.fault.lab.steps import OTHERS_LOAD, add_worker, client_of, eventually, look, raw_worker, seen
 from tests.support.releases import KNOWN, LaterRelease
 
 Stir = Callable[[World, Tenant], Awaitable[object]]
@@ -230,11 +230,16 @@ class AtomicBatches:
 
 
 async def _vanish(world: World, caller: Tenant) -> None:
-    """The only worker of its topic asks for jobs, and is gone before they are sent."""
-    async with raw_worker(world, f"fleeting-{world.chance.randrange(10**9)}") as call:
+    """The only worker of its topic asks for jobs, and is gone once they are claimed and before they are sent."""
+    name = f"fleeting-{world.chance.randrange(10**9)}"
+    async with raw_worker(world, name) as call:
         await call.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=4, lease_seconds=int(world.lease))))
-        for _ in range(2):
-            await world.load.submit(caller, "held", extra={"until": str(world.folder)})
+        jobs = [await world.load.submit(caller, "held", extra={"until": str(world.folder)}) for _ in range(2)]
+
+        async def claimed() -> bool:
+            return any(job.worker == name for job in await look(world, filter(None, jobs)))
+
+        await eventually(claimed, "they are claimed", within=5, every=0.02)
 
 
 @scenario("F9f", "server killed at each failpoint: rarer ways", checks=("I1", "I3", "I10"), world=OTHERS_LOAD)
