@@ -131,8 +131,7 @@ class WorkerService:
         log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
 
     async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
-        if not self._parts.accepting():
-            raise ShuttingDown("this instance is shutting down; connect to another one")
+        self._check_accepting()
         frame = await next_message(stream, worker_pb2.WorkerFrame)
         if frame is None or not frame.HasField("hello"):
             raise ProtocolError("the first frame must carry hello with a token and a worker_id")
@@ -145,6 +144,7 @@ class WorkerService:
         check_worker_id(hello.worker_id)
         codec.check_held(hello.held, field="hello.held")
         tenant_no = await parts.store.tenant_no(identity.tenant)
+        self._check_accepting()
         link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms)
         link.heard()
         parts.links.open(link)
@@ -455,17 +455,11 @@ class WorkerService:
         parts = self._parts
         try:
             identity = self._identify(stream)
-            check_worker_id(request.worker_id)
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
-            topics = self._allowed(identity, request.topics, field="topics")
-            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
-            known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
-            tenant_no = await parts.store.tenant_no(identity.tenant)
+            link, numbers = await self._asked(request, identity)
         except HeadgateError as error:
             await end_with(stream, error)
-        numbers = [topic.no for topic in known]
-        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
-        link.heard()
+        lease_ms = link.default_lease_ms
         link.on_freed = lambda count: parts.coordinator.grant(link, numbers, lease_ms, count)
         parts.links.open(link)
         parts.coordinator.grant(link, numbers, lease_ms, request.max_in_flight)
@@ -492,18 +486,12 @@ class WorkerService:
         parts = self._parts
         try:
             identity = self._identify(context)
-            check_worker_id(request.worker_id)
             count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
-            topics = self._allowed(identity, request.topics, field="topics")
-            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
-            known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
-            tenant_no = await parts.store.tenant_no(identity.tenant)
+            link, numbers = await self._asked(request, identity)
         except HeadgateError as error:
             await end_with(context, error)
-        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
-        link.heard()
         parts.links.begin_call(link)
-        parts.coordinator.grant(link, [topic.no for topic in known], lease_ms, count)
+        parts.coordinator.grant(link, numbers, link.default_lease_ms, count)
         try:
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000 or 0.25):
                 part = await link.next_part()
@@ -517,8 +505,29 @@ class WorkerService:
             parts.coordinator.forget(link)
         if part is None and drained is not None:
             await end_with(context, drained)
-        jobs = codec.job_messages(part, parts.store.topic_name, identity.tenant) if isinstance(part, Delivery) else []
-        return worker_pb2.ClaimResponse(jobs=jobs)
+        if not isinstance(part, Delivery):
+            return worker_pb2.ClaimResponse()
+        return worker_pb2.ClaimResponse(jobs=codec.job_messages(part, parts.store.topic_name, identity.tenant))
+
+    async def _asked(
+        self, request: worker_pb2.StreamJobsRequest | worker_pb2.ClaimRequest, identity: Identity
+    ) -> tuple[Link, list[int]]:
+        """A link for a call that names its topics once, not yet opened, and their numbers."""
+        parts = self._parts
+        check_worker_id(request.worker_id)
+        topics = self._allowed(identity, request.topics, field="topics")
+        lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+        known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
+        tenant_no = await parts.store.tenant_no(identity.tenant)
+        self._check_accepting()
+        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
+        link.heard()
+        return link, [topic.no for topic in known]
+
+    def _check_accepting(self) -> None:
+        """Right before a link is opened, too: one that comes after the others were told to drain would hear nothing."""
+        if not self._parts.accepting():
+            raise ShuttingDown("this instance is shutting down; connect to another one")
 
     def _identify(self, context: Call) -> Identity:
         identity = self._parts.validator.identify(token_in(context.invocation_metadata()))
