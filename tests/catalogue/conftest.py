@@ -128,9 +128,9 @@ async def _digest(dsn: str) -> dict[str, str]:
 
 async def _neighbour_works(address: str) -> None:
     """A job of the other tenant from submit to completion, and out of the tables again."""
-    async with asyncio.timeout(5), Wire(address, token=THEIRS) as wire:
+    async with asyncio.timeout(60), Wire(address, token=THEIRS) as wire:
         job_id = await wire.submit("theirs")
-        request = worker_pb2.ClaimRequest(worker_id="neighbour", topics=["theirs"], wait_ms=3_000)
+        request = worker_pb2.ClaimRequest(worker_id="neighbour", topics=["theirs"], wait_ms=30_000)
         (job,) = (await wire.call("Claim", request)).jobs
         assert job.id == job_id
         await wire.call("ReportOutcome", worker_pb2.ReportOutcomeRequest(outcomes=[completed(job)]))
@@ -140,14 +140,14 @@ async def _filled(address: str, folder: Path) -> World:
     async with Wire(address, token=OURS) as wire, Wire(address, token=THEIRS) as others:
         done, dead, running = await wire.submit_many("mail", [b"{}"] * 3, max_attempts=1)
         for job_id in (done, dead, running):
-            claim = worker_pb2.ClaimRequest(worker_id="w", topics=["mail"], lease_seconds=86_400, wait_ms=3_000)
+            claim = worker_pb2.ClaimRequest(worker_id="w", topics=["mail"], lease_seconds=86_400, wait_ms=30_000)
             (job,) = (await wire.call("Claim", claim)).jobs
             assert job.id == job_id
             if job_id != running:
                 outcome = completed(job) if job_id == done else failed(job)
                 await wire.call("ReportOutcome", worker_pb2.ReportOutcomeRequest(outcomes=[outcome]))
         theirs = await others.submit("theirs-held")
-        claim = worker_pb2.ClaimRequest(worker_id="w", topics=["theirs-held"], lease_seconds=86_400, wait_ms=3_000)
+        claim = worker_pb2.ClaimRequest(worker_id="w", topics=["theirs-held"], lease_seconds=86_400, wait_ms=30_000)
         assert (await others.call("Claim", claim)).jobs
         pending = await wire.submit("waiting")
         keyed = await wire.submit("mail", b"first", key="once")

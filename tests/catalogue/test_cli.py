@@ -96,8 +96,7 @@ def test_who_does_not_answer_is_exit_5_with_the_address(
     deaf: int, stand: Stand, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody there, another service, and TLS spoken to a port that has none. Quick: patience is for those that were."""
-    monkeypatch.setattr("headgate.sdk.client.calls.PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr("headgate.sdk.connection.Connection.call.__kwdefaults__", {"timeout": 0.5, "about": None})
+    monkeypatch.setattr("headgate.sdk.client.calls._TRANSIENT", ())
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = closed.getsockname()[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -29,8 +30,8 @@ from tests.support.wire import PRODUCE, WORK, Ended, Link, Wire, served
 
 @pytest.fixture(scope="module")
 def the_server(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One for the module, with leases of 2 s."""
-    with served(postgres, template, tmp_path_factory.mktemp("bad-frames"), "--lease", "2") as (server, _):
+    """One for the module, with leases of 6 s."""
+    with served(postgres, template, tmp_path_factory.mktemp("bad-frames"), "--lease", "6") as (server, _):
         yield server
 
 
@@ -199,7 +200,9 @@ async def test_a_silent_link_is_ended_after_its_lease(server: ServerProcess, wir
         ended = await link.ended()
         assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "link_silent")
         assert "silent" in ended.details
-        assert "2 s" in ended.details or "3 s" in ended.details
+        told = re.search(r"(\d+) s", ended.details)
+        assert told is not None
+        assert int(told[1]) >= 6
 
 
 @pytest.mark.req("W28")

@@ -208,9 +208,9 @@ async def test_a_plain_stream_brings_jobs_and_a_reported_outcome_frees_its_place
 async def test_losing_the_stream_loses_neither_beats_nor_reports(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
     async with wire.worker("loses-it") as link:
-        await link.ready(1, topic, lease_seconds=1)
+        await link.ready(1, topic, lease_seconds=8)
         (job,) = await link.take(1)
-    beat = worker_pb2.HeartbeatRequest(worker_id="loses-it", held=held(job), lease_seconds=1)
+    beat = worker_pb2.HeartbeatRequest(worker_id="loses-it", held=held(job), lease_seconds=8)
 
     async def outlived() -> bool:
         assert not (await wire.call("Heartbeat", beat)).lost.ids
@@ -231,7 +231,7 @@ async def test_a_beat_says_which_rows_were_locked_and_neither_waits_for_them_nor
     wire: Wire, topic: str, rows: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     await wire.submit_many(topic, [b"a", b"b"])
-    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=2, lease_seconds=60)
+    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=2, lease_seconds=60, wait_ms=30_000)
     locked, free = (await wire.call("Claim", claim)).jobs
     beat = worker_pb2.HeartbeatRequest(worker_id="script", held=held(locked, free), lease_seconds=120)
     async with rows.transaction():
@@ -287,7 +287,7 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
     async with Wire(server.address, token=ALPHA, options=[("grpc.http2.bdp_probe", 0)]) as broken:  # a narrow window
         call = broken.channel.stream_stream(WORK)()
         hello = worker_pb2.Hello(token=ALPHA, worker_id=f"deaf-{topic}")
-        ready = worker_pb2.Ready(topics=[topic], count=20, lease_seconds=2)
+        ready = worker_pb2.Ready(topics=[topic], count=20, lease_seconds=30)
         await call.write(worker_pb2.WorkerFrame(hello=hello, ready=ready).SerializeToString())
         ids = await wire.submit_many(topic, [os.urandom(150_000)] * 20)  # less than may wait for one link
         uuids = [UUID(bytes=job_id) for job_id in ids]
@@ -440,7 +440,7 @@ async def test_silent_deaths_use_up_attempts_and_end_dead(wire: Wire, topic: str
 
 @pytest.mark.req("R2", "R7")
 async def test_of_two_reporters_of_one_attempt_exactly_one_wins(wire: Wire, topic: str) -> None:
-    await wire.submit_many(topic, [b""] * 20)
+    await wire.submit_many(topic, [b""] * 20, retry=retry_after(60_000))
     async with wire.worker() as link, wire.worker() as rival:
         await link.ready(20, topic)
         jobs = await link.take(20)

@@ -259,8 +259,9 @@ def test_each_other_outcome_does_what_it_is_named_for(lasting: Lasting, start_wo
 
 def test_no_more_handlers_run_at_a_time_than_the_worker_allows(lasting: Lasting, start_worker: StartWorker) -> None:
     server, _, producer = lasting
+    ids = [producer.submit("slow", b"60") for _ in range(6)]
     worker = start_worker(server, concurrency="2")
-    for job_id in [producer.submit("slow", b"60") for _ in range(6)]:
+    for job_id in ids:
         producer.ended(job_id)
     worker.saw("^ended slow", times=6)
     at_work = [0]
@@ -293,10 +294,10 @@ async def _cancel(dsn: str, job_id: UUID) -> None:
 
 @pytest.mark.req("W17")
 def test_beats_keep_the_lease_of_a_job_that_takes_longer(serve: Serve, start_worker: StartWorker) -> None:
-    server = serve("--lease", "3")
+    server = serve("--lease", "6")
     producer = Producer(server.address)
     worker = start_worker(server)
-    job = producer.ended(producer.submit("slow", b"4000"))
+    job = producer.ended(producer.submit("slow", b"7000"))
     producer.close()
     assert (job.state, job.result, job.epoch) == (jobs_pb2.STATE_COMPLETED, b"attempt 1, epoch 1", 1)
     assert not worker.seen("^disconnected")  # a link is ended after a lease of silence
@@ -306,7 +307,7 @@ def test_what_runs_while_the_server_is_killed_is_not_run_again(
     serve: Serve, server: ServerProcess, producer: Producer, start_worker: StartWorker
 ) -> None:
     worker = start_worker(server)
-    through, meanwhile = producer.submit("slow", b"2500"), producer.submit("slow", b"300")
+    through, meanwhile = producer.submit("slow", b"4000"), producer.submit("slow", b"2000")
     worker.saw(f"^started slow {through}")
     worker.saw(f"^started slow {meanwhile}")
     server.kill()

@@ -66,8 +66,10 @@ async def test_a_schedule_from_python_runs_and_its_jobs_know_it(hg: Headgate) ->
     assert all((run.occurrence.microsecond, run.triggered, run.state) == (0, False, "pending") for run in runs)
     info = await hg.get(runs[0].job_id, payload=True)
     assert (info.schedule, info.occurrence, info.payload) == ("tick", runs[0].occurrence, b'{"n":1}')
-    # In time: the row is there within a second of the moment (and on an idle machine within milliseconds).
-    assert info.created_at - runs[0].occurrence < timedelta(seconds=1)
+    # In time: the row is there within a second of the moment (and on an idle machine within milliseconds); of any, for
+    # a machine may hold its breath at one of them.
+    delays = [(await hg.get(run.job_id)).created_at - run.occurrence for run in runs]
+    assert min(delays) < timedelta(seconds=1)
     paused = await schedules.pause("tick", reason="enough")
     assert (paused.state, paused.reason, paused.paused_by != "") == ("paused", "enough", True)
     await schedules.delete("tick")
@@ -108,7 +110,7 @@ async def test_versions_triggers_and_previews_over_the_wire(hg: Headgate) -> Non
 async def test_once_is_once(hg: Headgate) -> None:
     schedules = hg.admin.schedules
     await schedules.put("soon", "once", after=0.2)
-    await schedules.put("then", "once", at=datetime.now(UTC) + timedelta(seconds=2))
+    await schedules.put("then", "once", at=datetime.now(UTC) + timedelta(seconds=5))
 
     async def ended() -> bool:
         return all([(await schedules.get(name)).state == "ended" for name in ("soon", "then")])

@@ -202,7 +202,7 @@ async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, to
 async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wire: Wire, topic: str) -> None:
     kept_id, _ = await wire.submit_many(topic, [b"", b""], max_attempts=1)
     async with wire.worker() as link:
-        await link.ready(2, topic, lease_seconds=2)
+        await link.ready(2, topic, lease_seconds=5)
         kept, forgotten = await link.take(2)
         assert kept.id == kept_id
 
@@ -286,7 +286,7 @@ async def test_neither_a_watch_nor_a_claim_that_waits_holds_up_a_drain(serve: Se
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         request = worker_pb2.ClaimRequest(worker_id="waits", topics=[topic], wait_ms=60_000)
         claim = asyncio.create_task(wire.refused("Claim", request))
-        await wire.submit(f"{topic}-other")  # the claim went before it, over the same connection
+        await wire.submit(f"{topic}-other")  # the claim waits by now, or is about to
         began = time.monotonic()
         assert await asyncio.to_thread(server.terminate) == 0
         assert time.monotonic() - began < 15

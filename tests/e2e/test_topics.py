@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
@@ -185,11 +186,13 @@ async def test_three_servers_keep_one_limit_and_use_it(
     ]
     everything = [(r[0], r[1]) for r in await db.fetch("SELECT claimed_at, finished_at FROM headgate.archive")]
     assert used(everything, 5)[0] == 5
-    _, share = used(spans, 5)
+    # One starts when another ends, not with the next tick. The middle one, for a machine may hold its breath.
+    starts, ends = sorted(begin for begin, _ in spans), sorted(end for _, end in spans)
+    gaps = [(start - end).total_seconds() for start, end in zip(starts[5:], ends, strict=False)]
     # Each of them has two slots: without all three, the limit could not be reached.
     owners = await db.fetchval("SELECT count(DISTINCT owner) FROM headgate.archive")
     assert owners == 3
-    assert share >= 0.8, f"used to {share:.1%}"
+    assert median(gaps) < 0.35, gaps
     await no_drift(db)
 
 

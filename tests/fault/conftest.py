@@ -16,6 +16,7 @@ from headgate import embedded
 from tests.e2e.conftest import _PROCESSES, processes, pytest_runtest_makereport
 from tests.support.database import Server, temporary_folder
 from tests.support.server import LoggedProcess, ServerProcess
+from tests.support.stalls import Stalls
 from tests.support.workers import WorkerProcess
 
 __all__ = ["processes", "pytest_runtest_makereport"]  # fixtures and a hook, found here by their names
@@ -60,6 +61,13 @@ def start(request: pytest.FixtureRequest, processes: ExitStack) -> Callable[[Seq
         return [future.result() for future in futures]  # raises what the first that failed has raised
 
     return side_by_side
+
+
+@pytest.fixture
+def stalls() -> Iterator[Stalls]:
+    """How long the machine stands still while the test runs."""
+    with Stalls() as found:
+        yield found
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from headgate.domain.states import State
 from headgate.store.connect import connect
 from headgate.store.upkeep import fold_flows
 from tests.support.server import ServerProcess
+from tests.support.stalls import Stalls
 from tests.support.waiting import PATIENCE, until_async
 from tests.support.workers import Start, WorkerProcess, all_starts, repeated
 
@@ -144,6 +145,16 @@ async def check(dsn: str, ids: Sequence[UUID], workers: Sequence[WorkerProcess])
 def attempts(ended: Iterable[Ended]) -> dict[int, int]:
     """How many jobs took how many paid attempts."""
     return dict(Counter(job.attempt for job in ended))
+
+
+def assert_no_link_dropped(workers: Sequence[WorkerProcess], servers: Sequence[ServerProcess], stalls: Stalls) -> None:
+    """Each worker has had one connection. A machine that stood still for most of the second after which a worker hangs
+    up has proved nothing."""
+    if stalls.longest > 0.7:
+        print(f"the machine stood still for {stalls.longest:.1f} s: links may have dropped")  # noqa: T201
+        return
+    assert [len(worker.connections) for worker in workers] == [1] * len(workers)
+    assert not [server for server in servers if server.seen("link_ended")]
 
 
 async def _counts(db: Connection) -> dict[tuple[int, int], int]:

@@ -165,7 +165,7 @@ def test_conditions_decide_which_hits_strike() -> None:
 async def test_actions_sleep_block_and_raise(tmp_path: Path) -> None:
     record = tmp_path / "firings"
     plan = """
-        claim.before_send=sleep:0.05;      tick.*=block:0.01
+        claim.before_send=sleep:0.5;      tick.*=block:0.01
         settle.before_commit=raise:40P01;  settle.after_commit=raise:lost
         renew.before_commit=raise:unavailable;  renew.after_commit=raise:bug"""
     laboratory = armed.Laboratory(armed.Plan(plan), seed=1, record=record, name="me")
@@ -173,7 +173,7 @@ async def test_actions_sleep_block_and_raise(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:  # side by side: it sleeps, and does not block
         for _ in range(20):
             tasks.create_task(laboratory.reach("claim.before_send"))
-    assert time.monotonic() - began < 20 * 0.05
+    assert time.monotonic() - began < 20 * 0.5
     laboratory.touch("tick.after_commit")
     with pytest.raises(StoreBusy, match="40P01"):
         await laboratory.reach("settle.before_commit")
@@ -268,7 +268,7 @@ def test_the_launcher_runs_any_other_command(tmp_path: Path) -> None:
 async def test_a_link_that_its_instance_has_forgotten_ends_with_its_next_beat(database: str, tmp_path: Path) -> None:
     """Its transport lives and its beats arrive: answered, they would go on for ever, and its jobs would lapse."""
     release = tmp_path / "release"
-    with _armed_server(database, tmp_path, "beat.before_ack=forget@once", "--lease", "3") as server:
+    with _armed_server(database, tmp_path, "beat.before_ack=forget@once", "--lease", "6") as server:
         ready = await asyncio.to_thread(server.saw, READY)
         with await asyncio.to_thread(WorkerProcess, f"127.0.0.1:{ready['port']}", folder=tmp_path) as worker:
             async with Headgate(f"127.0.0.1:{ready['port']}") as hg:

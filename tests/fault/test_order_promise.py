@@ -42,7 +42,7 @@ async def test_urgent_jobs_overtake_ten_thousand_bulk_jobs_on_three_servers(
         for server in three:
             await asyncio.to_thread(workers, 1, [server], concurrency=8, prefetch=8, topics=["slow", "fast"])
         # Not before the workers run: starting one can take as long as half of the backlog.
-        await clients[0].submit_many("slow", [b"4"] * BULK, priority=Priority.BULK)
+        await clients[0].submit_many("slow", [b"40"] * BULK, priority=Priority.BULK)
 
         async def all_claim() -> bool:
             return bool(await rows.fetchval(OWNERS) == 3)

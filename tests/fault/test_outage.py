@@ -19,14 +19,26 @@ from grpc_health.v1 import health_pb2
 
 from headgate.embedded import Cluster
 from tests.fault.conftest import Servers, Workers
-from tests.fault.history import TESTER, all_ended, attempts, begun_anew, check, client, connected, steady_load, submit
+from tests.fault.history import (
+    TESTER,
+    all_ended,
+    assert_no_link_dropped,
+    attempts,
+    begun_anew,
+    check,
+    client,
+    connected,
+    steady_load,
+    submit,
+)
 from tests.support.server import ServerProcess
+from tests.support.stalls import Stalls
 from tests.support.waiting import until, until_async
 
 LEASE_SECONDS = 6.0
 LEASE = ("--lease", "6")
 """A worker hangs up when a beat, one every two seconds, is unanswered for a second: short enough for a test, and more
-than a machine with other things to do keeps a process waiting. Links that drop here do so for another reason."""
+than a machine with other things to do keeps a process waiting."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TERMINATE = """
@@ -74,7 +86,7 @@ def readiness(server: ServerProcess) -> Iterator[Readiness]:
 
 @pytest.mark.req("T10", "T37", "D18", "D19", "F30")
 async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
-    mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, tmp_path: Path
+    mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, stalls: Stalls, tmp_path: Path
 ) -> None:
     """The outage is longer than the lease: what runs goes on, and is not taken from its worker afterwards."""
     instances = await asyncio.to_thread(servers, 1, *LEASE, dsn=mortal_database)
@@ -92,7 +104,7 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
                 os.kill(killed, signal.SIGKILL)
                 went_at = time.monotonic()
                 await asyncio.to_thread(health.turns, NOT_SERVING)
-                assert time.monotonic() - went_at > 3  # a short one is nobody's business
+                assert time.monotonic() - went_at > 2  # a short one is nobody's business
                 await asyncio.sleep(went_at + LEASE_SECONDS + 0.5 - time.monotonic())  # the length of the fault
                 await asyncio.to_thread(mortal.restart)
                 back_at = time.monotonic()
@@ -106,8 +118,7 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
     assert resumed < 5 + 10, resumed
     assert {(job.attempt, job.epoch) for job in ended if job.id in set(held)} == {(1, 1)}
     assert max(attempts(ended)) <= 2  # a claim whose answer was lost costs its attempt
-    assert [len(worker.connections) for worker in crew] == [1, 1]
-    assert not instances[0].seen("link_ended")
+    assert_no_link_dropped(crew, instances, stalls)
     assert len({start.job_id for start in starts}) == len(ended)
 
 
@@ -116,7 +127,7 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
 
 @pytest.mark.req("F29", "T10", "D18")
 async def test_sessions_killed_at_random_under_load_lose_nothing(
-    database: str, servers: Servers, workers: Workers
+    database: str, servers: Servers, workers: Workers, stalls: Stalls
 ) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
@@ -130,18 +141,16 @@ async def test_sessions_killed_at_random_under_load_lose_nothing(
     async with client(instances) as hg, connected(database) as db:
         ids += await submit(hg, "slow", [b"20"] * 2_000)
         async with steady_load(hg, ids, crew):
-            until_then = time.monotonic() + 4
-            while time.monotonic() < until_then:
+            while kills < 16:
                 ended_now = await db.fetch(TERMINATE, "headgate %", TESTER, 1 if chance.random() < 0.8 else 4)
                 kills += len(ended_now)
                 await asyncio.sleep(chance.uniform(0.2, 0.5))  # the rhythm of the faults
         await all_ended(database)
     ended, starts = await check(database, ids, crew)
-    assert kills >= 10
     assert max(attempts(ended)) <= 3  # a claim whose answer was lost costs its attempt; twice is bad luck
     assert len({start.job_id for start in starts}) == len(ended)
-    assert [len(worker.connections) for worker in crew] == [1, 1]
-    assert not [server for server in instances if server.seen("link_ended|CRITICAL|Traceback")]
+    assert_no_link_dropped(crew, instances, stalls)
+    assert not [server for server in instances if server.seen("CRITICAL|Traceback")]
 
 
 @pytest.mark.req("F34", "O4")

@@ -21,8 +21,20 @@ from headgate.store.connect import connect
 from headgate.store.control import pause, resume
 from headgate.store.upkeep import vacuum_hot_tables
 from tests.fault.conftest import Servers, Workers
-from tests.fault.history import TESTER, all_ended, attempts, begun_anew, check, client, connected, steady_load, submit
+from tests.fault.history import (
+    TESTER,
+    all_ended,
+    assert_no_link_dropped,
+    attempts,
+    begun_anew,
+    check,
+    client,
+    connected,
+    steady_load,
+    submit,
+)
 from tests.support.pgbouncer import PROGRAM, PgBouncer, config_of, free_port
+from tests.support.stalls import Stalls
 from tests.support.waiting import until_async
 
 LEASE = ("--lease", "6")
@@ -87,7 +99,7 @@ async def test_hot_tables_are_vacuumed_through_a_pooler(pooler: Pooler) -> None:
 
 @pytest.mark.req("F46")
 async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_load(
-    database: str, pooler: Pooler, servers: Servers, workers: Workers
+    database: str, pooler: Pooler, servers: Servers, workers: Workers, stalls: Stalls
 ) -> None:
     instances = await asyncio.to_thread(servers, 2, *LEASE, "--pooler", dsn=pooler.dsn)
     crew = await asyncio.to_thread(workers, 1, instances, concurrency=8)
@@ -132,7 +144,7 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
     figures = f"{len(ids)} jobs, {sessions} sessions, attempts {attempts(ended)}"
     print(f"{figures}; work went on {resumed:.2f} s after the pooler was back")  # noqa: T201
     assert sessions <= SESSIONS
-    assert resumed < 10
+    assert resumed < 30
     assert max(attempts(ended)) <= 3  # a claim whose answer was lost costs its attempt
     assert not [server for server in instances if server.seen("CRITICAL|Traceback")]
-    assert not instances[1].seen("link_ended")
+    assert_no_link_dropped([], instances[1:], stalls)

@@ -138,8 +138,8 @@ def test_bandwidth_bounds_how_much_passes(proxy: FaultProxy) -> None:
 def test_slices_are_what_the_server_reads(proxy: FaultProxy, echo: Echo) -> None:
     proxy.worsen(toward=CLIENT, slice=10)
     with closing(connected(proxy)) as client:
-        client.sendall(b"x" * 100)
-        assert len(client.recv(1000)) <= 30  # two may meet in the kernel
+        client.sendall(b"x" * 10_000)  # a second of slices
+        assert len(client.recv(20_000)) < 10_000  # some may meet in the kernel
         said(client, 1)
 
 
@@ -226,7 +226,7 @@ def test_the_answer_of_what_matched_never_passes(proxy: FaultProxy, echo: Echo) 
         client.sendall(b"COMMIT--")
         with pytest.raises(ConnectionResetError):
             client.recv(1)
-    assert bytes(echo.heard) == b"COMMIT--"
+    until(lambda: bytes(echo.heard) == b"COMMIT--", "it was heard")
 
 
 def test_new_connections_are_refused_until_it_heals_and_old_ones_live(proxy: FaultProxy) -> None:
@@ -250,7 +250,7 @@ def test_a_recorded_client_is_replayed(echo: Echo) -> None:
             for word in (b"one ", b"two ", b"three"):
                 client.sendall(word)
                 said(client, len(word))
-        assert proxy.replay(proxy.made[0], listen=0.2) == b"one two three"
+        assert proxy.replay(proxy.made[0], listen=2) == b"one two three"
     assert bytes(echo.heard) == b"one two three" * 2
 
 

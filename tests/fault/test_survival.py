@@ -20,6 +20,7 @@ from tests.fault.conftest import Servers, Workers
 from tests.fault.history import (
     Connection,
     all_ended,
+    assert_no_link_dropped,
     attempts,
     begun,
     begun_anew,
@@ -30,10 +31,12 @@ from tests.fault.history import (
     submit,
 )
 from tests.support.server import ServerProcess
+from tests.support.stalls import Stalls
 from tests.support.waiting import until, until_async
 
 SHORT_LEASE = ("--lease", "2")
-LEASE_SECONDS = 2.0
+LONGER_LEASE = ("--lease", "6")  # where exactly one attempt is right, also on a machine that stands still for a second
+LEASE_SECONDS = 6.0
 SWEEP_SECONDS = 1.0  # one tick
 BACKOFF_SECONDS = 1.0  # after a first failed attempt, by the default policy
 SLACK_SECONDS = 20.0  # for a machine that has other things to do
@@ -46,7 +49,7 @@ SLACK_SECONDS = 20.0  # for a machine that has other things to do
 async def test_what_a_killed_worker_ran_is_run_elsewhere_at_the_cost_of_one_attempt(
     database: str, servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
-    instances = await asyncio.to_thread(servers, 1, *SHORT_LEASE)
+    instances = await asyncio.to_thread(servers, 1, *LONGER_LEASE)
     (victim,) = await asyncio.to_thread(workers, 1, instances, concurrency=8)
     release = tmp_path / "release"
     async with client(instances) as hg:
@@ -188,7 +191,7 @@ async def test_a_worker_that_comes_back_gives_back_what_it_was_never_sent(
 async def test_a_running_handler_outlives_its_server_and_is_not_run_again(
     database: str, servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
-    instances = await asyncio.to_thread(servers, 2, *SHORT_LEASE)
+    instances = await asyncio.to_thread(servers, 2, *LONGER_LEASE)
     (worker,) = await asyncio.to_thread(workers, 1, instances, concurrency=4)
     (rival,) = await asyncio.to_thread(workers, 1, instances, concurrency=4, topics=["fast"])
     release = tmp_path / "release"
@@ -243,7 +246,7 @@ async def test_a_hundred_workers_come_back_to_a_restarted_server_without_a_lost_
 async def test_servers_killed_one_after_the_other_under_load_lose_nothing(
     database: str, servers: Servers, workers: Workers
 ) -> None:
-    instances = await asyncio.to_thread(servers, 2, *SHORT_LEASE)
+    instances = await asyncio.to_thread(servers, 2, *LONGER_LEASE)
     crew = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
     ids: list[UUID] = []
     async with client(instances) as hg:
@@ -254,7 +257,7 @@ async def test_servers_killed_one_after_the_other_under_load_lose_nothing(
                 victim = instances[round_ % 2]
                 victim.kill()
                 await begun_anew(crew, 150)  # the other has taken over
-                (instances[round_ % 2],) = await asyncio.to_thread(servers, 1, *SHORT_LEASE, port=victim.port)
+                (instances[round_ % 2],) = await asyncio.to_thread(servers, 1, *LONGER_LEASE, port=victim.port)
         await all_ended(database)
     ended, starts = await check(database, ids, crew)
     # A claim that commits after its server has died, and after the worker has come back elsewhere, costs its attempt.
@@ -267,8 +270,8 @@ async def test_servers_killed_one_after_the_other_under_load_lose_nothing(
 async def test_a_server_frozen_for_longer_than_its_leases_and_thawed_does_no_harm(
     database: str, servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
-    lease = 6.0  # its workers need two seconds' beats and a second to notice, on a machine that has much to do
-    frozen, other = await asyncio.to_thread(servers, 2, "--lease", "6")
+    lease = 9.0  # its workers need three seconds' beats and a second to notice, on a machine that has much to do
+    frozen, other = await asyncio.to_thread(servers, 2, "--lease", "9")
     crew = await asyncio.to_thread(workers, 2, [frozen, other], concurrency=12)
     (tied,) = await asyncio.to_thread(workers, 1, [frozen], concurrency=4)  # knows of no other
     release = tmp_path / "release"
@@ -301,7 +304,7 @@ async def test_a_server_frozen_for_longer_than_its_leases_and_thawed_does_no_har
 
 @pytest.mark.req("T37", "F31", "D18", "D19", "T10")
 async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_link(
-    mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers
+    mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, stalls: Stalls
 ) -> None:
     # Beats of two seconds: a link must not drop because this machine is busy for one.
     instances = await asyncio.to_thread(servers, 2, "--lease", "6", dsn=mortal_database)
@@ -324,5 +327,4 @@ async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_link(
     # A claim whose answer was lost costs its attempt; nothing was claimed twice in vain.
     assert {job.attempt for job in ended if job.id not in flaky} <= {1, 2}
     assert {job.attempt for job in ended if job.id in flaky} <= {2, 3}
-    assert [len(worker.connections) for worker in crew] == [1, 1]
-    assert not [server for server in instances if server.seen("link_ended")]
+    assert_no_link_dropped(crew, instances, stalls)

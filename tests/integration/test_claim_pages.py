@@ -166,7 +166,7 @@ class Yard:
             run_at,
             claimed_at,
             lease_until,
-            timeout=60,
+            timeout=200,
         )
 
     async def claimer(self, *topics: str, marked: bool = True) -> Claimer:
@@ -267,7 +267,7 @@ class Usual:
 
 @asynccontextmanager
 async def session(dsn: str) -> AsyncIterator[Connection]:
-    db = await connect(dsn, application_name="headgate test", statement_timeout=timedelta(seconds=60))
+    db = await connect(dsn, application_name="headgate test", statement_timeout=timedelta(seconds=200))
     try:
         yield db
     finally:

@@ -38,7 +38,9 @@ async def queues(database: str, how_many: int) -> AsyncIterator[list[Queue]]:
     async with AsyncExitStack() as stack:
         made: list[Queue] = []
         for number in range(how_many):
-            connection = await connect(database, application_name="headgate racer")
+            connection = await connect(database, application_name="headgate racer", statement_timeout=None)
+            # The first wait at the starting line until the last is there, however long an interpreter takes to start.
+            await connection.execute("SET lock_timeout = 0")
             stack.push_async_callback(connection.close)
             made.append(Queue(connection, owner=number + 1))
             await made[-1].topic()

@@ -314,10 +314,14 @@ async def test_who_lost_the_lease_is_told_so_and_the_second_success_stands(
 @pytest.mark.req("E3")
 async def test_two_slots_and_claims_of_one_still_fill_both_slots(database: str) -> None:
     async with Instance(database, claim_limit=1) as one:
-        delays = iter([0.02, 0.001, 0.005] * 10)
+        begun, both = 0, asyncio.Event()
 
         async def handler(_run: Run) -> Completed:
-            await asyncio.sleep(next(delays))
+            nonlocal begun
+            begun += 1
+            if begun == 2:
+                both.set()
+            await asyncio.wait_for(both.wait(), 60)
             return Completed()
 
         await one.submit(20)

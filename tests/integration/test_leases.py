@@ -660,6 +660,7 @@ async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database
     async with Instance(database, lease=lease, tick_seconds=0.02, gated=True) as one:
         one.renewer._every = 0.02
         worker, (job,) = await holding_running(one)
+        worker.link.default_lease_ms = 60_000  # its silence is not what this is about
         beating = asyncio.create_task(beat(worker))
         await soon(lambda: one.store.calls["renew"] >= 1, "its lease was renewed")
         for verb in ("tick", "renew", "claim"):

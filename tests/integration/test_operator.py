@@ -17,7 +17,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
-from tests.support.dispatching import Hold, Instance, ManualClock, completing, settle_down, soon, waiting_for
+from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
 from tests.support.operating import ANA, OPERATOR, READER, Desk, someone
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
@@ -78,6 +78,7 @@ async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ign
 async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
         two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        await until_async(lambda: listening(one), "two listens")
         (job,) = await one.submit()
         worker = await two.worker(slots=1)
         await worker.take()
@@ -183,6 +184,7 @@ async def test_another_instance_looks_from_the_head_after_a_new_priority(one: In
     async with Instance(database, name="two") as two:
         await soon(lambda: two.coordinator.ticks, "two has ticked")
         two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        await until_async(lambda: listening(one), "two listens")
         await one.coordinator.tick_once()
         await one.submit(3)
         worker = await two.worker(slots=1)

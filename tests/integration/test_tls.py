@@ -63,7 +63,7 @@ async def told(url: str, words: str, **trust: Path) -> bool:
     while not said or words not in said[-1]:
         assert len(said) < 20, said
         with pytest.raises(NotConnected) as caught:
-            await submits(url, timeout=0.5, **trust)
+            await submits(url, timeout=0.5 * (1 + len(said)), **trust)
         said.append(str(caught.value))
     return True
 

@@ -69,7 +69,7 @@ class Server:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the administrator's loop and wait for its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=200)
 
     def close(self) -> None:
         self.run(self._close())

@@ -488,6 +488,8 @@ class Instance:
         for worker in self._workers:
             await worker.close()
         self.renewer.stop()
+        if ticks := self.tasks.get("ticks"):  # not cut off in the middle of one: that is a rollback
+            await asyncio.wait({ticks}, timeout=5)
         for task in self.tasks.values():
             task.cancel()
         answers = await asyncio.gather(*self.tasks.values(), return_exceptions=True)
@@ -582,3 +584,10 @@ class Instance:
     def free(self) -> int:
         """Credit in the book."""
         return sum(demand.credit for demand in self.coordinator._demands.values())
+
+
+async def listening(instance: Instance) -> bool:
+    """Whether some instance of its database has begun to listen: what is said before is not heard."""
+    async with instance.store.lane("read").use() as db:
+        found = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate listen' AND query ~ 'LISTEN'"
+        return bool(await db.fetchval(found))

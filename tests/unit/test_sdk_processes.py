@@ -115,4 +115,5 @@ async def test_a_script_that_forgets_to_close_ends_cleanly() -> None:
         script = [sys.executable, "-X", "dev", "-c", code]
         done = await asyncio.to_thread(subprocess.run, script, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-        assert done.stderr == ""
+        # In development mode event loops tell of every callback over 100 ms.
+        assert [line for line in done.stderr.splitlines() if not line.startswith("Executing ")] == []

@@ -35,7 +35,6 @@ def alive(pid: int) -> bool:
 @asynccontextmanager
 async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkLink, Worker]]:
     async with fake_server() as server:
-        server.beat_seconds = 1
         tasks = {topic: sdk_app.hg.tasks[topic] for topic in topics}
         given = {"concurrency": 4, "processes": 2, "cancel_grace": 0.1, "grace": 10, **options}
         worker = Worker(Connection(addresses_of(server.address), token=""), tasks, **given)  # type: ignore[misc]
@@ -118,7 +117,7 @@ async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_n
     ears: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ears == "deaf":
-        monkeypatch.setattr(processes, "UNWIND_SECONDS", 0.5)
+        monkeypatch.setattr(processes, "UNWIND_SECONDS", 2.0)
     async with working("deafen", "square", processes=1) as (link, _):
         note = tmp_path / "note"
         (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
@@ -175,7 +174,6 @@ def worker_process(address: str, *arguments: str, leaving: float = 6) -> Iterato
 
 
 async def in_a_child(server: FakeServer, tmp_path: Path) -> tuple[WorkLink, bytes, int]:
-    server.beat_seconds = 1
     link = await server.worker()
     (raw,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "deaf"}).encode())
     await until(lambda: progress(link), "it runs in a child")
@@ -273,6 +271,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     app.register("deaf-thread", sdk_app.limited_thread.function)
     async with fake_server() as server:
         server.beat_seconds = 1
+        monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 60.0)  # of the server: it has none
         worker = Worker(
             Connection(addresses_of(server.address), token=""), app.tasks, concurrency=2, grace=0.3, cancel_grace=0.1
         )

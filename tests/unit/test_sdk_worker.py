@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from headgate import Headgate, InvalidInput, Job
+from headgate.sdk.io_thread import io_thread
 from headgate.sdk.worker import ledger as ledger_module
 from headgate.wire import jobs_pb2
 from tests.support.fake_server import fake_server, until
@@ -25,7 +26,7 @@ async def test_one_stream_carries_all_slots_and_credit_follows_the_outcomes() ->
         async def double(n: int) -> int:
             return 2 * n
 
-        async with working(app, server) as (worker, link):
+        async with working(app, server, prefetch=0) as (worker, link):
             assert (link.credit, link.topics) == (4, ["double"])
             ids = link.deliver("double", b'{"n":1}', b'{"n":2}', b'{"n":3}')
             await until(lambda: len(link.completed()) == 3, "all are done")
@@ -71,7 +72,7 @@ async def test_slots_take_all_that_is_held_run_no_more_at_a_time_and_begin_nothi
             assert gate.begun == [*ids[:4], *ids[6:]]
             (refused,) = link.others()
             assert (refused.id, refused.failed.type) == (ids[4], "Cancelled")
-            assert worker.receipts["applied"] <= 7
+            assert worker.receipts.get("applied", 0) <= 7
 
 
 @pytest.mark.req("W19", "W8")
@@ -134,7 +135,7 @@ async def test_a_handler_that_raises_fails_its_job_and_the_worker_lives() -> Non
 
 
 @pytest.mark.req("O16", "W17", "L2", "O15")
-async def test_beats_list_everything_held_while_a_handler_blocks_the_loop() -> None:
+async def test_beats_list_everything_held_while_a_handler_blocks_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async with fake_server() as server:
         app, release, begun = Headgate(server.address), threading.Event(), threading.Event()
 
@@ -143,6 +144,7 @@ async def test_beats_list_everything_held_while_a_handler_blocks_the_loop() -> N
             begun.set()
             release.wait(20)  # what one must not do on an event loop
 
+        monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 60.0)  # of the server: it has none
         worker = app.worker(concurrency=2, lease=1)
         thread = threading.Thread(target=lambda: asyncio.run(worker.run()))
         thread.start()
@@ -317,13 +319,21 @@ async def test_many_handlers_that_do_not_wait_are_answered_in_few_frames() -> No
     async with fake_server() as server:
         app = Headgate(server.address)
 
+        ran, release = 0, threading.Event()
+
         @app.job("t")
-        async def nothing() -> None: ...
+        async def nothing() -> None:
+            nonlocal ran
+            ran += 1
+            if ran == 1:
+                io_thread().soon(release.wait, 60)  # nothing is sent while the others run
 
         async with working(app, server, concurrency=500) as (_, link):
             link.deliver("t", *[b"{}"] * 500)
+            await until(lambda: ran == 500, "all ran")
+            release.set()
             await until(lambda: len(link.completed()) == 500, "all are done")
-            assert len(link.frames("outcomes")) <= 50
+            assert len(link.frames("outcomes")) <= 3
 
 
 async def test_async_handlers_that_wait_run_side_by_side() -> None:

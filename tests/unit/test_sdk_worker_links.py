@@ -306,7 +306,8 @@ async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monk
         assert report.worker_id == worker.worker_id
 
 
-async def test_a_silent_server_is_left() -> None:
+async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 3.0)  # not before it has beaten once
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
@@ -331,6 +332,7 @@ async def test_a_server_that_does_not_greet_is_left(monkeypatch: pytest.MonkeyPa
         running = asyncio.create_task(worker.run())
         await until(lambda: len(server.workers) >= 2, "it tries again")
         assert not worker.connected
+        monkeypatch.setattr("headgate.sdk.worker.link.HELLO_SECONDS", 10)
         server.greets = True
         await until(lambda: worker.connected, "it is connected")
         worker.stop()

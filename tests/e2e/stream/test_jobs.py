@@ -112,7 +112,7 @@ async def test_a_job_without_an_outcome_in_time_is_back_as_a_failed_attempt(serv
 async def test_beats_keep_leases_and_say_what_is_lost(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
     async with wire.worker() as link:
-        await link.ready(1, topic, lease_seconds=1)
+        await link.ready(1, topic, lease_seconds=4)
         (job,) = await link.take(1)
         stranger = job._replace(id=new_id())
         await link.beat(job, stranger)
@@ -251,7 +251,7 @@ async def test_many_large_payloads_come_in_frames_that_any_client_takes(wire: Wi
         assert [job.payload for job in jobs] == bodies
         assert max(frame.ByteSize() for frame in link.frames) < 4 << 20
         await link.report(*map(abandon, jobs))
-    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=10, wait_ms=2000)
+    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=10, wait_ms=30_000)
     claimed: list[bytes] = []
     while len(claimed) < 6:
         answer = await wire.call("Claim", claim)

@@ -215,7 +215,7 @@ async def test_receipts_come_after_commit(wire: Wire, topic: str) -> None:
 @pytest.mark.req("W25")
 async def test_a_script_claims_beats_and_reports_without_a_stream(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b"a", b"b", b"c"])
-    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=2)
+    claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=2, wait_ms=30_000)
     jobs = list((await wire.call("Claim", claim)).jobs)
     assert [(job.id, job.payload, job.tenant, job.attempt) for job in jobs] == [
         (ids[0], b"a", "alpha", 1),

@@ -70,7 +70,7 @@ async def test_sigterm_finishes_what_ends_within_the_grace_and_gives_back_the_re
         "    return 'rested'\n"
     )
     environ = {**clean_environ(), "HEADGATE_URL": server.address, "HEADGATE_TOKEN": ALPHA}
-    worker = spawn("worker", HEADGATE, "worker", "app:hg", "--grace", "2.5", "--concurrency", "2", environ=environ)
+    worker = spawn("worker", HEADGATE, "worker", "app:hg", "--grace", "6", "--concurrency", "2", environ=environ)
     short, long = await wire.submit_many("sleeps", [b'{"seconds": 0.7}', b'{"seconds": 60}'])
     waits = await wire.submit("sleeps", b'{"seconds": 0}')
     await asyncio.to_thread(worker.saw, "^started", times=2)
@@ -79,12 +79,17 @@ async def test_sigterm_finishes_what_ends_within_the_grace_and_gives_back_the_re
     assert (done.state, done.result) == (jobs_pb2.STATE_COMPLETED, b'"rested"')
     assert (given_back.state, given_back.attempt) == (jobs_pb2.STATE_PENDING, 0)
     assert [event.kind for event in given_back.events] == ["abandoned"]
-    assert (untouched.state, untouched.epoch) in ((jobs_pb2.STATE_PENDING, 0), (jobs_pb2.STATE_COMPLETED, 1))
+    # Never claimed, handed back before its turn, or done in the slot that came free.
+    assert (untouched.state, untouched.epoch) in (
+        (jobs_pb2.STATE_PENDING, 0),
+        (jobs_pb2.STATE_PENDING, 1),
+        (jobs_pb2.STATE_COMPLETED, 1),
+    )
 
 
 @pytest.mark.req("W24")
 async def test_a_worker_survives_the_restart_of_its_server_by_itself(serve: Serve, topic: str) -> None:
-    first = await asyncio.to_thread(serve, "--lease", "5")
+    first = await asyncio.to_thread(serve)
     hg = Headgate(first.address)
     started, let_go, runs = asyncio.Event(), asyncio.Event(), Counter[UUID]()
 
@@ -103,7 +108,7 @@ async def test_a_worker_survives_the_restart_of_its_server_by_itself(serve: Serv
         await asyncio.wait_for(started.wait(), 60)
         first.kill()
         let_go.set()  # they end while there is nobody to tell
-        second = await asyncio.to_thread(serve, "--lease", "5", port=first.port)
+        second = await asyncio.to_thread(serve, port=first.port)
         after = await task.submit()
         assert [await handle.result(60) for handle in (*before, after)] == ["done"] * 4
         assert set(runs.values()) == {1}
