@@ -17,6 +17,7 @@ from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import StoreBusy, StoreError
 from headgate.domain.jobs import Submission, Submitted, TopicRules
+from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import State, SubmitReceipt
@@ -478,3 +479,23 @@ async def test_submitting_in_a_transaction_that_fails_says_so(queue: Queue) -> N
         await submit.submit(queue.db, flush)
     await transaction.rollback()
     assert await live(queue.db) == 0
+
+
+BROKEN = """
+CREATE FUNCTION public.broken() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'invalid page in block 11' USING ERRCODE = 'data_corrupted'; END $$;
+CREATE TRIGGER broken BEFORE INSERT ON headgate.unique_jobs FOR EACH ROW EXECUTE FUNCTION public.broken()"""
+
+
+@pytest.mark.req("F48")
+async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_later_part(queue: Queue) -> None:
+    """Jobs with links are written after the plain ones, in a transaction of their own, which fails."""
+    await queue.db.execute(BROKEN)
+    jobs = [queue.job(unique=Unique(key="k")), queue.job(), queue.job(unique=Unique(key="l")), queue.job()]
+    answers = await submit.submit(queue.db, await submit.fill(queue.db, queue.names, jobs))
+    assert {place: (answer.receipt, answer.job_id) for place, answer in answers.items()} == {
+        place: (SubmitReceipt.REFUSED, jobs[place].id) for place in (0, 2)
+    }
+    assert "invalid page" in str(answers[0].error)
+    found = {row[0] for row in await queue.db.fetch("SELECT id FROM headgate.jobs")}
+    assert found == {jobs[1].id, jobs[3].id}

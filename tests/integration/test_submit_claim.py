@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreUnavailable
+from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreError, StoreUnavailable
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
@@ -152,6 +152,25 @@ async def test_a_lost_answer_makes_no_second_job_and_its_credit_comes_back(one: 
     assert {place: answer.receipt.label for place, answer in answers.items()} == {0: "duplicate"}
     assert await one.states() == {State.RUNNING: 1}
     assert one.free() == 8
+
+
+@pytest.mark.parametrize("verb", ["submit_and_claim", "submit"])
+async def test_an_error_after_a_lost_answer_does_not_deny_what_may_be_committed(one: Instance, verb: str) -> None:
+    if verb == "submit_and_claim":
+        await waiting(one)
+    one.store.after[verb] = failing_with(OutcomeUnknown("the line went dead"))
+
+    async def refused() -> None:
+        if one.store.calls[verb] > (verb == "submit"):
+            raise StoreError("the database refused: invalid page")
+
+    one.store.before["submit"] = refused
+    job = Submission(
+        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", fresh=True
+    )
+    with pytest.raises(OutcomeUnknown, match="invalid page; an earlier try may have been committed"):
+        await asyncio.wait_for(one.submitter.submit(await one.store.fill([job]), size=200), 60)
+    assert sum((await one.states()).values()) == 1
 
 
 async def test_what_comes_while_the_call_is_under_way_is_claimed_after_it(one: Instance) -> None:

@@ -36,6 +36,7 @@ from headgate.domain.backoff import BackoffKind
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.client.producer import WINDOW
 from headgate.sdk.connection import Connection
+from headgate.sdk.errors import ServerError
 from headgate.sdk.ids import new_id_maker
 from headgate.wire import jobs_pb2, producer_pb2
 from tests.support.fake_server import fake_server, on_io, until
@@ -371,6 +372,15 @@ async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_onc
         assert len(server.producers[0].frames()) >= 3  # it was tried again meanwhile
         with pytest.raises(InvalidInput, match="when_busy"):
             task.with_options(when_busy="later")
+
+
+@pytest.mark.parametrize("code", ["internal", "store_error", "storage_full"])
+async def test_trouble_of_the_server_is_not_called_a_fault_of_the_job(code: str) -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        server.refuses_submits = jobs_pb2.Error(code=code, message="the database refused: invalid page")
+        with pytest.raises(ServerError, match="invalid page") as caught:
+            await mail(app).submit("x")
+        assert caught.value.reported == code
 
 
 async def test_what_had_no_turn_behind_others_is_told_so_and_not_that_nobody_answers() -> None:

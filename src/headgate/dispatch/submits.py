@@ -151,19 +151,20 @@ class Submitter:
             flush.extend(parcel.flush)
         # extend() has made the first parcel's rows the whole flush: its own length is where the second one starts.
         lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
-        odd = await self._claiming_along(flush)
+        odd, unknown = await self._claiming_along(flush)
         claimed = odd is not None
         if odd is None:
-            odd = await self._patiently(flush)
+            odd = await self._patiently(flush, unknown=unknown)
         self.submitted(flush, claimed=claimed)
         for parcel, start, length in zip(parcels, starts, lengths, strict=True):
             parcel.done({place: odd[start + place] for place in range(length) if start + place in odd} if odd else {})
 
-    async def _claiming_along(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow] | None:
-        """Submit and claim in one call if somebody waits for these jobs; None if that was not done, or who knows."""
+    async def _claiming_along(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
+        """Submit and claim in one call if somebody waits for these jobs; None if it was not done, True if who knows."""
         if self._claim_with is None or not 0 < len(flush) <= CLAIMED_ALONG_ROWS or not flush.plain:
-            return None
+            return None, False
         said: Mapping[int, SubmitAnswerRow] | None = None
+        unknown = False
 
         async def claim(**asked: Unpack[ClaimCall]) -> ClaimedJobs:
             nonlocal said
@@ -177,18 +178,26 @@ class Submitter:
                 await asyncio.sleep(0)  # the job is on its way first, then its receipt
         except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
             log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
+            unknown = isinstance(error, OutcomeUnknown)
             flush.never_fresh()
         except HeadgateError as error:  # about one of the rows, most likely: by itself, the flush finds which
             log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
-        return said
+        return said, unknown
 
-    async def _patiently(self, flush: SubmitRows) -> Mapping[int, SubmitAnswerRow]:
+    async def _patiently(self, flush: SubmitRows, *, unknown: bool) -> Mapping[int, SubmitAnswerRow]:
+        """`unknown`: it may have been committed by an earlier try, and then no error of a later one denies that."""
         deadline, wait = time.monotonic() + PATIENCE_SECONDS, 0.05
         while True:
             try:
                 return await self._store.submit(flush)
-            except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
-                if time.monotonic() + wait > deadline:
+            except HeadgateError as error:
+                unknown = unknown or isinstance(error, OutcomeUnknown)
+                passing = isinstance(error, StoreUnavailable | OutcomeUnknown | StoreBusy)
+                if not passing or time.monotonic() + wait > deadline:
+                    if unknown and not isinstance(error, OutcomeUnknown):
+                        raise OutcomeUnknown(
+                            f"{error}; an earlier try may have been committed: send it again"
+                        ) from error
                     raise
                 log.warning("submits_delayed rows=%d error=%s", len(flush), error)
                 flush.never_fresh()

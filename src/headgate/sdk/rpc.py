@@ -50,6 +50,8 @@ RETRIED: Final = frozenset(
     {"store_unavailable", "outcome_unknown", "store_busy", "read_only", "overloaded", "shutting_down", "unavailable"}
 )
 """Codes of the server after which the same request may succeed."""
+SERVERS_TROUBLE: Final = frozenset({"internal", "store_error", "storage_full", "schema_mismatch", "instance_forgotten"})
+"""Codes of the server that say nothing about what was sent."""
 
 
 def open_channel(address: Address) -> grpc.aio.Channel:

@@ -7,7 +7,7 @@ column in which every row has the default stays an empty list, which the functio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -16,7 +16,18 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import BacklogFull, DependencyCycle, HeadgateError, InvalidInput, StoreBusy, TooLarge
+from headgate.domain.errors import (
+    BacklogFull,
+    DependencyCycle,
+    HeadgateError,
+    InvalidInput,
+    OutcomeUnknown,
+    ReadOnly,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TooLarge,
+)
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted, body_digest
 from headgate.domain.links import Links, waves
@@ -49,6 +60,7 @@ _OF_A_ROW: Final = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,  # an operator's own trigger
 )
+_PASSING: Final = (StoreUnavailable, OutcomeUnknown, StoreBusy)
 _ROUNDS_FOR_LINKS: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
@@ -277,9 +289,36 @@ async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     for nth, places in enumerate(rounds):
         # The first copy of an id is committed by the time the next is sent, so that one is a resend whatever it says.
         part = flush if len(rounds) == 1 else flush.pick(places, resent=nth > 0)
-        for place, answer in (await _submit(db, part)).items():
+        for place, answer in (await _or_refused(part, _submit(db, part), first=nth == 0)).items():
             answers[places[place]] = answer
     return answers
+
+
+async def _or_refused(
+    part: SubmitFlush, answers: Awaitable[dict[int, SubmitAnswer]], *, first: bool
+) -> dict[int, SubmitAnswer]:
+    """The answers of one part of a flush; if it fails for good, it is refused alone: what went before is committed.
+
+    A first part raises: nothing was written. What may pass or leaves an outcome open raises in any case, and the whole
+    flush is sent again.
+    """
+    try:
+        return await answers
+    except _PASSING:
+        raise
+    except StoreError as error:
+        if first:
+            raise
+        return _refused(part, error)
+
+
+def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
+    if isinstance(error, ReadOnly):  # a failover between two parts: all of it is to be sent again, elsewhere
+        raise OutcomeUnknown(f"{error}; a part may have been committed before: send it again") from error
+    return {
+        place: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=error)
+        for place, job_id in enumerate(flush.ids)
+    }
 
 
 async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
@@ -315,7 +354,12 @@ async def _submit_linked(db: Connection, flush: SubmitFlush) -> dict[int, Submit
     for _ in range(_ROUNDS_FOR_LINKS):  # nearly always one
         if not places:
             return answers
-        found, again = await _write_linked(db, flush)
+        try:
+            found, again = await _write_linked(db, flush)
+        except _PASSING:
+            raise
+        except StoreError as error:  # for good, and of these rows alone: others of the flush are committed
+            found, again = _refused(flush, error), []
         answers |= {places[place]: answer for place, answer in found.items()}
         places, flush = [places[place] for place in again], flush.pick(again)
     for place, job_id in zip(places, flush.ids, strict=True):
@@ -388,10 +432,10 @@ async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitA
     """Write rows with ids that all differ; those that met a key held by a row which was then not made, once more."""
     answers: dict[int, SubmitAnswer] = {}
     places: Sequence[int] = range(len(flush))
-    for _ in range(_ROUNDS_FOR_KEYS):  # nearly always one
+    for nth in range(_ROUNDS_FOR_KEYS):  # nearly always one
         if not places:
             return answers
-        found = await _write(db, flush)
+        found = await _or_refused(flush, _write(db, flush), first=nth == 0)
         orphans = _orphans(flush, found) if flush.keys and found else []
         answers |= {places[place]: answer for place, answer in found.items() if place not in orphans}
         if not orphans:
@@ -542,5 +586,6 @@ async def _isolate(db: Connection, flush: SubmitFlush, error: asyncpg.PostgresEr
         return {0: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[0]), error=refused)}
     half = len(flush) // 2
     answers = await _submit(db, flush.pick(range(half)))
-    later = await _submit(db, flush.pick(range(half, len(flush))))
+    rest = flush.pick(range(half, len(flush)))
+    later = await _or_refused(rest, _submit(db, rest), first=False)
     return answers | {half + place: answer for place, answer in later.items()}

@@ -314,7 +314,7 @@ def refusal(error: jobs.Error) -> HeadgateError:
     """The error of a frame or of one job, as the server reports it."""
     if error.code == OVERLOADED:
         return Overloaded(error.message, retry_after=error.retry_after_ms / 1000)
-    if error.code in rpc.RETRIED or error.code == "internal":  # neither says that nothing was stored
+    if error.code in rpc.RETRIED or error.code in rpc.SERVERS_TROUBLE:  # none says that nothing was stored
         return ServerError(error.message, reported=error.code)
     problem = error.message.removeprefix(f"{error.field}: ")
     return SubmitRefused(error.field or "job", problem or "was refused without a reason", reported=error.code)
