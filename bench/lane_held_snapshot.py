@@ -15,9 +15,10 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.store.claim import CLAIM, claim
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import SubmitFlush
 from headgate.store.names import Names, Topic
 from headgate.store.settle import OutcomeFlush, settle
-from headgate.store.submit import SubmitFlush, submit
+from headgate.store.submit import submit
 
 FLUSH = 500
 PRIORITIES = (0, 0, 10, -5)

@@ -17,10 +17,11 @@ from headgate.dispatch.watermark import Watermark
 from headgate.domain.ids import JobId, JobIdMaker
 from headgate.store.claim import claim
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import SubmitFlush
 from headgate.store.leases import Held, renew
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush, settle
-from headgate.store.submit import SubmitFlush, submit
+from headgate.store.submit import submit
 from headgate.store.upkeep import fold_flows
 
 FLUSHES = (1, 100, 500, 2000)

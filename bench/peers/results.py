@@ -80,8 +80,8 @@ def sum_up(entry: Entry) -> None:
     if pickups := entry["pickups"]:
         entry["pickup"] = {
             "jobs": min(one["jobs"] for one in pickups),
-            "p50_ms": statistics.median(one["p50_ms"] for one in pickups),
-            "p99_ms": statistics.median(one["p99_ms"] for one in pickups),
+            "p50_ms": round(statistics.median(one["p50_ms"] for one in pickups), 2),
+            "p99_ms": round(statistics.median(one["p99_ms"] for one in pickups), 2),
         }
 
 

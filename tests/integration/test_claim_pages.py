@@ -33,9 +33,9 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import leases, settle, submit, topics
 from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import SubmitFlush
 from headgate.store.leases import BEGINNING, PROMOTE, REAP, RENEW
 from headgate.store.settle import SETTLE, OutcomeFlush
-from headgate.store.submit import SubmitFlush
 from tests.support import explain
 from tests.support.database import Server
 from tests.support.explain import PLAN_MODES, Cost, Node, PlanMode

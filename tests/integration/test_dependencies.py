@@ -20,8 +20,9 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import linking, reads, verbs
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import fill
 from headgate.store.partitions import drop_expired, ensure_partitions
-from headgate.store.submit import fill, submit
+from headgate.store.submit import submit
 from tests.support.queue import Clock, Queue, new_id
 
 DIES = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)

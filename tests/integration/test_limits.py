@@ -19,6 +19,7 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import audit, leases, reads, topics, verbs
 from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import fill
 from headgate.store.service import Store
 from tests.support.queue import Clock, Queue
 
@@ -341,7 +342,7 @@ async def test_a_full_backlog_refuses_row_by_row(db: Connection) -> None:
     ids = await queue.add(4)
     tenant_no = await queue.tenant_no()
     jobs = [queue.job(), queue.job(), queue.job("other"), queue.job(key="k")]
-    flush = await submitting.fill(db, queue.names, jobs)
+    flush = await fill(db, queue.names, jobs)
     answers = await submitting.submit(db, flush)
     assert set(answers) == {1, 3}
     for answer in answers.values():

@@ -23,8 +23,8 @@ from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import State, SubmitReceipt
 from headgate.store import leases, reads, submit, upkeep, verbs
 from headgate.store.connect import Connection, connect
+from headgate.store.flush import SubmitFlush, fill
 from headgate.store.names import Names
-from headgate.store.submit import SubmitFlush
 from tests.support.queue import Clock, Queue, new_id
 
 CREATED, DUPLICATE, CONFLICT = SubmitReceipt.CREATED, SubmitReceipt.DUPLICATE, SubmitReceipt.CONFLICT
@@ -125,7 +125,7 @@ async def test_one_id_in_two_tenants_is_two_jobs(db: Connection) -> None:
         assert receipts(await queue.submit(queue.job(id=job_id, payload=body))) == [CREATED]
     await finish(acme, job_id)
     # In one flush too: acme's is finished, umbrella's is not.
-    flush = await submit.fill(db, acme.names, [acme.job(id=job_id, payload=b"a" * 2_000)])
+    flush = await fill(db, acme.names, [acme.job(id=job_id, payload=b"a" * 2_000)])
     flush.add(umbrella.job(id=job_id, payload=b"u" * 2_000), await umbrella.topic())
     answers = await submit.submit(db, flush)
     assert {place: answer.receipt for place, answer in answers.items()} == {0: DUPLICATE, 1: DUPLICATE}
@@ -165,7 +165,7 @@ async def test_an_id_repeated_more_often_than_python_can_recurse(queue: Queue) -
 async def test_the_second_copy_within_a_flush_cannot_run_a_job_finished_in_between(queue: Queue, database: str) -> None:
     """The copies of one flush are sent one after the other, and a worker may be quicker than the second."""
     job = queue.job(id=new_id(), fresh=True)
-    flush = await submit.fill(queue.db, queue.names, [job, job])
+    flush = await fill(queue.db, queue.names, [job, job])
     worker = await connect(database, application_name="worker")
 
     class QuickWorker:
@@ -267,7 +267,7 @@ async def test_only_who_met_a_neighbours_key_tries_again(queue: Queue) -> None:
 async def test_a_crowd_that_frees_one_key_in_turn_costs_a_bounded_number_of_flushes(queue: Queue) -> None:
     taken = await queue.add(500, payload=b"taken")
     jobs = [queue.job(id=job_id, payload=b"mine", key="k", fresh=True) for job_id in taken] + [queue.job(key="k")]
-    answers = await submit.submit(queue.db, await submit.fill(queue.db, queue.names, jobs))
+    answers = await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))
     said = [answers[place] for place in range(501)]
     assert [answer.receipt.label for answer in said] == ["conflict"] * 8 + ["refused"] * 493
     assert [answer.job_id for answer in said] == [job.id for job in jobs]
@@ -471,7 +471,7 @@ async def test_more_jobs_than_one_flush_holds_are_sent_in_several(queue: Queue) 
 
 async def test_submitting_in_a_transaction_that_fails_says_so(queue: Queue) -> None:
     """Nothing is halved there: the transaction is over, and its owner must know."""
-    flush = await submit.fill(queue.db, queue.names, [queue.job(), queue.job()])
+    flush = await fill(queue.db, queue.names, [queue.job(), queue.job()])
     flush.max_attempts = [0]
     transaction = queue.db.transaction()
     await transaction.start()
@@ -492,7 +492,7 @@ async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_lat
     """Jobs with links are written after the plain ones, in a transaction of their own, which fails."""
     await queue.db.execute(BROKEN)
     jobs = [queue.job(unique=Unique(key="k")), queue.job(), queue.job(unique=Unique(key="l")), queue.job()]
-    answers = await submit.submit(queue.db, await submit.fill(queue.db, queue.names, jobs))
+    answers = await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))
     assert {place: (answer.receipt, answer.job_id) for place, answer in answers.items()} == {
         place: (SubmitReceipt.REFUSED, jobs[place].id) for place in (0, 2)
     }

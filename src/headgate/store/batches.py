@@ -19,9 +19,10 @@ from headgate.domain.states import State
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.flush import fill
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
-from headgate.store.submit import fill, submit
+from headgate.store.submit import submit
 
 OPEN: Final = """
 INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at)

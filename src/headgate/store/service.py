@@ -30,6 +30,7 @@ from headgate.store import batches, leases, linking, reads, schedules, settle, s
 from headgate.store import claim as claiming
 from headgate.store.connect import connect
 from headgate.store.errors import translating
+from headgate.store.flush import SubmitFlush
 from headgate.store.lane import Lane
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
@@ -38,7 +39,7 @@ from headgate.store.submit_claim import submit_and_claim
 
 if TYPE_CHECKING:
     from headgate.store.settle import OutcomeFlush, Settled
-    from headgate.store.submit import SubmitAnswer, SubmitFlush
+    from headgate.store.submit import SubmitAnswer
 
 log = logging.getLogger("headgate.store")
 CHANNEL: Final = "headgate_topics"
@@ -146,7 +147,7 @@ class Store:
     # ------------------------------------------------------------------ submits
 
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
-        flush = submit.SubmitFlush()
+        flush = SubmitFlush()
         for job in jobs:
             (topic,) = await self.topics(job.tenant, [job.topic])
             policy_no = None
@@ -167,7 +168,7 @@ class Store:
         fresh: bool,
     ) -> SubmitFlush:
         (known,) = await self.topics(tenant, [topic])
-        flush = submit.SubmitFlush()
+        flush = SubmitFlush()
         flush.add_plain(known, self.uuids(ids), payloads, fresh=fresh)
         if any(priorities):
             step = known.rules.ageing_step
@@ -193,7 +194,7 @@ class Store:
 
     def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
         """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
-        if not isinstance(rows, submit.SubmitFlush) or not rows.links:
+        if not isinstance(rows, SubmitFlush) or not rows.links:
             return
         self.on_checks()
         for ord_, links in zip(rows.link_ords, rows.links, strict=True):

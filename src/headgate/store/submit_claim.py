@@ -12,7 +12,8 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.store.claim import Claimed, ClaimRequest, claimed
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
-from headgate.store.submit import SubmitAnswer, SubmitFlush, answers_of, submit_arguments
+from headgate.store.flush import SubmitFlush, submit_arguments
+from headgate.store.submit import SubmitAnswer, answers_of
 
 _COLUMNS: Final = """
 SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,

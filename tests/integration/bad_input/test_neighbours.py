@@ -10,10 +10,10 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
 from headgate.domain.states import Receipt, State, SubmitReceipt
 from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, reads, settle, submit, verbs
+from headgate.store.flush import SubmitFlush, fill
 from headgate.store.listing import Filter
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush
-from headgate.store.submit import SubmitFlush
 from tests.integration.bad_input.refusals import DAY, NUL, SURROGATE, World, digest
 from tests.support.queue import make_ids, new_id
 
@@ -175,7 +175,7 @@ async def test_a_row_the_database_refuses_leaves_its_neighbours_alone(world: Wor
         )
         for n in range(500)
     ]
-    flush = await submit.fill(queue.db, queue.names, jobs)
+    flush = await fill(queue.db, queue.names, jobs)
     answers = await submit.submit(queue.db, flush)
     assert sorted(answers) == list(BAD)
     for place in BAD:
@@ -214,7 +214,7 @@ async def test_a_row_the_database_refuses_leaves_its_neighbours_alone(world: Wor
 async def test_a_row_that_was_never_checked_leaves_its_neighbours_alone(
     world: World, column: str, value: object, says: str
 ) -> None:
-    flush = await submit.fill(world.db, world.queue.names, [world.queue.job("many") for _ in range(20)])
+    flush = await fill(world.db, world.queue.names, [world.queue.job("many") for _ in range(20)])
     values = getattr(flush, column)
     if values:
         values[7] = value

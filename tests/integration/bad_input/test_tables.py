@@ -20,10 +20,10 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State
 from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, partitions, reads, settle, submit, upkeep, verbs
+from headgate.store.flush import SubmitFlush
 from headgate.store.listing import Filter
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush
-from headgate.store.submit import SubmitFlush
 from tests.integration.bad_input.refusals import (
     DAY,
     LONG_AGO,

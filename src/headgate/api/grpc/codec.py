@@ -28,6 +28,8 @@ from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 ID_BYTES: Final = 16
+_VERSIONS: Final = {7, 8}
+_PLAIN: Final = {"id", "topic", "payload", "fresh"}
 EPOCH_MAX: Final = 2**31 - 1
 HELD_MAX: Final = 100_000
 
@@ -224,6 +226,25 @@ def span(milliseconds: int, field: str) -> timedelta:
 # ---------------------------------------------------------------------- producers
 
 
+def is_plain(job: producer_pb2.NewJob) -> bool:
+    """Whether it is a new job with nothing but an id, a topic and a payload, and the last two are as they must be."""
+    return (
+        len(job.payload) <= limits.PAYLOAD_MAX_BYTES
+        and are_job_ids([job.id])
+        and all(field.name in _PLAIN for field, _ in job.ListFields())
+    )
+
+
+def are_job_ids(raw: Sequence[bytes]) -> bool:
+    """The 16 bytes of a version 7 or 8 each: the version is the high half of byte 6, the variant of byte 8."""
+    if set(map(len, raw)) != {ID_BYTES}:
+        return False
+    joined = b"".join(raw)  # no work per id: frames have thousands
+    return {byte >> 4 for byte in set(joined[6::ID_BYTES])} <= _VERSIONS and not {
+        byte for byte in set(joined[8::ID_BYTES]) if byte >> 6 != 2
+    }
+
+
 def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[], JobId]) -> Submission:
     """One job to submit; raises InvalidInput naming the field."""
     if job.delay_ms and job.run_at_us:
@@ -278,9 +299,10 @@ _Member = TypeVar("_Member", bound=Word)
 
 
 def _member(kind: type[_Member], number: int, *, field: str) -> _Member:
-    if number not in [int(one) for one in kind]:
-        raise InvalidInput(field, f"{number} is not one of {', '.join(one.label for one in kind)}")
-    return kind(number)
+    try:
+        return kind(number)
+    except ValueError:
+        raise InvalidInput(field, f"{number} is not one of {', '.join(one.label for one in kind)}") from None
 
 
 def _unique(unique: producer_pb2.Unique) -> Unique:
