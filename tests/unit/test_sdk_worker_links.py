@@ -245,6 +245,26 @@ async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() 
         assert (gate.begun, len(link.frames("quiet"))) == ([begun], 1)
 
 
+@pytest.mark.req("W23")
+async def test_an_idle_worker_that_stops_waits_for_what_may_be_on_its_way() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        server.answers_quiet = False
+        worker = app.worker(concurrency=2, prefetch=2, grace=20)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        worker.stop()
+        await until(lambda: link.frames("quiet"), "it wants no more")
+        (late,) = link.deliver("wait", b"")
+        await until(link.others, "it is back")
+        assert not running.done()
+        link.say(quieted=worker_pb2.Quieted())
+        await running
+        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(late, "abandon")]
+        assert gate.begun == []
+
+
 @pytest.mark.req("W23", "K9")
 async def test_stopping_finishes_what_started_and_hands_back_the_rest() -> None:
     async with fake_server() as server:

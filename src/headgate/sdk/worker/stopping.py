@@ -52,6 +52,8 @@ class Stopper:
     async def _stop(self, grace: float) -> None:
         link, ledger = self._link, self._link.ledger
         ledger.resting = True
+        if link.connected and ledger.asked:
+            link.quieted = False  # also where nothing runs: jobs may be on their way
         link.hand_back_unstarted()
         link.wake()
         await self._until(lambda: not ledger.active, grace)
