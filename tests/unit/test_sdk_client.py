@@ -374,6 +374,21 @@ async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_onc
             task.with_options(when_busy="later")
 
 
+@pytest.mark.parametrize("code", ["overloaded", "permission_denied"])
+async def test_what_was_sent_before_may_be_stored_whatever_is_said_when_it_is_sent_again(code: str) -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        task = mail(app)
+        server.answers_submits = False
+        waiting = asyncio.ensure_future(task.submit("x", options={"when_busy": "raise", "timeout": 3}))
+        link = await server.producer()
+        server.answers_submits = True
+        server.refuses_submits = jobs_pb2.Error(code=code, message="no", retry_after_ms=60_000 * (code == "overloaded"))
+        link.end(grpc.StatusCode.UNAVAILABLE, "gone")
+        with pytest.raises(NotAcknowledged, match="may have been stored"):
+            await waiting
+        assert len(server.producers) == 2
+
+
 @pytest.mark.parametrize("code", ["internal", "store_error", "storage_full"])
 async def test_trouble_of_the_server_is_not_called_a_fault_of_the_job(code: str) -> None:
     async with fake_server() as server, Headgate(server.address) as app:

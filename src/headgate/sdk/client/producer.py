@@ -36,6 +36,8 @@ REPLY_SECONDS: Final = 20.0
 """A frame without a reply for this long: the server hangs or the network swallows. Resending elsewhere is safe."""
 SWEEP_SECONDS: Final = 0.25
 OVERLOADED: Final = "overloaded"
+ABOUT_THE_JOB: Final = frozenset({"invalid_input", "too_large"})
+"""Codes of what is wrong with the frame itself: an earlier try of it was refused as well."""
 LEAST_PAUSE_SECONDS: Final = 0.2
 
 
@@ -122,7 +124,7 @@ class Producer:
                     continue
                 self._trouble = rpc.explain(failed, address)
                 if rpc.stands(failed):
-                    self._give_up(self._drain_all(), self._trouble)
+                    self._refuse(self._drain_all(), self._trouble)
                 await asyncio.sleep(self._rotation.move_on())
         finally:
             sweeper.cancel()
@@ -223,8 +225,10 @@ class Producer:
             else:
                 self._lost(load)
             self._put_back(load)
-        else:
+        elif reply.error.code in ABOUT_THE_JOB:
             self._give_up(load.parcels, refusal(reply.error))
+        else:
+            self._refuse(load.parcels, refusal(reply.error))
 
     def _go_on(self) -> None:
         # The timer ends the pause itself: compared with the clock, one in six would find itself a hair too early.
@@ -237,7 +241,7 @@ class Producer:
         """Nothing of it was written: it stays as fresh as it was. Who does not want to wait is told at once."""
         for parcel in load.parcels:
             parcel.sent, parcel.refusal = parcel.lost, refusal
-        self._give_up([parcel for parcel in load.parcels if not parcel.options.waits], refusal)
+        self._give_up([one for one in load.parcels if not one.options.waits and not one.lost], refusal)
 
     def _lost(self, load: Load) -> None:
         """It may have been written before the connection broke, or the database went away."""
@@ -261,6 +265,11 @@ class Producer:
         self._collect()
         waiting, self._unsent = list(self._unsent), deque()
         return [parcel for parcel in waiting if not parcel.gone]
+
+    def _refuse(self, parcels: list[Parcel], error: HeadgateError) -> None:
+        """Give up for a reason that says nothing about an earlier try, which may have been stored."""
+        for parcel in parcels:
+            self._give_up([parcel], self._not_acknowledged(parcel) if parcel.lost else error)
 
     def _give_up(self, parcels: list[Parcel], answer: Answer) -> None:
         for parcel in parcels:
@@ -302,6 +311,9 @@ class Producer:
     def _too_late(self, parcel: Parcel) -> HeadgateError:
         if not parcel.sent:
             return parcel.refusal or self._trouble or self._never_sent()
+        return self._not_acknowledged(parcel)
+
+    def _not_acknowledged(self, parcel: Parcel) -> NotAcknowledged:
         job_id = id_from_bytes(parcel.ids[0])
         return NotAcknowledged(
             f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
