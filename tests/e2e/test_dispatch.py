@@ -279,6 +279,23 @@ async def test_who_has_left_is_given_nothing_whatever_credit_it_had(
         assert (job.id, job.attempt, job.epoch) == (job_id, 1, 1)
 
 
+async def test_a_ready_that_the_store_cannot_take_ends_the_link_so_that_the_worker_asks_again(
+    wire: Wire, topic: str, rows: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    rename = "ALTER FUNCTION headgate.{} RENAME TO {}"
+    await rows.execute(rename.format("intern_topics_v1", "away"))
+    try:
+        async with wire.worker("asks") as link:
+            await link.ready(1, topic)  # a name that nobody has looked up yet
+            assert (await link.ended()).code == "schema_mismatch"
+    finally:
+        await rows.execute(rename.format("away", "intern_topics_v1"))
+    async with wire.worker("asks") as link:
+        await link.ready(1, topic)
+        job_id = await wire.submit(topic)
+        assert [job.id for job in await link.take(1)] == [job_id]
+
+
 @pytest.mark.req("D16")
 async def test_a_claim_is_committed_before_anything_is_on_the_wire(
     server: ServerProcess, wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
@@ -534,6 +551,12 @@ async def test_a_token_for_some_topics_submits_and_works_on_those_only(server: S
             plain = producer_pb2.PlainJobs(topic=topic, ids=[new_id()], payloads=[b""])
             await producer.send(producer_pb2.ProducerFrame(seq=1, plain=plain))
             assert (await producer.reply(1)).error.code == "permission_denied"
+            # Jobs of others in the same frame are none the worse for it.
+            job = producer_pb2.NewJob(topic="mail", id=new_id(), fresh=True)
+            await producer.send(producer_pb2.ProducerFrame(seq=2, plain=plain, jobs=[job]))
+            (refusal,) = (await producer.reply(2)).odd
+            assert (refusal.place, refusal.error.code) == (0, "permission_denied")
+            assert (await mail.job(job.id)).state == jobs_pb2.STATE_PENDING
         claim = worker_pb2.ClaimRequest(worker_id="w", topics=[topic])
         assert (await mail.refused("Claim", claim)).code == "permission_denied"
         async with mail.stream_jobs("w", topic, max_in_flight=1) as stream:

@@ -22,8 +22,8 @@ from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
 from headgate.dispatch.writer import Account, ShuttingDown
 from headgate.domain import limits
-from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, TooLarge
-from headgate.domain.identity import Identity, Scope
+from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, OutcomeUnknown, TooLarge
+from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_priority, check_topic
@@ -128,9 +128,16 @@ class ProducerService:
             size += 200 * (first + len(frame.jobs))
             # Before anything else is done with it: under overload, refusing must cost little.
             self._parts.submitter.admit(first + len(frame.jobs), size, account)
-            rows = await self._plain(identity, plain) if frame.HasField("plain") else None
-            places = list(range(first))
-            sent = list(plain.ids)
+            rows, places, sent = None, list(range(first)), list(plain.ids)
+            if frame.HasField("plain"):
+                try:
+                    rows = await self._plain(identity, plain)
+                except (InvalidInput, PermissionDenied) as error:
+                    if not frame.jobs:
+                        raise
+                    # Others' jobs may share the frame: what is wrong with these is not their fault.
+                    refused += [codec.refused_receipt(place, error) for place in places]
+                    places, sent = [], []
             if frame.jobs:
                 special, bad = await self._special(identity, frame.jobs, first)
                 refused += bad
@@ -283,10 +290,19 @@ class ProducerService:
         starts = range(0, len(rows), limits.SUBMIT_FLUSH_MAX_ROWS)
         parts = [rows.pick(range(start, min(len(rows), start + limits.SUBMIT_FLUSH_MAX_ROWS))) for start in starts]
         told = await asyncio.gather(
-            *(submitter.submit(part, size=size // len(parts), account=account, admitted=True) for part in parts)
+            *(submitter.submit(part, size=size // len(parts), account=account, admitted=True) for part in parts),
+            return_exceptions=True,
         )
+        failed = [one for one in told if isinstance(one, BaseException)]
+        if failed and len(failed) < len(told):
+            raise OutcomeUnknown(f"{failed[0]}; a part of the batch was committed: send it again") from failed[0]
+        if failed:
+            raise failed[0]
         return {
-            start + row: answer for start, answers in zip(starts, told, strict=True) for row, answer in answers.items()
+            start + row: answer
+            for start, answers in zip(starts, told, strict=True)
+            if not isinstance(answers, BaseException)
+            for row, answer in answers.items()
         }
 
     async def echo(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:

@@ -25,7 +25,7 @@ from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, StoreError, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
@@ -206,7 +206,8 @@ class WorkerService:
             with _told(link):
                 self._take_beat(link, frame.beat)
         if frame.HasField("ready"):
-            with _told(link):
+            # A Ready is never forgotten: where the store is away, the worker connects again and asks anew.
+            with _told(link, unless=StoreError):
                 await self._take_ready(link, frame.ready, topics)
 
     async def _write(self, link: Link, stream: WorkStream) -> None:
@@ -296,7 +297,7 @@ class WorkerService:
             done=done,
             failed=failed,
             link=link,
-            size=sum(map(len, results)) + 100 * count,
+            size=sum(map(len, results)) + 100 * count + sum(other.ByteSize() for other in outcomes.others),
         )
         self._parts.outcomes.put(parcel)
         number = link.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
@@ -413,7 +414,7 @@ class WorkerService:
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
             _check_count(len(request.outcomes))
             bad, good, places = self._judge(request.outcomes)
-            answer = await self._settle(tenant_no, good) if good else {}
+            answer = await self._settle(tenant_no, good, size=request.ByteSize()) if good else {}
             self._free(tenant_no, request.worker_id, good)
             receipts = [
                 codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
@@ -424,7 +425,9 @@ class WorkerService:
         except HeadgateError as error:
             await end_with(context, error)
 
-    async def _settle(self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]]) -> Mapping[int, Answer]:
+    async def _settle(
+        self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]], *, size: int
+    ) -> Mapping[int, Answer]:
         answer: asyncio.Future[Mapping[int, Answer]] = asyncio.get_running_loop().create_future()
         self._parts.outcomes.put(
             OutcomeParcel(
@@ -435,7 +438,7 @@ class WorkerService:
                 outcomes,
                 done=lambda told: None if answer.done() else answer.set_result(told),
                 failed=lambda error: None if answer.done() else answer.set_exception(error),
-                size=1000 * len(outcomes),
+                size=size,
             )
         )
         return await answer
@@ -536,12 +539,12 @@ class WorkerService:
 
 
 @contextmanager
-def _told(link: Link, *, seq: int = 0) -> Iterator[None]:
+def _told(link: Link, *, seq: int = 0, unless: type[HeadgateError] | None = None) -> Iterator[None]:
     """Tell a worker what is wrong with a part of its frame, and go on; but end the link when it may not be here."""
     try:
         yield
     except HeadgateError as error:
-        if error.code in ("permission_denied", "shutting_down"):
+        if error.code in ("permission_denied", "shutting_down") or (unless and isinstance(error, unless)):
             raise
         link.tell(Told(error=error.with_traceback(None), error_seq=seq))
 
