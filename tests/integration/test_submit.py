@@ -15,7 +15,7 @@ import pytest
 
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import StoreBusy, StoreError
+from headgate.domain.errors import OutcomeUnknown, StoreBusy
 from headgate.domain.jobs import Submission, Submitted, TopicRules
 from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
@@ -175,6 +175,9 @@ async def test_the_second_copy_within_a_flush_cannot_run_a_job_finished_in_betwe
             rows = await queue.db.fetch(*arguments)
             await finish(Queue(worker), *(() if not await live(worker) else (job.id,)))
             return rows
+
+        def is_in_transaction(self) -> bool:
+            return False
 
     answers = await submit.submit(QuickWorker(), flush)  # type: ignore[arg-type]
     await worker.close()
@@ -469,28 +472,27 @@ async def test_more_jobs_than_one_flush_holds_are_sent_in_several(queue: Queue) 
     assert await live(queue.db) == len(jobs)
 
 
-async def test_submitting_in_a_transaction_that_fails_says_so(queue: Queue) -> None:
-    """Nothing is halved there: the transaction is over, and its owner must know."""
-    flush = await fill(queue.db, queue.names, [queue.job(), queue.job()])
+async def test_a_bad_row_is_refused_alone_within_a_transaction_too(queue: Queue) -> None:
+    """As behind a pooler, where all calls of the server are in one."""
+    jobs = [queue.job(), queue.job()]
+    flush = await fill(queue.db, queue.names, jobs)
     flush.max_attempts = [0]
-    transaction = queue.db.transaction()
-    await transaction.start()
-    with pytest.raises(StoreError):
-        await submit.submit(queue.db, flush)
-    await transaction.rollback()
-    assert await live(queue.db) == 0
+    async with queue.db.transaction():
+        answers = await submit.submit(queue.db, flush)
+    assert {place: answer.receipt for place, answer in answers.items()} == {0: SubmitReceipt.REFUSED}
+    assert [row[0] for row in await queue.db.fetch("SELECT id FROM headgate.jobs")] == [jobs[1].id]
 
 
 BROKEN = """
 CREATE FUNCTION public.broken() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN RAISE EXCEPTION 'invalid page in block 11' USING ERRCODE = 'data_corrupted'; END $$;
+    $$ BEGIN RAISE EXCEPTION 'invalid page in block 11' USING ERRCODE = '%s'; END $$;
 CREATE TRIGGER broken BEFORE INSERT ON headgate.unique_jobs FOR EACH ROW EXECUTE FUNCTION public.broken()"""
 
 
 @pytest.mark.req("F48")
 async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_later_part(queue: Queue) -> None:
     """Jobs with links are written after the plain ones, in a transaction of their own, which fails."""
-    await queue.db.execute(BROKEN)
+    await queue.db.execute(BROKEN % "data_corrupted")
     jobs = [queue.job(unique=Unique(key="k")), queue.job(), queue.job(unique=Unique(key="l")), queue.job()]
     answers = await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))
     assert {place: (answer.receipt, answer.job_id) for place, answer in answers.items()} == {
@@ -499,3 +501,13 @@ async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_lat
     assert "invalid page" in str(answers[0].error)
     found = {row[0] for row in await queue.db.fetch("SELECT id FROM headgate.jobs")}
     assert found == {jobs[1].id, jobs[3].id}
+
+
+async def test_a_flush_of_which_a_part_is_committed_is_not_called_busy(queue: Queue) -> None:
+    await queue.db.execute(BROKEN % "deadlock_detected")
+    jobs = [queue.job(unique=Unique(key="k")), queue.job()]
+    with pytest.raises(OutcomeUnknown, match="a part was committed before: send it again"):
+        await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))
+    assert [row[0] for row in await queue.db.fetch("SELECT id FROM headgate.jobs")] == [jobs[1].id]
+    with pytest.raises(StoreBusy):  # nothing was
+        await submit.submit(queue.db, await fill(queue.db, queue.names, jobs[:1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -30,7 +31,7 @@ from headgate.domain.states import SubmitReceipt
 from headgate.store import linking
 from headgate.store.arguments import check_kind
 from headgate.store.connect import Connection
-from headgate.store.errors import translate, translating
+from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.flush import COLUMNS, SubmitFlush, fill, replace_value, submit_arguments, value_at
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
@@ -47,7 +48,6 @@ _OF_A_ROW: Final = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,  # an operator's own trigger
 )
-_PASSING: Final = (StoreUnavailable, OutcomeUnknown, StoreBusy)
 _ROUNDS_FOR_LINKS: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
@@ -86,15 +86,9 @@ async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
 async def _or_refused(
     part: SubmitFlush, answers: Awaitable[dict[int, SubmitAnswer]], *, first: bool
 ) -> dict[int, SubmitAnswer]:
-    """The answers of one part of a flush; if it fails for good, it is refused alone: what went before is committed.
-
-    A first part raises: nothing was written. What may pass or leaves an outcome open raises in any case, and the whole
-    flush is sent again.
-    """
+    """The answers of one part of a flush. A first part raises what it meets: nothing was written."""
     try:
         return await answers
-    except _PASSING:
-        raise
     except StoreError as error:
         if first:
             raise
@@ -102,8 +96,12 @@ async def _or_refused(
 
 
 def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
-    if isinstance(error, ReadOnly):  # a failover between two parts: all of it is to be sent again, elsewhere
-        raise OutcomeUnknown(f"{error}; a part may have been committed before: send it again") from error
+    """A part that fails for good is refused alone, for what went before is committed. Where it may pass, all of it is
+    sent again; nobody may then be told that nothing was written."""
+    if isinstance(error, OutcomeUnknown):
+        raise error
+    if isinstance(error, StoreUnavailable | StoreBusy | ReadOnly):
+        raise OutcomeUnknown(f"{error}; a part was committed before: send it again") from error
     return {
         place: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=error)
         for place, job_id in enumerate(flush.ids)
@@ -117,6 +115,7 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
     linked = {ord_ - 1: links for ord_, links in zip(flush.link_ords, flush.links, strict=True)}
     plain = [place for place in range(len(flush)) if place not in linked]
     answers: dict[int, SubmitAnswer] = {}
+    written = bool(plain)
     if plain:
         found = await _submit_plain(db, flush.pick(plain))
         answers |= {plain[place]: answer for place, answer in found.items()}
@@ -127,7 +126,8 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
         order, tangled = waves([flush.ids[place] for place in places], [linked[place].depends_on for place in places])
         for wave in order:
             theirs = [places[at] for at in wave]
-            found = await _submit_linked(db, flush.pick(theirs))
+            found = await _submit_linked(db, flush.pick(theirs), first=not written)
+            written = True
             answers |= {theirs[place]: answer for place, answer in found.items()}
         for at in tangled:
             job_id = JobId(flush.ids[places[at]])
@@ -136,18 +136,18 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
     return answers
 
 
-async def _submit_linked(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+async def _submit_linked(db: Connection, flush: SubmitFlush, *, first: bool) -> dict[int, SubmitAnswer]:
     """Write rows of one tenant that have links; those that somebody else was quicker than, once more."""
     answers: dict[int, SubmitAnswer] = {}
     places: Sequence[int] = range(len(flush))
-    for _ in range(_ROUNDS_FOR_LINKS):  # nearly always one
+    for nth in range(_ROUNDS_FOR_LINKS):  # nearly always one
         if not places:
             return answers
         try:
             found, again = await _write_linked(db, flush)
-        except _PASSING:
-            raise
-        except StoreError as error:  # for good, and of these rows alone: others of the flush are committed
+        except StoreError as error:
+            if first and nth == 0:
+                raise
             found, again = _refused(flush, error), []
         answers |= {places[place]: answer for place, answer in found.items()}
         places, flush = [places[place] for place in again], flush.pick(again)
@@ -196,7 +196,7 @@ async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int,
             if place in told:  # submitted before: without links, and not fresh whatever it says
                 replace_value(part.flags, at, 0)
                 part.stale_ords = sorted({*part.stale_ords, at + 1})
-        odd = await _call(db, part)
+        odd = await answers_of(db, part, await db.fetch(SUBMIT, *submit_arguments(part)))
         orphans = _orphans(part, odd) if part.keys and odd else []
         answers |= {left[at]: answer for at, answer in odd.items() if at not in orphans}
         again += [left[at] for at in orphans]
@@ -239,13 +239,12 @@ async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitA
 async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     with translating(writing=True, names=COLUMNS):
         try:
-            return await _call(db, flush)
+            # In a transaction (behind a pooler all are) one bad row must not end all of it.
+            async with db.transaction() if db.is_in_transaction() else nullcontext():
+                rows = await db.fetch(SUBMIT, *submit_arguments(flush))
+            return await answers_of(db, flush, rows)
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
-
-
-async def _call(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
-    return await answers_of(db, flush, await db.fetch(SUBMIT, *submit_arguments(flush)))
 
 
 async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) -> dict[int, SubmitAnswer]:
@@ -256,10 +255,18 @@ async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) ->
     }
     for ord_, receipt, job_id, detail in rows:
         if receipt == SubmitReceipt.REFUSED:
-            topic = await db.fetchval(TOPIC_NAME, flush.topic_nos[ord_ - 1])
+            topic = await _topic_name(db, flush.topic_nos[ord_ - 1])
             full = BacklogFull(topic, limit=detail[0], waiting=detail[1])
             answers[ord_ - 1] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=full)
     return answers
+
+
+async def _topic_name(db: Connection, topic_no: int) -> str:
+    """For a message about what is decided and committed: no error of this question may hide that."""
+    try:
+        return str(await db.fetchval(TOPIC_NAME, topic_no))
+    except DRIVER_ERRORS:
+        return f"number {topic_no}"
 
 
 async def submit_all(

@@ -73,7 +73,13 @@ BEGIN
                    m.max_attempts, m.priority, m.rank_class, m.rank_at, m.created_at, m.lease_until, m.worker, m.headers,
                    m.payload
               FROM made m;
-            IF FOUND THEN RETURN; END IF;
+            IF FOUND THEN
+                -- As in submit_v1, in a later statement: the id may have been sent again, run and archived since the look.
+                IF EXISTS (SELECT FROM headgate.resent_ids r WHERE r.tenant_no = tenant_ AND r.id = id_) THEN
+                    RAISE EXCEPTION 'job % was sent again meanwhile', id_ USING ERRCODE = 'serialization_failure';
+                END IF;
+                RETURN;
+            END IF;
         END IF;
     END IF;
     RETURN QUERY
