@@ -31,7 +31,7 @@ works on yet are not held up by it. In turns, medians: 2,000 at once 80,000 jobs
 cycles lose some percent by 4,000."""
 CALL_BYTES = 4_000
 """What a unary call that waits keeps in memory besides its job."""
-REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 1.5, 0.25
+REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 2.0, 0.25
 """After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
 would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
 SubmitAccount: TypeAlias = "Account[SubmitParcel]"
