@@ -70,8 +70,10 @@ async def test_submits_made_while_all_frames_are_on_their_way_share_the_next_one
         await task.submit("first")
         (link,) = server.producers
         server.answers_submits = False
+        _, producer, _ = app._connection._opened()
+        free = producer.room._jobs
         waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(500)]
-        await asyncio.sleep(0)  # each runs until it waits for its answer: from here on all are in the outbox
+        await until(lambda: producer.room._jobs == free - 500, "all are in the outbox")
         server.answers_submits = True
         for frame in link.frames():
             link.reply(frame.seq)

@@ -7,15 +7,17 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
 from headgate import Abandon, Headgate, Superseded, Unauthenticated
 from headgate.sdk.io_thread import io_thread
-from headgate.sdk.worker.worker import _signals
+from headgate.sdk.worker.worker import Worker, _signals
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.support.fake_server import fake_server, until
+from tests.support.fake_server import WorkLink, fake_server, until
 from tests.support.waiting import until as wait_until
 from tests.unit.sdk_working import Gate, working
 
@@ -221,15 +223,20 @@ async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() ->
         await running
 
 
-@pytest.mark.req("W23", "K9")
-async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() -> None:
+@asynccontextmanager
+async def unanswered_quiet() -> AsyncIterator[tuple[Worker, asyncio.Task[None], WorkLink, Gate]]:
+    """A worker of two slots whose server does not confirm by itself that nothing more is on its way."""
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
         server.answers_quiet = False
         worker = app.worker(concurrency=2, prefetch=2, grace=20)
-        running = asyncio.create_task(worker.run())
-        link = await server.worker()
+        yield worker, asyncio.create_task(worker.run()), await server.worker(), gate
+
+
+@pytest.mark.req("W23", "K9")
+async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() -> None:
+    async with unanswered_quiet() as (worker, running, link, gate):
         (begun,) = link.deliver("wait", b"")
         await until(lambda: gate.begun, "one runs")
         worker.stop()
@@ -247,13 +254,7 @@ async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() 
 
 @pytest.mark.req("W23")
 async def test_an_idle_worker_that_stops_waits_for_what_may_be_on_its_way() -> None:
-    async with fake_server() as server:
-        app, gate = Headgate(server.address), Gate()
-        app.register("wait", gate)
-        server.answers_quiet = False
-        worker = app.worker(concurrency=2, prefetch=2, grace=20)
-        running = asyncio.create_task(worker.run())
-        link = await server.worker()
+    async with unanswered_quiet() as (worker, running, link, gate):
         worker.stop()
         await until(lambda: link.frames("quiet"), "it wants no more")
         (late,) = link.deliver("wait", b"")

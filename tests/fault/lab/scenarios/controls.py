@@ -11,10 +11,10 @@ from typing import Final
 
 from tests.fault.lab.load import WEIGHTS
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.steps import eventually, noted
+from tests.fault.lab.steps import eventually, look, noted
 
 SLOW_RUN: Final = """
-SELECT DISTINCT j.worker FROM headgate.jobs j JOIN headgate.topics t USING (topic_no)
+SELECT j.id, j.worker FROM headgate.jobs j JOIN headgate.topics t USING (topic_no)
  WHERE t.name = 'slow' AND j.state = 1"""
 
 BUSY_VERBS = {"pause": 4, "cancel": 8, "delayed": 10, "discard": 3, "redrive": 3, "handback": 4, "list": 4,
@@ -33,9 +33,25 @@ async def _busy(world: World, names: Sequence[str]) -> None:
     async def so() -> bool:
         async with world.database() as db:
             rows = await db.fetch(SLOW_RUN)
-        return all(any(re.match(rf"{name}[-.]", row["worker"] or "") for row in rows) for name in names)
+        return all(any(_of([name], row["worker"]) for row in rows) for name in names)
 
     await eventually(so, f"{' and '.join(names)} run long jobs")
+
+
+async def _taken_over(world: World, names: Sequence[str]) -> None:
+    """Wait until the leases of their long jobs have lapsed, and these run elsewhere."""
+    async with world.database() as db:
+        theirs = [row["id"] for row in await db.fetch(SLOW_RUN) if _of(names, row["worker"])]
+
+    async def so() -> bool:
+        found = await look(world, theirs)
+        return all(job.state.is_final or (job.epoch > 1 and not _of(names, job.worker)) for job in found)
+
+    await eventually(so, f"others have taken over from {' and '.join(names)}", within=40)
+
+
+def _of(names: Sequence[str], worker: str | None) -> bool:
+    return any(re.match(rf"{name}[-.]", worker or "") for name in names)
 
 
 async def _heard_of(world: World, names: Sequence[str]) -> None:
@@ -60,9 +76,7 @@ async def workers_freeze_past_their_leases(world: World) -> None:
         await _busy(world, frozen)
         for name in frozen:
             await world.freeze(name)
-        # The server may renew for half a lease more before it calls them silent, and lapses are seen once a second.
-        # Then the handlers have ended here, and their jobs run elsewhere.
-        await asyncio.sleep(2 * world.lease + 2.0)
+        await _taken_over(world, frozen)
         for name in frozen:
             await world.thaw(name)
         await _heard_of(world, frozen)
