@@ -1,18 +1,15 @@
 """Idle pickup: from before `submit` to the start of the handler, on an idle machine, one job at a time.
 
-A real server process; producer and worker share this process, so that both ends read one clock. Also once poll-only: on
+Server, producer and worker are processes of their own; all read the machine's monotonic clock. Also once poll-only: on
 one instance notifications must not matter.
 """
 
 from __future__ import annotations
 
-import os
-import time
-
-from bench.figures import percentile, spread
-from bench.stack import process_seconds, stack
-from headgate import Headgate
-from headgate.cli.bench_runs import pickup
+from bench.figures import spread
+from bench.lane_cycle import both, check_archive, check_handled
+from bench.roles_pickup import WARM_UP
+from bench.stack import Stack, stack
 
 SUBMITS = 500
 ROUNDS = 3
@@ -25,17 +22,21 @@ async def run(*, quick: bool = False) -> dict[str, object]:
     report: dict[str, object] = {"cores": cores}
     for name, options, each in (("pickup", (), count), ("pickup_poll_only", ("--poll-only",), count // 3)):
         async with stack(name, options=options) as made:
-            meter, own, began = made.meter(), process_seconds(os.getpid()), time.monotonic()
-            runs = [await measure(made.addresses[0], each) for _ in range(rounds)]
-            meter.stop(client=process_seconds(os.getpid()) - own)
-            meter.note(name, time.monotonic() - began)
+            runs = [await measure(made, each, name=name) for _ in range(rounds)]
             cores |= made.busy()
-        for share in (50, 99):
-            report[f"{name}_p{share}_ms"] = spread([percentile(waits, share / 100) for waits in runs], 2)
+        for share in ("p50_ms", "p99_ms"):
+            report[f"{name}_{share}"] = spread([found[share] for found in runs], 2)
     return report
 
 
-async def measure(address: str, count: int) -> list[float]:
-    """Milliseconds of each of `count` jobs."""
-    async with Headgate(address) as hg:
-        return await pickup(hg, "pickup", count)
+async def measure(made: Stack, count: int, *, name: str) -> dict[str, float]:
+    """One run of `count` jobs."""
+    await made.clean()
+    with made.roles(("work_apart", str(count)), ("produce_apart", str(count))) as (worker, producer):
+        meter = made.meter()
+        worked, produced = await both(worker, producer)
+        meter.stop(producer=produced["cpu"], worker=worked["cpu"])
+    await check_archive(made, WARM_UP + count)
+    check_handled(worked, WARM_UP + count)
+    meter.note(name, worked["ended"] - produced["started"])
+    return worked

@@ -15,6 +15,9 @@ import uvloop
 from bench.stack import TOPIC, process_seconds
 from headgate import Headgate, Job, Worker
 
+PLAIN_LOOP = frozenset({"produce_default"})
+"""Roles of an application that calls `asyncio.run`; the others run on uvloop."""
+
 
 def wait_for_go() -> float:
     """Say ready, wait for the word; processor time used so far."""
@@ -121,14 +124,22 @@ async def produce_tasks(addresses: str, count: int, tasks: int) -> None:
     await hg.close()
 
 
+async def produce_default(addresses: str, count: int, tasks: int) -> None:
+    """`produce_tasks` without uvloop."""
+    loop = type(asyncio.get_running_loop()).__module__
+    assert not loop.startswith("uvloop"), f"the default SDK is measured on asyncio's own loop, not on {loop}"
+    await produce_tasks(addresses, count, tasks)
+
+
 def main(role: str, addresses: str, *numbers: str) -> None:
     """Play one role to its end."""
-    from bench import roles_idle, roles_paced, roles_varied
+    from bench import roles_idle, roles_paced, roles_pickup, roles_varied
 
     logging.disable(logging.ERROR)  # a lane of failing jobs is not about log lines
-    for module in (sys.modules[__name__], roles_paced, roles_varied, roles_idle):
+    for module in (sys.modules[__name__], roles_paced, roles_varied, roles_idle, roles_pickup):
         if play := getattr(module, role, None):
-            uvloop.run(play(addresses, *map(int, numbers)))
+            run = asyncio.run if role in PLAIN_LOOP else uvloop.run
+            run(play(addresses, *map(int, numbers)))
             return
     raise SystemExit(f"there is no role {role}")
 

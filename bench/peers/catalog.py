@@ -229,25 +229,9 @@ PEERS = (
 BY_NAME = {peer.name: peer for peer in PEERS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A figure that its authors give, of something that could not be measured here."""
-
-    title: str
-    cycles_per_s: int
-    cores: int
-    terms: str
-    source: str
-    why_not_here: str
-
-
-PUBLISHED: Final = (
-    Published(
-        title="codeq",
-        cycles_per_s=76_639,
-        cores=12,
-        terms="without fsync; its server refuses the completions of that run, so nothing is completed in it",
-        source="the performance notes of osvaldoandrade/codeq, commit 044168f",
-        why_not_here="the Go module proxy does not give out its module, and there is no other package of it",
-    ),
-)
+NOT_COMPARED: Final = {
+    "codeq": "there is no package of it that the Go client or another one can fetch. It publishes 76,639 cycles a "
+    "second (12 cores, no fsync), but its server refuses the completions of that run: no job is completed, so there is "
+    "nothing to compare with",
+}
+"""Known and not measured, with the reason."""

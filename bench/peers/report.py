@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.peers.catalog import BY_NAME, PEERS, PUBLISHED, Store
+from bench.peers.catalog import BY_NAME, NOT_COMPARED, PEERS, Store
 from bench.peers.plots import Row, bars
 from bench.peers.results import PATH, Entry, Rate, Results, load, save
 
@@ -114,7 +114,6 @@ class Page:
             self._promises,
             self._versions,
             self._missing,
-            self._published,
             self._method,
             self._own_lanes,
         )
@@ -309,37 +308,14 @@ class Page:
     def _missing(self) -> Iterator[str]:
         missing = [name for name in order(self._results) if "missing" in self._entry(name)]
         absent = [peer.name for peer in PEERS if peer.name not in self._results["peers"]]
-        if not missing and not absent:
-            return
         yield "## Not in these tables"
         yield ""
         for name in missing:
             yield f"- {title(name)}: {self._entry(name)['missing']}"
         for name in absent:
             yield f"- {title(name)}: not measured yet (`make bench-peers ONLY={name}`)"
-        yield ""
-
-    def _published(self) -> Iterator[str]:
-        cycle = self._results.get("own", {}).get("cycle")
-        if not isinstance(cycle, dict):
-            return
-        cores = int(str(self._results["machine"]["cores"]))
-        mine = cycle["median"] / cores
-        yield "## Published by others, not measured here"
-        yield ""
-        yield "Another machine and another run, so no more than a hint; by core, for in those the machines differ most."
-        yield ""
-        yield "| | cycles a second | cores | by core | ours by core | ours is |"
-        yield "|---|---:|---:|---:|---:|---:|"
-        for other in PUBLISHED:
-            theirs = other.cycles_per_s / other.cores
-            yield (
-                f"| {other.title} | {other.cycles_per_s:,} | {other.cores} | {theirs:,.0f} | "
-                f"{mine:,.0f} (of {cores}) | {mine / theirs:.1f}× |"
-            )
-        yield ""
-        for other in PUBLISHED:
-            yield f"- {other.title}: {other.terms}. From {other.source}. Not run here: {other.why_not_here}."
+        for name, reason in NOT_COMPARED.items():
+            yield f"- {name}: not measured: {reason}."
         yield ""
 
     def _method(self) -> Iterator[str]:

@@ -53,15 +53,12 @@ def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> N
     assert "- SAQ: not measured yet" in absent
 
 
-@pytest.mark.req("W30")
-def test_what_could_not_be_measured_is_compared_by_core(results: Results) -> None:
-    """codeq's headline is to be beaten on the same machine; it cannot be had here, so what it publishes stands in."""
+def test_nothing_is_compared_with_a_figure_of_jobs_that_do_not_complete(results: Results) -> None:
+    """codeq cannot be installed here, and the run it publishes completes no job: no ratio, no claim."""
     page = Page(results).files()[PAGE]
-    section = page.partition("## Published by others, not measured here")[2].partition("\n## ")[0]
-    (line,) = [line for line in section.splitlines() if line.startswith("| codeq |")]
-    assert "| 76,639 | 12 | 6,387 |" in line
-    ours = float(line.rsplit("|", 2)[1].strip().removesuffix("×"))
-    assert ours > 1, "the figure of the last `make bench`, with fsync and with completions that count"
+    (line,) = [line for line in page.splitlines() if "codeq" in line]
+    assert line.startswith("- codeq: not measured")
+    assert "×" not in line
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])

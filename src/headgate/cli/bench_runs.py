@@ -1,7 +1,4 @@
-"""What `headgate bench` measures, by the SDK alone: one topic of a running server, producer and worker in this process.
-
-The project's own benchmark measures pickup by the same code.
-"""
+"""What `headgate bench` measures, by the SDK alone: one topic of a running server, one process for both ends."""
 
 from __future__ import annotations
 
