@@ -90,8 +90,8 @@ faults: $(READY) ## break everything on purpose, one fault after the other, and 
 mutants: $(READY) ## prove the checker: each planted bug must turn its invariant red; ONLY=name
 	@$(BIN)/python -m tests.fault.lab.mutants $(if $(ONLY),--only $(ONLY))
 
-requirements: $(READY) ## requirement number -> tests that passed in the last run
-	@$(BIN)/python tools/requirements.py
+requirements: $(READY) ## each requirement: tests that passed in the last run, a row of `make bench`, or open
+	@$(BIN)/python -m tools.requirements
 
 test-versions: $(READY) ## the store's tests on PostgreSQL 14 to 18
 	@$(BIN)/python tools/test_versions.py

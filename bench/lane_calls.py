@@ -43,6 +43,8 @@ async def run(*, quick: bool = False) -> dict[str, object]:
             await channel.close()
     report: dict[str, object] = {name: spread(values) for name, values in found.items()}
     pairs = zip(found["submit_unary"], found["echo_unary"], strict=True)  # of one round each, in the same seconds
+    claims = zip(found["stream_claim_us"], found["unary_claim_us"], strict=True)
+    report["stream_claim_to_unary"] = spread([stream / unary for stream, unary in claims], 3)
     report["submit_unary_to_echo"] = spread([submitted / echoed for submitted, echoed in pairs], 3)
     return report
 

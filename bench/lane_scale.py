@@ -19,6 +19,8 @@ INSTANCES = (1, 2, 3)
 ROUNDS = 3
 SWEEP_JOBS = 60_000
 BACKLOGS = (1_000, 10_000)
+REFERENCE_JOBS, REFERENCE_WORKERS = 2_000, 8
+"""The published run of the predecessor: 1,223 jobs a second."""
 DRAIN, MILLION = 200_000, 1_000_000
 
 
@@ -31,12 +33,15 @@ async def sweep(*, quick: bool = False) -> dict[str, object]:
     jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
     rates: dict[int, list[float]] = {links: [] for links in LINKS}
     shared: list[float] = []
+    reference: list[float] = []
     async with stack("sweep") as made:
         for _ in range(rounds):
             for links in LINKS:
                 rates[links].append(await by_links(made, jobs, links, *LINK))
             shared.append(await by_links(made, jobs, LINKS[-1], *_shared(LINKS[-1])))
+            reference.append(await by_links(made, REFERENCE_JOBS, REFERENCE_WORKERS, *LINK))
     return {
+        "reference_run": spread(reference),
         "sweep_shared_slots": {str(LINKS[-1]): spread(shared)},
         "sweep": {str(links): spread(runs) for links, runs in rates.items()},
         "sweep_worst": spread([worst_fall([rates[links][turn] for links in LINKS]) for turn in range(rounds)], 3),
@@ -72,6 +77,8 @@ async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, 
         "backlog": {str(jobs): spread(runs) for jobs, runs in sorted(rates.items())},
         "backlog_1m_drain": spread(rates[many]),
         "backlog_ratio": spread(ratios, 3),
+        # Rounds of a million may have been left out for want of time: as many pairs as there are.
+        "backlog_1m_to_10k": spread([deep / ten for deep, ten in zip(rates[many], rates[10_000], strict=False)], 3),
         "cores": made.busy(),
     }
 

@@ -28,6 +28,8 @@ class Bound:
     """Whose processors explain it."""
     why: Callable[[Report], str] | None = None
     """What explains it otherwise."""
+    proves: tuple[str, ...] = ()
+    """Numbered requirements that state a speed, which only a measured row can show. See tools/requirements.py."""
 
     def verdict(self, value: float) -> str:
         """By the median."""
@@ -78,6 +80,50 @@ BOUNDS: Final = (
     Bound(figure="pickup_p99_ms", where=("pickup_p99_ms",), bound=6.0, aim=3.0, at_most=True, lane="pickup"),
     Bound(figure="backlog_1m_drain / drain", where=("backlog_ratio",), bound=0.9, aim=1.0, lane="backlog_1m_drain"),
     Bound(
+        figure="backlog_1m_drain / backlog of 10,000",
+        where=("backlog_1m_to_10k",),
+        bound=0.9,
+        aim=1.0,
+        lane="backlog_1m_drain",
+        proves=("T41",),
+    ),
+    Bound(
+        figure="stream claim / unary claim, µs",
+        where=("stream_claim_to_unary",),
+        bound=0.5,
+        aim=0.25,
+        at_most=True,
+        why=lambda report: "a claim by stream and its outcome, beside the two calls of a script",
+        proves=("W27",),
+    ),
+    Bound(
+        figure="reference run: 2,000 jobs, 8 workers, jobs/s",
+        where=("reference_run",),
+        bound=1_223,
+        aim=4_000,
+        lane="sweep of 8",
+        proves=("D24",),
+    ),
+    # The predecessor's published figures, which these runs are to beat: p50 773 ms and p99 1,180 ms.
+    Bound(
+        figure="loaded_80_p50_ms",
+        where=("loaded_80_p50_ms",),
+        bound=773,
+        aim=50,
+        at_most=True,
+        lane="loaded_80",
+        proves=("T43",),
+    ),
+    Bound(
+        figure="loaded_80_p99_ms",
+        where=("loaded_80_p99_ms",),
+        bound=1_180,
+        aim=200,
+        at_most=True,
+        lane="loaded_80",
+        proves=("T43",),
+    ),
+    Bound(
         figure="claim_pages: last / first under a held snapshot",
         where=("claim_pages", "ratio"),
         bound=1.5,
@@ -85,7 +131,14 @@ BOUNDS: Final = (
         at_most=True,
         why=lambda report: "dead entries the watermark does not skip",
     ),
-    Bound(figure="sweep: worst / best before it", where=("sweep_worst",), bound=0.9, aim=1.0, why=_links),
+    Bound(
+        figure="sweep: worst / best before it",
+        where=("sweep_worst",),
+        bound=0.9,
+        aim=1.0,
+        why=_links,
+        proves=("D5", "T42"),
+    ),
     Bound(
         figure="commits_per_job",
         where=("commits_per_job",),
@@ -122,6 +175,7 @@ FIGURES: Final = (
     ("echo_unary", "calls/s"),
     ("stream_claim_us", "µs"),
     ("unary_claim_us", "µs"),
+    ("reference_run", "jobs/s"),
     ("pickup_p50_ms", "ms"),
     ("pickup_p99_ms", "ms"),
     ("pickup_poll_only_p50_ms", "ms"),

@@ -1,13 +1,39 @@
-"""Print requirement number -> tests that passed, from the record that `make test` leaves in build/."""
+"""Print every numbered requirement with its proof: tests that passed, other numbers, a measured row, or "open".
+
+The tests are read from the record that `make test` leaves in build/. A requirement that states a speed is shown by a
+row of `make bench`; the verdict is that of the last run, if there was one. What has none of these is open.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from itertools import groupby
 from pathlib import Path
 
+from bench.table import BOUNDS, BROKEN
+
 RECORD = Path("build/requirements.json")
+MEASURED = Path("bench/latest.json")
+LAST = {"D": 26, "P": 17, "Z": 25, "C": 16, "W": 30, "R": 7, "L": 4, "H": 10, "O": 29, "E": 10, "B": 8, "T": 43}
+"""The series of requirements and the last number of each."""
+
+
+def _series(letter: str, last: int) -> tuple[str, ...]:
+    return tuple(f"{letter}{number}" for number in range(1, last + 1))
+
+
+FOLLOWS = {
+    "C15": _series("E", 10),
+    "T1": _series("E", 10) + _series("B", 8),
+    "T15": _series("P", 17),
+    "T20": _series("Z", 24),
+}
+"""Requirements that say that a list of others is tested: they hold when each of those does."""
+ROWS = {
+    number: [bound.figure for bound in BOUNDS if number in bound.proves]
+    for number in {number for bound in BOUNDS for number in bound.proves}
+}
+"""Requirements that state a speed, and the rows of `make bench` that measure it."""
 
 
 def main() -> int:
@@ -19,22 +45,44 @@ def main() -> int:
     except ValueError:
         print(f"error: {RECORD} is damaged; run `make test` again", file=sys.stderr)
         return 1
-    numbers = sorted(proven, key=lambda number: (number[0], int(number[1:])))
-    for letter, group in groupby(numbers, key=lambda number: number[0]):
-        members = list(group)
-        print(f"{letter}: {len(members)} proven by {_distinct(proven, members)} tests")
-        for number in members:
-            first, *rest = proven[number]
-            print(f"{number:<5}{len(proven[number]):>4}  {first}")
-            for test in rest:
-                print(f"{'':<11}{test}")
+    verdicts = _verdicts()
+    open_numbers: list[str] = []
+    for letter, last in LAST.items():
+        for number in _series(letter, last):
+            shown = _shown(number, proven, verdicts)
+            print(f"{number:<5}{shown[0]}")
+            for more in shown[1:]:
+                print(f"{'':<5}{more}")
+            if shown[0].startswith("open"):
+                open_numbers.append(number)
         print()
-    print(f"{len(numbers)} requirements proven by {_distinct(proven, numbers)} tests")
+    total = sum(LAST.values())
+    print(f"{total - len(open_numbers)} of {total} have a proof; open: {', '.join(open_numbers) or 'none'}")
+    others = sorted(set(proven) - {number for letter, last in LAST.items() for number in _series(letter, last)})
+    print(f"tests also carry marks of faults and invariants: {', '.join(others)}")
     return 0
 
 
-def _distinct(proven: dict[str, list[str]], numbers: list[str]) -> int:
-    return len({test for number in numbers for test in proven[number]})
+def _shown(number: str, proven: dict[str, list[str]], verdicts: dict[str, str]) -> list[str]:
+    if tests := proven.get(number):
+        return tests
+    if parts := FOLLOWS.get(number):
+        missing = [part for part in parts if part not in proven]
+        told = f"follows from {parts[0]} to {parts[-1]}"
+        return [f"open: {told}, of which {', '.join(missing)} are open"] if missing else [told]
+    rows = [(row, verdicts.get(row, "not measured here")) for row in ROWS.get(number, ())]
+    shown = [f"make bench, {row}: {verdict}" for row, verdict in rows]
+    if any(verdict == BROKEN for _, verdict in rows):
+        return ["open: the bound is missed", *shown]
+    return shown or ["open"]
+
+
+def _verdicts() -> dict[str, str]:
+    try:
+        found = json.loads(MEASURED.read_text(encoding="utf-8"))["verdicts"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return {}
+    return {figure: str(row["verdict"]) for figure, row in found.items()}
 
 
 if __name__ == "__main__":

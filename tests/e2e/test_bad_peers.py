@@ -142,7 +142,7 @@ async def test_a_peer_that_never_reads_is_closed_and_the_servers_memory_stays_fl
     assert "never-reads does not read" in fate.details
 
 
-@pytest.mark.req("D26", "W18", "W28", "T12", "O19")
+@pytest.mark.req("D26", "W18", "T12", "O19")
 async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
     server: ServerProcess, neighbour: Neighbour, topic: str
 ) -> None:
@@ -205,7 +205,6 @@ async def test_a_silent_link_is_ended_after_its_lease(server: ServerProcess, wir
         assert int(told[1]) >= 6
 
 
-@pytest.mark.req("W28")
 async def test_cancelling_frees_a_producer_stuck_behind_its_unread_replies(
     server: ServerProcess, wire: Wire, neighbour: Neighbour, topic: str
 ) -> None:

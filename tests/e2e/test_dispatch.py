@@ -106,7 +106,7 @@ async def test_handlers_run_in_the_workers_process_and_nothing_but_postgres_is_n
     assert not Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()  # and no children of its own either
 
 
-@pytest.mark.req("D2", "D24")
+@pytest.mark.req("D2")
 async def test_eight_workers_take_two_thousand_jobs_without_a_rollback(
     serve: Serve, postgres: Server, database: str, topic: str
 ) -> None:

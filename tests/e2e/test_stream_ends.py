@@ -136,7 +136,7 @@ async def test_a_stopping_worker_is_not_sent_again_what_it_has_just_given_up(ser
 # ---------------------------------------------------------------------- halves and errors
 
 
-@pytest.mark.req("W14", "W28")
+@pytest.mark.req("W14")
 async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
     wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:

@@ -69,7 +69,7 @@ def asked(
     return check
 
 
-@pytest.mark.req("T21", "Z1", "Z2", "Z9", "O6")
+@pytest.mark.req("T21", "Z1", "Z2", "O6")
 async def test_after_pause_returns_nothing_enters_running_on_any_of_three_loaded_servers(
     database: str, servers: Servers, workers: Workers
 ) -> None:

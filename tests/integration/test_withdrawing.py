@@ -330,7 +330,6 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
 # ---------------------------------------------------------------------- more links
 
 
-@pytest.mark.req("D5")
 async def test_more_links_never_cost_more_statements_a_job(database: str) -> None:
     """Counted, not timed: as long as a job costs no more statements, more workers cannot slow each other down."""
     costs: dict[tuple[int, int], float] = {}

@@ -13,7 +13,6 @@ from headgate.domain.limits import PRIORITY_TIERS
 from headgate.sdk.options import Prepared, priority_of
 
 
-@pytest.mark.req("P10")
 async def test_a_call_without_the_option_is_what_it_was_and_with_it_the_wire_field_is_set() -> None:
     hg = Headgate()
 

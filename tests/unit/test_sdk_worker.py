@@ -89,7 +89,7 @@ async def test_a_slow_job_holds_one_slot_and_nobody_elses_outcome() -> None:
             gate.open.set()
 
 
-@pytest.mark.req("W20", "W21", "W28")
+@pytest.mark.req("W20", "W21")
 async def test_a_handler_sees_the_fields_of_its_job() -> None:
     async with fake_server() as server:
         app = Headgate(server.address)
@@ -134,7 +134,7 @@ async def test_a_handler_that_raises_fails_its_job_and_the_worker_lives() -> Non
             assert kinds == ["KeyboardInterrupt", "PayloadError", "SystemExit", "SystemExit", "ValueError"]
 
 
-@pytest.mark.req("O16", "W17", "L2", "O15")
+@pytest.mark.req("O16", "W17", "O15")
 async def test_beats_list_everything_held_while_a_handler_blocks_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async with fake_server() as server:
         app, release, begun = Headgate(server.address), threading.Event(), threading.Event()
@@ -198,7 +198,6 @@ async def test_a_cancel_reaches_async_sync_and_unaware_handlers() -> None:
             assert {one.id for one in link.others()} == set(ids)
 
 
-@pytest.mark.req("O9")
 async def test_jobs_of_an_unknown_topic_are_handed_back_and_it_is_asked_for_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -107,7 +107,6 @@ async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(
             assert (error.code, error.field) == ("invalid_input", field)
 
 
-@pytest.mark.req("W28")
 async def test_one_stream_may_ask_as_often_as_it_likes(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 500)
     async with wire.worker() as link:

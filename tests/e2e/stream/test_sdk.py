@@ -9,7 +9,9 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.states import State
 from headgate.sdk import Headgate, Job, JobDead
+from headgate.store.connect import connect
 from headgate.wire import jobs_pb2
 from tests.e2e.conftest import Serve, Spawn
 from tests.e2e.stream.tokens import ALPHA
@@ -17,7 +19,100 @@ from tests.support.server import HEADGATE, ServerProcess, clean_environ
 from tests.support.wire import Wire
 
 
-@pytest.mark.req("W19", "W22", "W28")
+@pytest.mark.req("P10")
+async def test_a_call_without_a_priority_is_what_it_was_and_with_one_it_reaches_the_job(
+    server: ServerProcess, wire: Wire, topic: str
+) -> None:
+    async with asyncio.timeout(60), Headgate(server.address, token=ALPHA) as hg:
+
+        async def send(to: str) -> str:
+            return to
+
+        task = hg.register(topic, send)
+        handles = {
+            0: [await task.submit("a"), await hg.submit(topic, b"{}")],
+            10: [await task.with_options(priority=10).submit("a"), await hg.submit(topic, b"{}", priority=10)],
+            20: [await hg.submit(topic, b"{}", priority="urgent")],
+        }
+        for priority, made in handles.items():
+            for handle in made:
+                assert (await wire.job(handle.id.bytes)).priority == priority
+
+
+@pytest.mark.req("L2")
+async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_told_otherwise(
+    serve: Serve, topic: str
+) -> None:
+    usual = await asyncio.to_thread(serve)
+    async with Wire(usual.address) as wire, wire.worker() as link:
+        assert link.ack is not None
+        assert (link.ack.lease_seconds, link.ack.beat_seconds) == (60, 20)
+        await wire.submit(topic)
+        await link.ready(1, topic)
+        (job,) = await link.take(1)
+        assert job.lease_until_us - (await wire.job(job.id)).claimed_us == 60_000_000
+        await link.complete(job)
+    shorter = await asyncio.to_thread(serve, "--lease", "6")
+    async with Wire(shorter.address) as other, other.worker() as link:
+        assert link.ack is not None
+        assert (link.ack.lease_seconds, link.ack.beat_seconds) == (6, 2)
+
+    # The SDK beats by its own lease: a handler that outlasts it several times is run once.
+    async with asyncio.timeout(60), Headgate(shorter.address) as hg:
+        leases: list[int] = []
+
+        async def long(*, job: Job) -> None:
+            async with Wire(shorter.address) as look:
+                while len(set(leases)) < 4:  # renewed three times
+                    leases.append((await look.job(job.id.bytes)).lease_until_us)
+                    await asyncio.sleep(0.05)
+
+        task = hg.register(f"{topic}-long", long)
+        worker = hg.worker(lease=2)
+        running = asyncio.create_task(worker.run())
+        handle = await task.submit()
+        await handle.result(60)
+        info = await handle.info()
+        assert info.attempt == 1
+        worker.stop()
+        await running
+
+
+@pytest.mark.req("E6")
+async def test_a_handler_is_told_to_stop_once_a_beat_finds_its_lease_gone(
+    serve: Serve, database: str, topic: str
+) -> None:
+    server = await asyncio.to_thread(serve)
+    db = await connect(database, application_name="headgate test")
+    try:
+        async with asyncio.timeout(60), Headgate(server.address) as hg:
+            begun, stopped = asyncio.Event(), asyncio.Event()
+
+            async def hold(*, job: Job) -> None:
+                begun.set()
+                assert not job.cancel_requested
+                try:
+                    await job.cancelled.wait_async()
+                finally:
+                    stopped.set()
+
+            task = hg.register(topic, hold)
+            worker = hg.worker(lease=1)
+            running = asyncio.create_task(worker.run())
+            handle = await task.submit()
+            await begun.wait()
+            # What a claim of another instance does after the lease has lapsed.
+            await db.execute("UPDATE headgate.jobs SET epoch = epoch + 1, owner = 0, lease_until = now() + '1 hour'")
+            await stopped.wait()
+            worker.stop()
+            await running
+            assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", handle.id) == State.RUNNING
+            assert "applied" not in worker.receipts
+    finally:
+        await db.close()
+
+
+@pytest.mark.req("W19", "W22")
 async def test_handlers_run_side_by_side_and_one_that_raises_fails_its_job_only(
     server: ServerProcess, topic: str
 ) -> None:
