@@ -17,9 +17,11 @@ FULL = 0.9
 
 
 def spread(values: Sequence[float], digits: int = 0) -> Spread:
-    """Median, least and most."""
+    """Median, least and most, and of how many runs."""
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, digits) if digits else round(value) for name, value in found.items()}
+    return {name: round(value, digits) if digits else round(value) for name, value in found.items()} | {
+        "runs": len(values)
+    }
 
 
 def median(figure: object) -> float:

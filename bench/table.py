@@ -277,7 +277,7 @@ def _headline(report: Report) -> str:
 
 
 def _figures(report: Report) -> Table:
-    table = Table(title="figures: median (least … most)")
+    table = Table(title="figures: median (least … most; runs)")
     table.add_column("figure")
     table.add_column("value", justify="right", overflow="fold")
     table.add_column("unit")
@@ -307,8 +307,10 @@ def _store_table(report: Report) -> Table:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, dict) and value.keys() == {"median", "min", "max"}:
-        return f"{value['median']:,} ({value['min']:,} … {value['max']:,})"
+    if isinstance(value, dict) and value.keys() == {"median", "min", "max", "runs"}:
+        if value["runs"] == 1:
+            return f"{value['median']:,} (one run)"
+        return f"{value['median']:,} ({value['min']:,} … {value['max']:,}; {value['runs']} runs)"
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_shown(one)}" for name, one in value.items())
     return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -7,19 +7,24 @@ import asyncio
 import os
 import shutil
 import signal
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
 from bench.machine import describe
-from bench.peers.catalog import BY_NAME, PEERS, Peer, Store
+from bench.peers import sweep
+from bench.peers.catalog import BY_NAME, PEERS
 from bench.peers.install import ROOT, NotInstallable, install
 from bench.peers.lanes import Bench, Sizes, Stuck
-from bench.peers.results import PATH, Entry, load, save, sum_up
+from bench.peers.peer import Peer, Store
+from bench.peers.results import PATH, Entry, Results, load, save, sum_up
 from bench.peers.services import Postgres, redis_server
 from headgate import embedded
 from headgate.embedded import Cluster
@@ -27,6 +32,8 @@ from headgate.store.connect import connect
 
 FSYNC = "+fsync"
 """Behind a Redis peer's name in the results: the same with a log that is flushed before every answer."""
+GUESS_SECONDS = 40.0
+"""Of one round of a peer that was never measured."""
 
 
 def names() -> list[str]:
@@ -36,12 +43,17 @@ def names() -> list[str]:
     ]
 
 
-def measure(name: str, cluster: Cluster, sizes: Sizes, entry: Entry) -> None:
-    """One more round of one peer; a reason instead of figures if it cannot be measured here."""
-    peer = BY_NAME[name.removesuffix(FSYNC)]
+def peer_of(name: str) -> Peer:
+    return BY_NAME[name.removesuffix(FSYNC)]
+
+
+def measure(name: str, cluster: Cluster, sizes: Sizes, known: Entry) -> Entry:
+    """What is known, and one more round; a reason beside it if that could not be measured here."""
+    peer, entry = peer_of(name), deepcopy(known)
     entry["measured"], entry["settings"] = datetime.now(UTC).date().isoformat(), peer.settings
     entry.setdefault("load_at_start", []).append(round(os.getloadavg()[0], 2))
     fsync = name.endswith(FSYNC)
+    began = time.monotonic()
     try:
         installed = install(peer)
         entry["versions"] = installed.versions
@@ -53,12 +65,19 @@ def measure(name: str, cluster: Cluster, sizes: Sizes, entry: Entry) -> None:
             else:
                 bench = Bench(peer, installed, Postgres(cluster), sizes)
             asyncio.run(bench.run(entry, short=fsync))
-        sum_up(entry)
     except NotInstallable as problem:
-        entry["missing"] = f"not installed: {problem}"
+        return known | {"missing": f"not measured: {problem}"}
     except Exception as problem:  # noqa: BLE001  # one library's trouble must not end the others' run
-        what = str(problem) if isinstance(problem, Stuck | RuntimeError) else repr(problem)
-        entry["missing"] = f"not measured: {what[:300]}{_last_words(peer)}"
+        return known | {"missing": f"not measured: {reason(problem)}{_last_words(peer)}"}
+    entry.setdefault("seconds", []).append(round(time.monotonic() - began, 1))
+    sum_up(entry)
+    return entry
+
+
+def reason(problem: Exception) -> str:
+    """In one line."""
+    what = str(problem) if isinstance(problem, Stuck | RuntimeError) else repr(problem)
+    return what[:300]
 
 
 def _last_words(peer: Peer) -> str:
@@ -69,15 +88,16 @@ def _last_words(peer: Peer) -> str:
 
 def show(name: str, entry: Entry) -> str:
     """One line."""
-    if reason := entry.get("missing"):
-        return f"{name:24} {reason}"
+    if missing := entry.get("missing"):
+        return f"{name:24} {missing}"
     words = []
     for lane, sizes in entry["lanes"].items():
-        for jobs, found in sizes.items():
-            words.append(f"{lane} {int(jobs) // 1000}k {found['rate']:,}/s{'*' if found['capped'] else ''}")
+        for found in sizes.values():
+            rate = f"{found['median']:,.0f}/s{'*' if found['capped'] else ''}"
+            words.append(f"{lane} {found['jobs'] / 1000:g}k {rate}")
     if pickup := entry.get("pickup"):
-        words.append(f"pickup {pickup['p50_ms']}/{pickup['p99_ms']} ms")
-    return f"{name:24} " + "  ".join(words)
+        words.append(f"pickup {pickup['p50_ms']['median']}/{pickup['p99_ms']['median']} ms")
+    return f"{name:24} {entry['seconds'][-1]:3.0f} s  " + "  ".join(words)
 
 
 async def machine(cluster: Cluster) -> dict[str, object]:
@@ -89,60 +109,106 @@ async def machine(cluster: Cluster) -> dict[str, object]:
         await db.close()
 
 
+def remaining(results: Results, wanted: Sequence[str], rounds: int) -> list[str]:
+    """What is left to measure, one name per round: all peers once, then all once more."""
+    return [
+        name
+        for number in range(rounds)
+        for name in wanted
+        if len(results["peers"].get(name, {}).get("seconds", ())) <= number
+    ]
+
+
+def estimate(results: Results, turns: Sequence[str]) -> float:
+    """Seconds for these turns, by how long a round of each took before."""
+    known = {
+        name: statistics.median(entry["seconds"]) for name, entry in results["peers"].items() if "seconds" in entry
+    }
+    return sum(known.get(name, GUESS_SECONDS) for name in turns)
+
+
 def main() -> int:
     """Measure what was asked for; every entry is written at once."""
-    arguments = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
-    arguments.add_argument("--only", default="", help="names with commas between: saq,rq,saq+fsync")
-    arguments.add_argument("--resume", action="store_true", help="leave out the rounds that the file already has")
-    arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
-    arguments.add_argument("--brief", action="store_true", help="one round with a cap of 10 s")
-    arguments.add_argument("--install", action="store_true", help="only install")
-    arguments.add_argument("--into", type=Path, help="another file than bench/peers.json, or build/peers/quick.json")
-    chosen = arguments.parse_args()
-    wanted = [name for name in chosen.only.split(",") if name] or names()
-    if unknown := set(wanted) - set(names()):
-        arguments.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+    chosen, wanted = _arguments()
     if chosen.install:
         return _install(wanted)
-    sizes = Sizes()
-    if chosen.quick:
-        sizes = Sizes(jobs=2_000, many=2_000, pickups=50, cap=10, rounds=1)
-    elif chosen.brief:
-        sizes = Sizes(pickups=200, cap=10, rounds=1)
-    into = chosen.into or (ROOT / "quick.json" if chosen.quick else PATH)
-    results = load(into)
-    if results["sizes"] != asdict(sizes):
-        results["peers"] = {}  # figures of other sizes do not belong beside these
-    results["sizes"] = cast("dict[str, float]", asdict(sizes))
-    if not chosen.resume:
-        for name in wanted:
-            results["peers"].pop(name, None)
+    # Told to end, it must still end what it started: workers and Redis are in sessions of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path("build/bench/peers")
     shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
-    # Told to end, it must still end what it started: workers and Redis are in sessions of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with embedded.start(folder) as cluster:
-        results["machine"] = asyncio.run(machine(cluster))
-        for number in range(sizes.rounds):
-            for name in wanted:
-                entry = results["peers"].setdefault(name, {})
-                if len(entry.get("load_at_start", ())) > number or "missing" in entry:
-                    continue
-                measure(name, cluster, sizes, entry)
-                save(results, into)
-                print(show(name, entry), flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with embedded.start(folder) as cluster:
+            into = _sweep(chosen, wanted, cluster) if chosen.sweep else _rounds(chosen, wanted, cluster)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"{time.monotonic() - started:.0f} s on {os.cpu_count()} cores; written to {into}")
     return 0
 
 
-def _install(wanted: list[str]) -> int:
-    for peer in dict.fromkeys(BY_NAME[name.removesuffix(FSYNC)] for name in wanted):
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    arguments = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
+    arguments.add_argument("--only", default="", help="names with commas between: saq,rq,saq+fsync")
+    arguments.add_argument("--resume", action="store_true", help="leave out the rounds that the file already has")
+    arguments.add_argument(
+        "--quick", action="store_true", help="a tenth of the jobs, one round: does it run, not how fast"
+    )
+    arguments.add_argument("--brief", action="store_true", help="one round")
+    arguments.add_argument("--sweep", action="store_true", help="try the settings of the catalogue, one run each")
+    arguments.add_argument("--install", action="store_true", help="only install")
+    arguments.add_argument("--into", type=Path, help="another file than the checked-in one")
+    chosen = arguments.parse_args()
+    wanted = [name for name in chosen.only.split(",") if name] or names()
+    if unknown := set(wanted) - set(names()):
+        arguments.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+    return chosen, wanted
+
+
+def _rounds(chosen: argparse.Namespace, wanted: Sequence[str], cluster: Cluster) -> Path:
+    sizes = Sizes()
+    if chosen.quick:
+        sizes = Sizes(pickups=50, cap=10, rounds=1, scale=0.1)
+    elif chosen.brief:
+        sizes = Sizes(rounds=1)
+    into: Path = chosen.into or (ROOT / "quick.json" if chosen.quick or chosen.brief else PATH)
+    before = load(into)
+    results = deepcopy(before)
+    if results["sizes"] != asdict(sizes):
+        results["peers"] = {}  # figures of other sizes do not belong beside these
+    results["sizes"] = cast("dict[str, float]", asdict(sizes))
+    for name in wanted:
+        entry = results["peers"].get(name, {})
+        if not chosen.resume or entry.get("settings") != peer_of(name).settings:
+            results["peers"].pop(name, None)
+        else:
+            entry.pop("missing", None)  # it may work by now
+    turns = remaining(results, wanted, sizes.rounds)
+    print(f"{len(turns)} turns, {sizes.rounds} rounds: about {estimate(before, turns) / 60:.0f} minutes", flush=True)
+    results["machine"] = asyncio.run(machine(cluster))
+    for name in turns:
+        if "missing" in results["peers"].get(name, {}):
+            continue
+        results["peers"][name] = measure(name, cluster, sizes, results["peers"].get(name, {}))
+        save(results, into)
+        print(show(name, results["peers"][name]), flush=True)
+    return into
+
+
+def _sweep(chosen: argparse.Namespace, wanted: Sequence[str], cluster: Cluster) -> Path:
+    into: Path = chosen.into or sweep.PATH
+    peers = [peer_of(name) for name in wanted if not name.endswith(FSYNC)]
+    print(f"{sum(1 + len(peer.sweep) for peer in peers)} settings: about {sweep.estimate(peers) / 60:.0f} minutes")
+    for peer in peers:
+        sweep.run(peer, cluster, into, scale=0.1 if chosen.quick else 1.0)
+    return into
+
+
+def _install(wanted: Sequence[str]) -> int:
+    for peer in dict.fromkeys(map(peer_of, wanted)):
         try:
             print(peer.name, install(peer).versions, flush=True)
         except NotInstallable as problem:
-            print(peer.name, f"not installed: {problem}", flush=True)
+            print(peer.name, f"not measured: {problem}", flush=True)
     return 0
 
 

@@ -2,43 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-
-class Store(StrEnum):
-    """Where the jobs are kept."""
-
-    HEADGATE = "headgate"
-    POSTGRES = "postgres"
-    REDIS = "redis"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """One library to measure."""
-
-    name: str
-    title: str
-    store: Store
-    package: str = ""
-    """The distribution whose version is shown."""
-    requirements: tuple[str, ...] = ()
-    """Pinned, for pip or (when `program` ends in .mjs) for npm."""
-    python: tuple[int, int] = (3, 11)
-    """The oldest Python it runs on."""
-    program: str
-    workers: int = 1
-    """How many worker processes are started; libraries that fork by themselves count as one."""
-    left: tuple[str, ...]
-    """What is not finished: an SQL condition after `SELECT EXISTS (SELECT FROM`, or Redis commands to be summed."""
-    settings: str
-    durability: str
-    batching: str
-    visibility: str
-    """Who sees a finished job afterwards, and how."""
-
+from bench.peers.peer import Jobs, Peer, Store
 
 ON_DISK = "every acknowledged job is on disk (synchronous_commit on)"
 IN_MEMORY = "as Redis keeps it: by default snapshots, so the last minutes may be lost; see the runs with fsync"
@@ -55,11 +21,47 @@ PEERS = (
         title="Headgate",
         store=Store.HEADGATE,
         program="headgate_program.py",
+        jobs=Jobs(many=True),
         left=("headgate.jobs j JOIN headgate.topics t USING (topic_no) WHERE t.name = 'bench'",),
-        settings="one server, one worker process: concurrency 1,000, prefetch 3,000; bulk by one submit_many",
+        options={"WORKERS": 1, "CONCURRENCY": 1_000, "PREFETCH": 3_000},
+        words={"CONCURRENCY": "concurrency", "PREFETCH": "prefetch"},
+        also="one server process, bulk by one submit_many",
+        sweep=({"WORKERS": 2}, {"CONCURRENCY": 300}, {"CONCURRENCY": 3_000}, {"PREFETCH": 1_000}, {"PREFETCH": 10_000}),
         durability=ON_DISK,
         batching="server groups submits, claims and outcomes of all clients into shared transactions",
         visibility="finished jobs stay in an archive with attempts and times",
+    ),
+    Peer(
+        name="river",
+        title="River",
+        store=Store.POSTGRES,
+        package="github.com/riverqueue/river",
+        program="river/main.go",
+        jobs=Jobs(single=10_000, many=True),
+        left=("river_job WHERE state IN ('available', 'pending', 'retryable', 'running', 'scheduled')",),
+        options={"WORKERS": 1, "CONCURRENCY": 2_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "MaxWorkers",
+            "CHUNK": "InsertManyFast (COPY) by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="FetchCooldown 1 ms, FetchPollInterval 10 ms, JobTimeout off",
+        sweep=(
+            {"CONCURRENCY": 500},
+            {"CONCURRENCY": 1_000},
+            {"CONCURRENCY": 5_000},
+            {"CONCURRENCY": 10_000},
+            {"WORKERS": 2, "CONCURRENCY": 1_000},
+            {"CHUNK": 1_000},
+            {"CHUNK": 20_000},
+            {"PARALLEL": 2},
+            {"PARALLEL": 4},
+            {"POOL": 64},
+        ),
+        durability=ON_DISK,
+        batching="claims up to MaxWorkers at once and completes in batches",
+        visibility="finished jobs stay for the retention time (24 hours)",
     ),
     Peer(
         name="graphile_worker",
@@ -68,10 +70,31 @@ PEERS = (
         package="graphile-worker",
         requirements=("graphile-worker@0.18.0", NODE),
         program="graphile_worker_program.mjs",
+        jobs=Jobs(single=4_000, many=True),
         left=("graphile_worker._private_jobs",),
-        settings="concurrentJobs 100, localQueue 2,000, completeJobBatchDelay 0; addJobs by 5,000",
+        options={"WORKERS": 1, "CONCURRENCY": 100, "BATCH": 2_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "concurrentJobs",
+            "BATCH": "localQueue.size",
+            "CHUNK": "addJobs by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="completeJobBatchDelay 0, worker pool of 20 connections",
+        sweep=(
+            {"WORKERS": 2},
+            {"CONCURRENCY": 24},
+            {"BATCH": 500},
+            {"BATCH": 5_000},
+            {"WORKERS": 2, "BATCH": 500},
+            {"WORKERS": 2, "CONCURRENCY": 24},
+            {"CHUNK": 1_000},
+            {"PARALLEL": 2},
+            {"PARALLEL": 4},
+            {"POOL": 64},
+        ),
         durability=ON_DISK,
-        batching="fetches 2,000 ahead and completes in batches; both are off by default",
+        batching="fetches ahead and completes in batches; both are off by default",
         visibility="a finished job is deleted",
     ),
     Peer(
@@ -82,8 +105,29 @@ PEERS = (
         # 12.38 asks for a release of rrule-temporal that the public registry did not have when this was pinned.
         requirements=("pg-boss@12.35.0", NODE),
         program="pg_boss_program.mjs",
+        jobs=Jobs(single=4_000, many=True),
         left=("pgboss.job WHERE state < 'completed'",),
-        settings="batchSize 5,000, localConcurrency 2, burstWhenBatchFull, LISTEN/NOTIFY on; insert by 5,000",
+        options={"WORKERS": 1, "CONCURRENCY": 2, "BATCH": 5_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "localConcurrency",
+            "BATCH": "batchSize",
+            "CHUNK": "insert by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="burstWhenBatchFull, LISTEN/NOTIFY on",
+        sweep=(
+            {"WORKERS": 2},
+            {"WORKERS": 2, "CONCURRENCY": 1},
+            {"CONCURRENCY": 4},
+            {"BATCH": 1_000},
+            {"BATCH": 2_000},
+            {"WORKERS": 2, "BATCH": 2_000},
+            {"CHUNK": 1_000},
+            {"PARALLEL": 2},
+            {"PARALLEL": 4},
+            {"POOL": 64},
+        ),
         durability=ON_DISK,
         batching="one handler call gets the whole batch, and one failure fails all of it (perJobResults off)",
         visibility="finished jobs stay for the retention time",
@@ -95,9 +139,26 @@ PEERS = (
         package="pgqueuer",
         requirements=("pgqueuer[asyncpg]==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
         program="pgqueuer_program.py",
-        workers=2,
+        jobs=Jobs(single=5_000, many=True),
         left=("pgqueuer",),
-        settings='2 workers, asyncpg, uvloop, batch_size 1,000, durability "durable"; enqueue of arrays by 1,000',
+        options={"WORKERS": 2, "BATCH": 1_000, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "BATCH": "batch_size",
+            "CHUNK": "enqueue of arrays by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="asyncpg, uvloop, durability durable",
+        sweep=(
+            {"WORKERS": 1},
+            {"WORKERS": 3},
+            {"BATCH": 300},
+            {"BATCH": 3_000},
+            {"CHUNK": 5_000},
+            {"PARALLEL": 2},
+            {"PARALLEL": 4},
+            {"POOL": 64},
+        ),
         durability=ON_DISK,
         batching="claims and completes in batches",
         visibility="a finished job leaves a log row",
@@ -109,8 +170,35 @@ PEERS = (
         package="awa-pg",
         requirements=("awa-pg==0.6.9",),
         program="awa_program.py",
+        jobs=Jobs(work=10_000, single=2_000),
         left=(AWA_LEFT,),
-        settings="max_workers 256, 2 claimers by 512, poll 50 ms; enqueue_many_copy by 1,000",
+        options={
+            "WORKERS": 1,
+            "CONCURRENCY": 256,
+            "CLAIMERS": 2,
+            "BATCH": 512,
+            "CHUNK": 1_000,
+            "PARALLEL": 1,
+            "POOL": 16,
+        },
+        words={
+            "CONCURRENCY": "max_workers",
+            "CLAIMERS": "claimers",
+            "BATCH": "claim_batch_size",
+            "CHUNK": "enqueue_many_copy by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="poll every 50 ms",
+        sweep=(
+            {"WORKERS": 2},
+            {"CONCURRENCY": 1_000},
+            {"CLAIMERS": 4},
+            {"BATCH": 128},
+            {"CHUNK": 5_000},
+            {"PARALLEL": 2},
+            {"POOL": 64},
+        ),
         durability=ON_DISK,
         batching="Rust runtime claims and completes in batches; Python handlers",
         visibility="finished jobs stay for the retention time",
@@ -122,10 +210,19 @@ PEERS = (
         package="chancy",
         requirements=("chancy==0.26.0", "psycopg[binary,pool]==3.3.8"),
         program="chancy_program.py",
+        jobs=Jobs(bulk=10_000, work=6_000, single=5_000),
         left=("chancy_jobs WHERE state IN ('pending', 'running', 'retrying')",),
-        settings="AsyncExecutor, concurrency 500, eager_polling, outgoing updates every 50 ms; push_many by 1,000",
+        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "concurrency",
+            "CHUNK": "push_many by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="AsyncExecutor, eager_polling, outgoing updates every 50 ms",
+        sweep=({"WORKERS": 2}, {"CONCURRENCY": 100}, {"CONCURRENCY": 2_000}, {"PARALLEL": 2}, {"POOL": 64}),
         durability=ON_DISK,
-        batching="claims many; one INSERT per job inside a transaction of 1,000; finished jobs written on a timer",
+        batching="claims many; one INSERT per job inside one transaction per call; finished jobs written on a timer",
         visibility="finished jobs stay until pruned",
     ),
     Peer(
@@ -135,9 +232,24 @@ PEERS = (
         package="procrastinate",
         requirements=("procrastinate==3.10.0", "psycopg[binary,pool]==3.3.8", "uvloop==0.23.0"),
         program="procrastinate_program.py",
-        workers=2,
+        jobs=Jobs(work=2_000, single=5_000),
         left=("procrastinate_jobs WHERE status IN ('todo', 'doing')",),
-        settings="2 workers, concurrency 50 each, delete_jobs always; batch_defer by 1,000",
+        options={"WORKERS": 2, "CONCURRENCY": 50, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "concurrency of each",
+            "CHUNK": "batch_defer by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="delete_jobs always",
+        sweep=(
+            {"WORKERS": 1},
+            {"CONCURRENCY": 10},
+            {"CONCURRENCY": 20},
+            {"CHUNK": 5_000},
+            {"PARALLEL": 2},
+            {"POOL": 64},
+        ),
         durability=ON_DISK,
         batching="none in the worker: one statement claims one job, one finishes it",
         visibility="a finished job is deleted (delete_jobs)",
@@ -150,8 +262,17 @@ PEERS = (
         requirements=("oban==0.7.0", "psycopg[binary,pool]==3.3.8"),
         python=(3, 12),
         program="oban_program.py",
+        jobs=Jobs(bulk=10_000, work=6_000, single=6_000),
         left=("oban_jobs WHERE state IN ('scheduled', 'available', 'executing', 'retryable', 'suspended')",),
-        settings="one queue, limit 500; enqueue_many by 1,000",
+        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        words={
+            "CONCURRENCY": "limit",
+            "CHUNK": "enqueue_many by",
+            "PARALLEL": "such calls at once",
+            "POOL": "connections of the producer",
+        },
+        also="one queue",
+        sweep=({"WORKERS": 2}, {"CONCURRENCY": 100}, {"CONCURRENCY": 2_000}, {"PARALLEL": 2}, {"POOL": 64}),
         durability=ON_DISK,
         batching="claims up to the limit, acknowledges in batches",
         visibility="finished jobs stay until pruned",
@@ -163,9 +284,17 @@ PEERS = (
         package="celery",
         requirements=("celery[redis]==5.7.0", "hiredis==3.5.0"),
         program="celery_program.py",
-        workers=2,
+        jobs=Jobs(bulk=5_000, work=3_000, single=3_000),
         left=("LLEN bench", "HLEN unacked"),
-        settings="2 workers, solo pool (faster here than prefork or threads), prefetch 100, no results, gossip, events",
+        options={"WORKERS": 2, "EXECUTION": "solo", "CONCURRENCY": 1, "PREFETCH": 100},
+        words={"EXECUTION": "pool", "CONCURRENCY": "concurrency", "PREFETCH": "prefetch"},
+        also="no results, gossip or events",
+        sweep=(
+            {"WORKERS": 1},
+            {"PREFETCH": 1_000},
+            {"WORKERS": 1, "EXECUTION": "prefork", "CONCURRENCY": 2},
+            {"WORKERS": 1, "EXECUTION": "threads", "CONCURRENCY": 8},
+        ),
         durability=IN_MEMORY + "; acknowledged before the handler runs (its default): a killed worker loses jobs",
         batching="prefetch; one message per call",
         visibility="none (results ignored)",
@@ -177,8 +306,12 @@ PEERS = (
         package="dramatiq",
         requirements=("dramatiq[redis]==2.2.1", "hiredis==3.5.0"),
         program="dramatiq_program.py",
+        jobs=Jobs(bulk=10_000, work=8_000, single=8_000),
         left=("HLEN dramatiq:bench.msgs",),
-        settings="2 processes with 8 threads, prefetch 1,000",
+        options={"WORKERS": 1, "PROCESSES": 2, "CONCURRENCY": 8, "PREFETCH": 1_000},
+        words={"PROCESSES": "processes", "CONCURRENCY": "threads of each", "PREFETCH": "prefetch"},
+        also="no results",
+        sweep=({"PROCESSES": 1}, {"CONCURRENCY": 2}, {"CONCURRENCY": 32}, {"PREFETCH": 100}),
         durability=IN_MEMORY,
         batching="prefetch; one message per call, one acknowledgement each",
         visibility="none",
@@ -190,9 +323,12 @@ PEERS = (
         package="arq",
         requirements=("arq==0.28.0", "hiredis==3.5.0", "uvloop==0.23.0"),
         program="arq_program.py",
-        workers=2,
+        jobs=Jobs(bulk=15_000, work=3_000, single=10_000),
         left=("ZCARD bench",),
-        settings="2 workers, max_jobs 100 each, poll_delay 5 ms, keep_result 0; 64 enqueue_job at once",
+        options={"WORKERS": 2, "CONCURRENCY": 100},
+        words={"CONCURRENCY": "max_jobs of each"},
+        also="poll_delay 5 ms, keep_result 0, bulk by 64 enqueue_job at once",
+        sweep=({"WORKERS": 1}, {"CONCURRENCY": 20}, {"CONCURRENCY": 500}),
         durability=IN_MEMORY,
         batching="reads many ids; several commands per job",
         visibility="none (keep_result 0)",
@@ -204,9 +340,12 @@ PEERS = (
         package="saq",
         requirements=("saq[redis]==0.26.4", "hiredis==3.5.0", "uvloop==0.23.0", "typing_extensions==4.16.0"),
         program="saq_program.py",
-        workers=2,
+        jobs=Jobs(work=6_000, single=10_000),
         left=("ZCARD saq:bench:incomplete",),
-        settings="2 workers, concurrency 50 each, ttl -1; 64 enqueue at once",
+        options={"WORKERS": 2, "CONCURRENCY": 50},
+        words={"CONCURRENCY": "concurrency of each"},
+        also="ttl -1, bulk by 64 enqueue at once",
+        sweep=({"WORKERS": 1}, {"CONCURRENCY": 10}, {"CONCURRENCY": 200}),
         durability=IN_MEMORY,
         batching="none: several commands per job",
         visibility="none (ttl -1)",
@@ -218,9 +357,12 @@ PEERS = (
         package="rq",
         requirements=("rq==2.12.0", "hiredis==3.5.0"),
         program="rq_program.py",
-        workers=2,
+        jobs=Jobs(work=1_000, single=4_000),
         left=("LLEN rq:queue:bench", "ZCARD rq:wip:bench"),
-        settings="2 SimpleWorkers (no fork per job), JSON, result_ttl 0; enqueue_many by 1,000",
+        options={"WORKERS": 2, "CHUNK": 1_000},
+        words={"CHUNK": "enqueue_many by"},
+        also="SimpleWorker (no fork per job), JSON, result_ttl 0",
+        sweep=({"WORKERS": 1}, {"WORKERS": 4}, {"CHUNK": 5_000}),
         durability=IN_MEMORY,
         batching="none in the worker; a pipeline for bulk enqueue",
         visibility="none (result_ttl 0)",

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.catalog import Peer, Store
+from bench.peers.peer import Peer, Store
 
 ROOT = Path("build/peers").absolute()
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,6 +36,8 @@ def install(peer: Peer) -> Installed:
 
         names = ("headgate", "grpcio", "asyncpg", "uvloop")
         return Installed((sys.executable, str(PROGRAMS / peer.program)), {name: version(name) for name in names})
+    if peer.program.endswith(".go"):
+        return _go(peer)
     return _node(peer) if peer.program.endswith(".mjs") else _python(peer)
 
 
@@ -76,6 +78,22 @@ def _node(peer: Peer) -> Installed:
         versions["node" if name.startswith("node-") else name] = str(package["version"])
     node = folder / "node_modules" / peer.requirements[-1].rpartition("@")[0] / "bin" / "node"
     return Installed((str(node), str(folder / peer.program)), versions)
+
+
+def _go(peer: Peer) -> Installed:
+    """Built from the program's folder, which holds go.mod and go.sum; the ordinary client fetches the modules."""
+    go = shutil.which("go")
+    if go is None:
+        raise NotInstallable("no Go")
+    source, program = (PROGRAMS / peer.program).parent, ROOT / peer.name / "program"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    _run(go, "build", "-mod=readonly", "-o", str(program), ".", folder=source)
+    listed = _run(
+        go, "list", "-m", "-f", "{{.Path}} {{.Version}}", peer.package, "github.com/jackc/pgx/v5", folder=source
+    )
+    versions = {path.split("/")[2]: version.removeprefix("v") for path, version in map(str.split, listed.splitlines())}
+    versions["go"] = _run(go, "env", "GOVERSION").strip().removeprefix("go")
+    return Installed((str(program),), versions)
 
 
 def find_python(oldest: tuple[int, int]) -> str:

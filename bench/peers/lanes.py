@@ -25,30 +25,30 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.catalog import Peer, Store
 from bench.peers.install import Installed
+from bench.peers.peer import Peer, Store
 from bench.peers.processes import Count, Programs, held_still
-from bench.peers.results import Entry, Pickup, Round
+from bench.peers.results import LARGE, SMALL, Entry, Pickup, Round
 from bench.peers.services import Eye, Postgres, Redis, headgate_server
 
 FOLDER = Path("build/peers/run").absolute()
 WARM_UP = 20
 APART_SECONDS = 0.03
-FAST = 5_000
-"""Jobs a second of a cycle above which the large size is worth its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything."""
+    """How much of everything; the catalogue has the number of jobs of each peer."""
 
-    jobs: int = 20_000
     many: int = 200_000
     pickups: int = 300
-    cap: float = 30
+    cap: float = 15
     rounds: int = 3
-    enough: float = 8
-    """Seconds of one lane in the first round after which it gets no further one."""
+    scale: float = 1.0
+    """Of the catalogue's numbers of jobs."""
+
+    def scaled(self, jobs: int) -> int:
+        return max(200, round(jobs * self.scale))
 
 
 class Stuck(Exception):
@@ -62,30 +62,26 @@ class Bench:
         self._peer, self._installed, self._store, self._sizes = peer, installed, store, sizes
 
     async def run(self, entry: Entry, *, short: bool = False) -> None:
-        """One more round of all lanes that are not known well enough; `short` leaves out the large size and pickups."""
-        jobs, many = self._sizes.jobs, self._sizes.many
+        """One more round of all lanes; `short` leaves out the large size and pickups."""
+        jobs, scaled = self._peer.jobs, self._sizes.scaled
         rounds = entry.setdefault("rounds", {"bulk": {}, "drain": {}, "cycle": {}, "single": {}})
         pickups = entry.setdefault("pickups", [])
-        await self._size(rounds, jobs)
-        if self._wanted(single := rounds["single"].setdefault(str(jobs), [])):
-            single.append(await self._single(jobs))
-        first = rounds["cycle"][str(jobs)][0]
-        if not short and many > jobs and first["jobs"] / first["seconds"] > FAST:
-            await self._size(rounds, many)
-        if not short:
-            pickups.append(await self._pickup(self._sizes.pickups))
+        await self._size(rounds, SMALL, bulk=scaled(jobs.bulk), work=scaled(jobs.work))
+        rounds["single"].setdefault(SMALL, []).append(await self.single(scaled(jobs.single)))
+        if short:
+            return
+        if jobs.many:
+            many = scaled(self._sizes.many)
+            await self._size(rounds, LARGE, bulk=many, work=many)
+        pickups.append(await self._pickup(self._sizes.pickups))
 
-    async def _size(self, rounds: dict[str, dict[str, list[Round]]], jobs: int) -> None:
-        bulk, drain, cycle = (rounds[lane].setdefault(str(jobs), []) for lane in ("bulk", "drain", "cycle"))
-        if self._wanted(bulk) or self._wanted(drain):
-            filled, drained = await self._bulk_and_drain(jobs)
-            bulk.append(filled)
-            drain.append(drained)
-        if self._wanted(cycle):
-            cycle.append(await self._cycle(jobs))
-
-    def _wanted(self, known: list[Round]) -> bool:
-        return not known or known[0]["seconds"] < self._sizes.enough
+    async def _size(self, rounds: dict[str, dict[str, list[Round]]], size: str, *, bulk: int, work: int) -> None:
+        filled, drained = await self.bulk_and_drain(work)
+        if bulk != work:
+            filled = await self.bulk(bulk)
+        found = {"bulk": filled, "drain": drained, "cycle": await self.cycle(work)}
+        for lane, one in found.items():
+            rounds[lane].setdefault(size, []).append(one)
 
     @asynccontextmanager
     async def _fresh(self) -> AsyncIterator[tuple[Programs, Eye]]:
@@ -97,12 +93,17 @@ class Bench:
             url = self._store.url
             if self._peer.store is Store.HEADGATE:
                 url = await stack.enter_async_context(headgate_server(url))
-            programs = Programs(self._installed, url, FOLDER / "tally")
+            programs = Programs(self._installed, url, FOLDER / "tally", self._peer.options)
             if self._peer.store is not Store.HEADGATE:
                 await asyncio.to_thread(programs.prepare)
             yield programs, await stack.enter_async_context(self._store.eye(self._peer))
 
-    async def _bulk_and_drain(self, jobs: int) -> tuple[Round, Round]:
+    async def bulk(self, jobs: int) -> Round:
+        """Without any worker."""
+        async with self._fresh() as (programs, eye):
+            return await self._bulk(programs, eye, jobs)
+
+    async def bulk_and_drain(self, jobs: int) -> tuple[Round, Round]:
         """Both begin with idle workers that are held still meanwhile (ours: see below)."""
         async with self._fresh() as (programs, eye):
             if self._peer.store is Store.HEADGATE:
@@ -131,7 +132,7 @@ class Bench:
             raise Stuck("the store shows no job after the bulk submit")
         return Round(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
 
-    async def _cycle(self, jobs: int) -> Round:
+    async def cycle(self, jobs: int) -> Round:
         async with self._fresh() as (programs, eye):
             with programs.workers(self._peer.workers):
                 await self._warm(programs, eye)
@@ -148,11 +149,10 @@ class Bench:
                     sent = await sending
                 return await self._until_done(programs, eye, sent.count, since=sent.started, already=WARM_UP)
 
-    async def _single(self, jobs: int) -> Round:
+    async def single(self, jobs: int) -> Round:
         async with self._fresh() as (programs, _):
-            cap = self._sizes.cap / 2
-            with programs.producer("single", jobs, cap) as producer:
-                sent = await asyncio.to_thread(producer.go, seconds=cap + 60)
+            with programs.producer("single", jobs, self._sizes.cap) as producer:
+                sent = await asyncio.to_thread(producer.go, seconds=self._sizes.cap + 60)
             return Round(jobs=sent.count, seconds=sent.ended - sent.started, capped=sent.count < jobs)
 
     async def _pickup(self, jobs: int) -> Pickup:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LABELS, VALUES = 760, 170, 130
+WIDTH, LABELS, VALUES = 820, 170, 200
 ROW, BAR, TOP = 24, 15, 62
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }

@@ -7,7 +7,7 @@ import os
 import signal
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +39,16 @@ class Sent:
 class Programs:
     """All programs of one peer on one store: where they are, and where they count."""
 
-    def __init__(self, installed: Installed, url: str, folder: Path) -> None:
+    def __init__(self, installed: Installed, url: str, folder: Path, options: Mapping[str, object]) -> None:
         self._installed, self._url, self._folder = installed, url, folder
+        self._environ = os.environ | {name: str(value) for name, value in options.items()}
 
     def prepare(self) -> None:
         """Let the library make its tables."""
         done = subprocess.run(
             [*self._installed.command, "prepare", self._url, str(self._folder)],
             capture_output=True,
+            env=self._environ,
             text=True,
             timeout=120,
             check=False,
@@ -103,7 +105,7 @@ class Programs:
     def _start(self, role: str, *rest: str, **streams: int | IO[bytes]) -> subprocess.Popen[bytes]:
         command = [*self._installed.command, role, self._url, str(self._folder), *rest]
         # Of their own session, so that what a library forks can be ended with it.
-        return subprocess.Popen(command, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, env=self._environ, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager

@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 PATH = Path("bench/peers.json")
+SMALL, LARGE = "small", "large"
 
 
-class Rate(TypedDict):
-    """Of one lane at one size."""
+class Figure(TypedDict):
+    """The median of some runs, with the least and the most of them."""
 
-    rate: int
-    min: int
-    max: int
-    rounds: int
+    median: float
+    min: float
+    max: float
+    runs: int
+
+
+class Rate(Figure):
+    """Jobs a second of one lane at one size."""
+
     jobs: int
     capped: bool
 
 
 class Pickup(TypedDict):
-    """Milliseconds."""
+    """One run, in milliseconds."""
 
     jobs: int
     p50_ms: float
     p99_ms: float
+
+
+class Pickups(TypedDict):
+    """All runs, in milliseconds."""
+
+    jobs: int
+    p50_ms: Figure
+    p99_ms: Figure
 
 
 class Round(TypedDict):
@@ -40,7 +55,8 @@ class Round(TypedDict):
 class Entry(TypedDict, total=False):
     """What is known of one peer; `missing` instead of figures when it could not be measured.
 
-    `rounds` and `pickups` are as they were measured; `lanes` and `pickup` are their medians.
+    `rounds` and `pickups` are as they were measured; `lanes` and `pickup` are their medians. `seconds` is how long each
+    round took, with all that is started for it.
     """
 
     measured: str
@@ -48,10 +64,11 @@ class Entry(TypedDict, total=False):
     versions: dict[str, str]
     settings: str
     load_at_start: list[float]
+    seconds: list[float]
     rounds: dict[str, dict[str, list[Round]]]
     pickups: list[Pickup]
     lanes: dict[str, dict[str, Rate]]
-    pickup: Pickup
+    pickup: Pickups
 
 
 class Results(TypedDict):
@@ -75,23 +92,30 @@ def load(path: Path = PATH) -> Results:
 def sum_up(entry: Entry) -> None:
     """The medians of all rounds so far."""
     entry["lanes"] = {
-        lane: {jobs: _spread(rounds) for jobs, rounds in sizes.items()} for lane, sizes in entry["rounds"].items()
+        lane: {size: rate(rounds) for size, rounds in sizes.items()} for lane, sizes in entry["rounds"].items()
     }
     if pickups := entry["pickups"]:
         entry["pickup"] = {
             "jobs": min(one["jobs"] for one in pickups),
-            "p50_ms": round(statistics.median(one["p50_ms"] for one in pickups), 2),
-            "p99_ms": round(statistics.median(one["p99_ms"] for one in pickups), 2),
+            "p50_ms": figure([one["p50_ms"] for one in pickups], 2),
+            "p99_ms": figure([one["p99_ms"] for one in pickups], 2),
         }
 
 
-def _spread(rounds: list[Round]) -> Rate:
-    rates = sorted(one["jobs"] / one["seconds"] for one in rounds)
+def figure(values: Sequence[float], digits: int | None = None) -> Figure:
+    """Of the values of some runs."""
     return {
-        "rate": round(statistics.median(rates)),
-        "min": round(rates[0]),
-        "max": round(rates[-1]),
-        "rounds": len(rounds),
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+        "runs": len(values),
+    }
+
+
+def rate(rounds: Sequence[Round]) -> Rate:
+    """Of the runs of one lane at one size."""
+    return {
+        **figure([one["jobs"] / one["seconds"] for one in rounds]),
         "jobs": min(one["jobs"] for one in rounds),
         "capped": any(one["capped"] for one in rounds),
     }

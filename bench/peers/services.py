@@ -14,8 +14,8 @@ from pathlib import Path
 
 import asyncpg
 
-from bench.peers.catalog import Peer
 from bench.peers.install import ROOT, NotInstallable
+from bench.peers.peer import Peer
 from bench.stack import SERVE
 from headgate.embedded import Cluster
 from headgate.store.connect import connect

@@ -15,9 +15,9 @@ from bench.table import BROKEN, show, verdicts
 YARDSTICK = "64d686414efef41324d768a7add8979b"
 
 
-def test_a_spread_is_median_least_and_most() -> None:
-    assert spread([3, 1, 2]) == {"median": 2, "min": 1, "max": 3}
-    assert spread([0.1234, 0.4567], 2) == {"median": 0.29, "min": 0.12, "max": 0.46}
+def test_a_spread_is_median_least_and_most_of_so_many_runs() -> None:
+    assert spread([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "runs": 3}
+    assert spread([0.1234, 0.4567], 2) == {"median": 0.29, "min": 0.12, "max": 0.46, "runs": 2}
     assert (median(spread([3, 1, 2])), median(7.5)) == (2, 7.5)
 
 

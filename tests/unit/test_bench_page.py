@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers.page import PAGE, PLOTS, Page
 from bench.peers.plots import Row, bars
 from bench.peers.processes import Programs
 from bench.peers.programs import kit
-from bench.peers.report import PAGE, PLOTS, Page
-from bench.peers.results import Results, load
+from bench.peers.results import Figure, Results, load
+from bench.peers.sweep import load as load_sweeps
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -22,32 +23,75 @@ def results() -> Results:
     return load()
 
 
+def page_of(results: Results) -> str:
+    return Page(results, {}).files()[PAGE]
+
+
+def section(page: str, heading: str) -> str:
+    return page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def put(figure: Figure, median: float, least: float, most: float, *, runs: int) -> None:
+    figure["median"], figure["min"], figure["max"], figure["runs"] = median, least, most, runs
+
+
+def alike(results: Results) -> Results:
+    """The same with all rates 10 (9 … 11) of three runs, and all pickups 5 (4 … 6) ms."""
+    changed = deepcopy(results)
+    for entry in changed["peers"].values():
+        for sizes in entry.get("lanes", {}).values():
+            for rate in sizes.values():
+                put(rate, 10, 9, 11, runs=3)
+        if "pickup" in entry:
+            for figure in (entry["pickup"]["p50_ms"], entry["pickup"]["p99_ms"]):
+                put(figure, 5, 4, 6, runs=3)
+    return changed
+
+
 def test_the_page_and_its_plots_are_what_the_results_give(results: Results) -> None:
-    files = Page(results).files()
+    files = Page(results, load_sweeps()).files()
     assert set(PLOTS.glob("*.svg")) | {PAGE} == files.keys(), "run `make bench-docs`"
     for path, content in files.items():
         assert path.read_text() == content, f"{path} is not what bench/peers.json gives: run `make bench-docs`"
 
 
 def test_every_lane_that_is_lost_is_named(results: Results) -> None:
-    changed = deepcopy(results)
-    for entry in changed["peers"].values():
-        for sizes in entry.get("lanes", {}).values():
-            for rate in sizes.values():
-                rate["rate"] = 10
-    fastest = changed["peers"]["pgqueuer"]
-    fastest["lanes"]["drain"][next(iter(fastest["lanes"]["drain"]))]["rate"] = 25
-    page = Page(changed).files()[PAGE]
-    losses = page.partition("## Where we lose")[2].partition("\n## ")[0]
-    assert "PgQueuer (PostgreSQL) does 2.50×" in losses
-    assert "| **no** |" in page
+    changed = alike(results)
+    put(changed["peers"]["pgqueuer"]["lanes"]["drain"]["small"], 25, 24, 26, runs=3)
+    put(changed["peers"]["graphile_worker"]["pickup"]["p50_ms"], 2.5, 2, 3, runs=3)
+    page = page_of(changed)
+    lost = section(page, "Where we lose").partition("Level, the spreads overlap:")[0]
+    assert "PgQueuer (PostgreSQL) does 2.50 times as many, 25/s (24 … 26) against our 10/s (9 … 11)." in lost
+    assert "- idle pickup, p50: Graphile Worker (PostgreSQL) needs 2.5 ms (2 … 3), we 5 ms (4 … 6)." in lost
+    assert lost.count("\n- ") == 4, "the two, and what is always said"
+    assert "| PgQueuer: 25/s (24 … 26) | **behind, 0.40×** |" in page
+
+
+def test_what_overlaps_is_called_level_and_not_ahead(results: Results) -> None:
+    changed = alike(results)
+    put(changed["peers"]["headgate"]["lanes"]["cycle"]["small"], 12, 11, 13, runs=3)
+    page = page_of(changed)
+    assert "ahead" not in section(page, "Headgate and the best of the others").partition("Bulk, drain")[0]
+    assert "- In no lane of this run." in section(page, "Where we lose")
+    assert "- cycle, 20,000 jobs: PgQueuer (PostgreSQL) does 0.83 times as many" in section(page, "Where we lose")
+    put(changed["peers"]["headgate"]["lanes"]["cycle"]["small"], 12, 11.5, 13, runs=3)
+    assert "| ahead, 1.20× |" in section(page_of(changed), "Headgate and the best of the others")
+
+
+def test_a_single_run_is_marked_and_not_judged(results: Results) -> None:
+    changed = alike(results)
+    put(changed["peers"]["oban"]["lanes"]["cycle"]["small"], 20, 20, 20, runs=1)
+    page = page_of(changed)
+    assert "| 1 | 20 (one run) | not judged (one run) |" in section(page, "Cycle, 20,000 jobs")
+    assert "A single run on one side, and faster than ours by it:" in section(page, "Where we lose")
+    assert "**Fewer than 3 runs in some lane: oban-py." in page
 
 
 def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> None:
     changed = deepcopy(results)
     changed["peers"]["oban"] = {"measured": "2026-01-01", "missing": "not installed: needs Python 3.12"}
     changed["peers"].pop("saq", None)
-    page = Page(changed).files()[PAGE]
+    page = page_of(changed)
     absent = page.partition("## Not in these tables")[2].partition("\n## ")[0]
     assert "- oban-py: not installed: needs Python 3.12" in absent
     assert "- SAQ: not measured yet" in absent
@@ -55,7 +99,7 @@ def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> N
 
 def test_nothing_is_compared_with_a_figure_of_jobs_that_do_not_complete(results: Results) -> None:
     """codeq cannot be installed here, and the run it publishes completes no job: no ratio, no claim."""
-    page = Page(results).files()[PAGE]
+    page = page_of(results)
     (line,) = [line for line in page.splitlines() if "codeq" in line]
     assert line.startswith("- codeq: not measured")
     assert "×" not in line

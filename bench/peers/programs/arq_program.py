@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 import kit
 from arq import create_pool
 from arq.connections import RedisSettings
 from arq.worker import Worker, func
 
-MAX_JOBS = int(os.environ.get("CONCURRENCY", "100"))
+MAX_JOBS = kit.setting("CONCURRENCY")
 AT_ONCE = 64
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 
 import awa
 import kit
 
-WORKERS = int(os.environ.get("CONCURRENCY", "256"))
-CLAIMERS = int(os.environ.get("CLAIMERS", "2"))
-BATCH = int(os.environ.get("BATCH", "512"))
+WORKERS = kit.setting("CONCURRENCY")
+CLAIMERS = kit.setting("CLAIMERS")
+BATCH = kit.setting("BATCH")
 
 
 def with_host(url: str) -> str:
@@ -25,8 +24,6 @@ class Nothing:
 
 
 class Producer(kit.Producer):
-    chunk = 1_000
-
     async def prepare(self) -> None:
         client = awa.AsyncClient(with_host(self.url))
         await client.migrate()
@@ -34,7 +31,7 @@ class Producer(kit.Producer):
         await client.close()
 
     async def open(self) -> None:
-        self._client = awa.AsyncClient(with_host(self.url), max_connections=16)
+        self._client = awa.AsyncClient(with_host(self.url), max_connections=kit.setting("POOL"))
 
     async def push_many(self, bodies: list[str]) -> None:
         await self._client.enqueue_many_copy([Nothing(body) for body in bodies], queue=kit.QUEUE)

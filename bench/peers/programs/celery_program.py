@@ -8,9 +8,9 @@ import sys
 import kit
 from celery import Celery
 
-PREFETCH = int(os.environ.get("PREFETCH", "100"))
-POOL = os.environ.get("POOL", "solo")
-PROCESSES = os.environ.get("CONCURRENCY", "1")
+PREFETCH = kit.setting("PREFETCH")
+EXECUTION = os.environ["EXECUTION"]
+PROCESSES = kit.setting("CONCURRENCY")
 
 program: kit.Program
 app = Celery("celery_program")
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     app.worker_main(
         [
             "worker",
-            f"--pool={POOL}",
+            f"--pool={EXECUTION}",
             f"--concurrency={PROCESSES}",
             "--loglevel=ERROR",
             "--without-gossip",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import kit
 from chancy import Chancy, Job, Queue, Worker
 
-CONCURRENCY = int(os.environ.get("CONCURRENCY", "500"))
+CONCURRENCY = kit.setting("CONCURRENCY")
 
 
 class Producer(kit.Producer):
-    chunk = 1_000
-
     async def prepare(self) -> None:
         async with Chancy(self.url) as chancy:
             await chancy.migrate()
@@ -29,7 +26,7 @@ class Producer(kit.Producer):
             )
 
     async def open(self) -> None:
-        self._chancy = await Chancy(self.url, max_connection_pool_size=16).__aenter__()
+        self._chancy = await Chancy(self.url, max_connection_pool_size=kit.setting("POOL")).__aenter__()
         self._job = Job(func="chancy_program.nothing", queue=kit.QUEUE)
 
     async def push_many(self, bodies: list[str]) -> None:

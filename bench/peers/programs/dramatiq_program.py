@@ -9,14 +9,14 @@ from pathlib import Path
 if __name__ == "__main__":  # its worker processes import this file, and learn from the environment where they are
     os.environ |= {"PEER_URL": sys.argv[2], "PEER_TALLY": sys.argv[3]}
     # Read by the library when it is imported.
-    os.environ["dramatiq_queue_prefetch"] = os.environ.get("PREFETCH", "1000")
+    os.environ["dramatiq_queue_prefetch"] = os.environ["PREFETCH"]
 
 import dramatiq
 import kit
 from dramatiq.brokers.redis import RedisBroker
 
-PROCESSES = os.environ.get("PROCESSES", "2")
-THREADS = os.environ.get("CONCURRENCY", "8")
+PROCESSES = os.environ["PROCESSES"]
+THREADS = os.environ["CONCURRENCY"]
 
 dramatiq.set_broker(RedisBroker(url=os.environ["PEER_URL"]))
 tally = kit.Tally(Path(os.environ["PEER_TALLY"]))

@@ -2,8 +2,7 @@
 import { makeWorkerUtils, run, runMigrations } from "graphile-worker";
 import * as kit from "./kit.mjs";
 
-const CONCURRENCY = Number(process.env.CONCURRENCY ?? 100);
-const LOCAL_QUEUE = Number(process.env.BATCH ?? 2000);
+const WORKER_POOL = 20; // completions are batched: it does not use more
 const connection = (size) => ({ worker: { connectionString: kit.url, maxPoolSize: size } });
 
 if (kit.role === "prepare") {
@@ -13,19 +12,18 @@ if (kit.role === "prepare") {
   const preset = {
     worker: {
       connectionString: kit.url,
-      concurrentJobs: CONCURRENCY,
-      maxPoolSize: CONCURRENCY + 1,
+      concurrentJobs: kit.setting("CONCURRENCY"),
+      maxPoolSize: WORKER_POOL,
       pollInterval: 2000,
-      localQueue: { size: LOCAL_QUEUE },
+      localQueue: { size: kit.setting("BATCH") },
       completeJobBatchDelay: 0,
       failJobBatchDelay: 0,
     },
   };
   await run({ preset, taskList: { nothing: async (payload) => kit.began(payload.body) } });
 } else {
-  const utils = await makeWorkerUtils({ preset: connection(16) });
+  const utils = await makeWorkerUtils({ preset: connection(kit.setting("POOL")) });
   await kit.produce({
-    chunk: 5000,
     tasks: 64,
     pushMany: (bodies) => utils.addJobs(bodies.map((body) => ({ identifier: "nothing", payload: { body } }))),
     push: (body) => utils.addJob("nothing", { body }),

@@ -9,8 +9,6 @@ import kit
 
 from headgate import Headgate, Job
 
-CONCURRENCY, PREFETCH = 1_000, 3_000
-
 
 class Producer(kit.Producer):
     async def open(self) -> None:
@@ -45,7 +43,7 @@ async def work(program: kit.Program) -> None:
     async def nothing(job: Job) -> None:
         program.tally.began(bytes(job.payload).decode())
 
-    await hg.worker(concurrency=CONCURRENCY, prefetch=PREFETCH).run()
+    await hg.worker(concurrency=kit.setting("CONCURRENCY"), prefetch=kit.setting("PREFETCH")).run()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,12 @@ export const BODY = "x".repeat(100);
 export const QUEUE = "bench";
 export const [role, url, folder, ...rest] = process.argv.slice(2);
 
+/** A setting of bench/peers/catalog.py. */
+export function setting(name) {
+  if (!/^\d+$/.test(process.env[name] ?? "")) throw new Error(`${name} must be set to a number`);
+  return Number(process.env[name]);
+}
+
 const now = () => process.hrtime.bigint(); // CLOCK_MONOTONIC, as Python's time.monotonic_ns()
 const seconds = () => Number(now()) / 1e9;
 const record = new BigInt64Array(3); // handled, when the first began, when the last began
@@ -33,7 +39,7 @@ export function began(body) {
     fs.appendFileSync(path.join(folder, `${process.pid}.waits`), `${at - BigInt(body.trim())}\n`);
 }
 
-/** Play a producer's role: {chunk, tasks, pushMany(bodies), push(body)}. */
+/** Play a producer's role: {tasks, pushMany(bodies), push(body)}. */
 export async function produce(producer) {
   const [count, number] = [Number(rest[0]), Number(rest[1])];
   const lines = readline.createInterface({ input: process.stdin });
@@ -48,11 +54,15 @@ export async function produce(producer) {
       await new Promise((resolve) => setTimeout(resolve, number * 1000));
     }
   } else if (role === "bulk") {
-    while (sent < count && seconds() < deadline) {
-      const size = Math.min(Number(process.env.CHUNK ?? producer.chunk), count - sent);
-      await producer.pushMany(new Array(size).fill(BODY));
-      sent += size;
-    }
+    const chunk = setting("CHUNK");
+    const some = async () => {
+      while (sent < count && seconds() < deadline) {
+        const size = Math.min(chunk, count - sent);
+        sent += size;
+        await producer.pushMany(new Array(size).fill(BODY));
+      }
+    };
+    await Promise.all(Array.from({ length: setting("PARALLEL") }, some));
   } else {
     const some = async () => {
       while (sent < count && seconds() < deadline) {

@@ -24,6 +24,14 @@ QUEUE = "bench"
 _RECORD = struct.Struct("<qqq")  # handled, when the first began, when the last began
 
 
+def setting(name: str, otherwise: int | None = None) -> int:
+    """A setting of bench/peers/catalog.py; `otherwise` is for what a library has no setting of."""
+    found = os.environ.get(name, otherwise)
+    if found is None:
+        raise SystemExit(f"{name} must be set to a number")
+    return int(found)
+
+
 class Tally:
     """How many jobs began in this process, where the measuring process can see it at any time."""
 
@@ -61,8 +69,6 @@ class Tally:
 class Producer:
     """How one library takes jobs; subclasses fill in what it offers."""
 
-    chunk = 1_000
-    """How many jobs go into one call of `push_many`."""
     tasks = 64
     """From how many tasks (or threads, see `BlockingProducer`) single jobs are submitted at once."""
 
@@ -87,13 +93,18 @@ class Producer:
         """Disconnect."""
 
     async def bulk(self, count: int, deadline: float) -> int:
-        """Chunk after chunk; how many were sent before the deadline."""
+        """Chunk after chunk, or some chunks at once; how many were sent before the deadline."""
+        chunk, parallel = setting("CHUNK", 1_000), setting("PARALLEL", 1)
         sent = 0
-        chunk = int(os.environ.get("CHUNK", self.chunk))
-        while sent < count and time.monotonic() < deadline:
-            size = min(chunk, count - sent)
-            await self.push_many([BODY] * size)
-            sent += size
+
+        async def some() -> None:
+            nonlocal sent
+            while sent < count and time.monotonic() < deadline:
+                size = min(chunk, count - sent)
+                sent += size
+                await self.push_many([BODY] * size)
+
+        await asyncio.gather(*(some() for _ in range(parallel)))
         return sent
 
     async def single(self, count: int, deadline: float) -> int:

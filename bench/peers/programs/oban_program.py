@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 import kit
 from oban import Oban, worker
 from oban.schema import install
 from psycopg_pool import AsyncConnectionPool
 
-LIMIT = int(os.environ.get("CONCURRENCY", "500"))
+LIMIT = kit.setting("CONCURRENCY")
 tally: kit.Tally
 
 
@@ -21,21 +20,19 @@ class Nothing:
         tally.began(job.args["body"])  # type: ignore[attr-defined]
 
 
-async def pool(url: str) -> AsyncConnectionPool:
-    made = AsyncConnectionPool(url, min_size=16, max_size=16, open=False)
+async def pool(url: str, *, size: int = 16) -> AsyncConnectionPool:
+    made = AsyncConnectionPool(url, min_size=size, max_size=size, open=False)
     await made.open()
     return made
 
 
 class Producer(kit.Producer):
-    chunk = 1_000
-
     async def prepare(self) -> None:
         async with await pool(self.url) as connections:
             await install(connections)
 
     async def open(self) -> None:
-        self._oban = Oban(pool=await pool(self.url))
+        self._oban = Oban(pool=await pool(self.url, size=kit.setting("POOL")))
 
     async def push_many(self, bodies: list[str]) -> None:
         await self._oban.enqueue_many([Nothing.new({"body": body}) for body in bodies])

@@ -2,12 +2,10 @@
 import { PgBoss } from "pg-boss";
 import * as kit from "./kit.mjs";
 
-const BATCH = Number(process.env.BATCH ?? 5000);
-const WORKERS = Number(process.env.CONCURRENCY ?? 2);
 const working = kit.role === "work";
 const boss = new PgBoss({
   connectionString: kit.url,
-  max: 16,
+  max: working ? 16 : kit.setting("POOL"),
   supervise: working || kit.role === "prepare",
   schedule: false,
   useListenNotify: working,
@@ -21,8 +19,8 @@ if (kit.role === "prepare") {
   process.exit(0);
 } else if (working) {
   const options = {
-    batchSize: BATCH,
-    localConcurrency: WORKERS,
+    batchSize: kit.setting("BATCH"),
+    localConcurrency: kit.setting("CONCURRENCY"),
     pollingIntervalSeconds: 0.5,
     notifyPollingIntervalSeconds: 0.5,
     burstWhenBatchFull: true, // fetch again at once while batches come back full
@@ -32,7 +30,6 @@ if (kit.role === "prepare") {
   });
 } else {
   await kit.produce({
-    chunk: 5000,
     tasks: 64,
     pushMany: (bodies) => boss.insert(kit.QUEUE, bodies.map((body) => ({ data: { body } }))),
     push: (body) => boss.send(kit.QUEUE, { body }),

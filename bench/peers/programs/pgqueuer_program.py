@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 from datetime import timedelta
 
 import asyncpg
 import kit
 from pgqueuer import AsyncpgDriver, AsyncpgPoolDriver, Job, PgQueuer, Queries
 
-BATCH = int(os.environ.get("BATCH", "1000"))
+BATCH = kit.setting("BATCH")
 
 
 class Producer(kit.Producer):
-    chunk = 1_000
-
     async def prepare(self) -> None:
         connection = await asyncpg.connect(self.url)
         await Queries(AsyncpgDriver(connection)).install()  # durability "durable", its default
         await connection.close()
 
     async def open(self) -> None:
-        self._pool = await asyncpg.create_pool(self.url, min_size=16, max_size=16)
+        self._pool = await asyncpg.create_pool(self.url, min_size=kit.setting("POOL"), max_size=kit.setting("POOL"))
         self._queries = Queries(AsyncpgPoolDriver(self._pool))
 
     async def push_many(self, bodies: list[str]) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 
 import kit
 from procrastinate import App, PsycopgConnector
 
 logging.getLogger("procrastinate").setLevel(logging.ERROR)
-CONCURRENCY = int(os.environ.get("CONCURRENCY", "50"))
+CONCURRENCY = kit.setting("CONCURRENCY")
 
 
-def application(url: str, *, began: kit.Tally | None = None) -> App:
-    app = App(connector=PsycopgConnector(conninfo=url, min_size=16, max_size=16))
+def application(url: str, *, began: kit.Tally | None = None, pool: int = 16) -> App:
+    app = App(connector=PsycopgConnector(conninfo=url, min_size=pool, max_size=pool))
 
     @app.task(name="nothing", queue=kit.QUEUE)
     async def nothing(body: str) -> None:
@@ -24,15 +23,13 @@ def application(url: str, *, began: kit.Tally | None = None) -> App:
 
 
 class Producer(kit.Producer):
-    chunk = 1_000
-
     async def prepare(self) -> None:
         app = application(self.url)
         async with app.open_async():
             await app.schema_manager.apply_schema_async()
 
     async def open(self) -> None:
-        self._app = application(self.url)
+        self._app = application(self.url, pool=kit.setting("POOL"))
         await self._app.open_async().__aenter__()
         self._task = self._app.tasks["nothing"]
 

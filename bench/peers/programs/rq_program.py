@@ -12,8 +12,6 @@ from rq.serializers import JSONSerializer
 
 
 class Producer(kit.BlockingProducer):
-    chunk = 1_000
-
     async def open(self) -> None:
         self._queue = Queue(kit.QUEUE, connection=Redis.from_url(self.url), serializer=JSONSerializer)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import kit
 from redis.asyncio import BlockingConnectionPool, Redis
 from saq import Worker
 from saq.queue.redis import RedisQueue
 
-CONCURRENCY = int(os.environ.get("CONCURRENCY", "50"))
+CONCURRENCY = kit.setting("CONCURRENCY")
 AT_ONCE = 64
 
 
@@ -21,8 +20,6 @@ def queue(url: str, *, connections: int) -> RedisQueue:
 
 class Producer(kit.Producer):
     """SAQ has no call for many jobs: many `enqueue` at once is what its own benchmark does."""
-
-    chunk = 1_000
 
     async def open(self) -> None:
         self._queue = queue(self.url, connections=AT_ONCE)
