@@ -30,6 +30,7 @@ from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import StoreBusy
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -134,6 +135,7 @@ class WatchedStore(Store):
         self.asked: list[Asked] = []
         self.got: list[int] = []
         self.renewed_rows = 0
+        self.timeouts = 0  # calls that waited for somebody's lock in vain
         self.before: dict[str, Hook] = {}
         self.after: dict[str, Hook] = {}
         self._statements = 0
@@ -161,7 +163,11 @@ class WatchedStore(Store):
         except BaseException:
             call.close()
             raise
-        answer = await call
+        try:
+            answer = await call
+        except StoreBusy as error:
+            self.timeouts += error.locked
+            raise
         if (hook := self.after.get(verb)) is not None:
             await hook()
         return answer

@@ -89,6 +89,39 @@ async def test_unanswered_outcomes_are_sent_again_after_a_reconnect() -> None:
             assert not third.frames("outcomes")
 
 
+async def test_an_outcome_whose_job_is_locked_is_kept_held_and_sent_again() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+
+        @app.job("t")
+        async def answer(n: int) -> int:
+            if n == 3:
+                raise Abandon
+            return n
+
+        server.answers_outcomes = False
+        async with working(app, server) as (worker, link):
+            one, two, three = link.deliver("t", b'{"n":1}', b'{"n":2}', b'{"n":3}')
+            await until(lambda: len(link.completed()) == 2 and link.others(), "all were sent")
+            server.answers_outcomes = True
+            sent = list(link.frames("outcomes"))
+            for outcomes in sent:
+                ids = [*outcomes.ids, *(other.id for other in outcomes.others)]
+                odd = [
+                    jobs_pb2.Receipt(place=place, code=jobs_pb2.RECEIPT_LOCKED)
+                    for place, job in enumerate(ids)
+                    if job != one
+                ]
+                link.receipts(outcomes.seq, *odd)
+            await until(lambda: worker.receipts.get("applied") == 3, "the locked ones were sent again")
+            again = link.frames("outcomes")[len(sent) :]
+            assert {job: result for frame in again for job, result in zip(frame.ids, frame.results, strict=True)} == {
+                two: b"2"
+            }
+            assert [other.id for frame in again for other in frame.others] == [three]
+            assert worker.receipts["locked"] == 2
+
+
 async def test_outcomes_the_server_could_not_write_are_sent_again_on_the_same_stream() -> None:
     async with fake_server() as server:
         app = Headgate(server.address)

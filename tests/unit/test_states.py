@@ -20,10 +20,11 @@ def test_the_stored_numbers_never_change() -> None:
         "cancelled": 7,
     }
     assert [word.label for word in OutcomeKind] == ["completed", "failed", "nack", "abandon", "snooze", "lapsed"]
-    assert [word.label for word in Receipt] == ["applied", "duplicate", "stale", "unknown"]
+    assert [word.label for word in Receipt] == ["applied", "duplicate", "stale", "unknown", "locked"]
     assert [word.label for word in SubmitReceipt] == ["created", "duplicate", "conflict", "refused"]
     assert [int(word) for word in OutcomeKind] == [0, 1, 2, 3, 4, 5]
-    assert [int(word) for word in Receipt] == [int(word) for word in SubmitReceipt] == [0, 1, 2, 3]
+    assert [int(word) for word in SubmitReceipt] == [0, 1, 2, 3]
+    assert [int(word) for word in Receipt] == [0, 1, 2, 3, 5]  # 4 is the wire's own: invalid
     assert {word.label: int(word) for word in EventKind} == {
         "failed": 1,
         "nacked": 2,

@@ -4,6 +4,10 @@ Outcomes are idempotent by job and epoch, so a flush whose fate is unknown is si
 long as the database is away, because a worker's finished work must not be lost to an outage. Workers wait for their
 receipts. A flush that the database refuses for another reason, or that runs into a bug of ours, is halved until the row
 it fails on stands alone: one caller's bad row is never another's error.
+
+Nor is one caller's lock another's delay. A row that another transaction has locked is waited for a tenth of a second;
+then the flush is written without it. Its sender is told that nothing is decided (receipt LOCKED), and it is tried again
+by itself, without waiting, until the row is free or half a minute is over.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import uniform
+from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.links import Delivery, Link
@@ -40,6 +45,15 @@ MOST_REFUSALS = 100
 """Refused statements after which a flush of which nothing could be written is given up: then it is not the rows. Half
 as many, and a single parcel is: it takes about 11 to find one bad row among 2,000."""
 
+MOST_LOCK_REFUSALS: Final = 12
+"""Lock timeouts of 15 ms in one flush from which locked jobs were left out: something else is locked, such as the
+usage of a limit. It takes 11 halvings to find one row of 2,000; then what is left counts as locked."""
+LOCKED_SECONDS: Final = 30.0
+"""How long an outcome whose row is locked is tried again here. Its sender may send it again at any time."""
+LOCKED_MOST: Final = 10_000
+"""Outcomes that are tried again; more are their senders' to send again."""
+_TRY_FIRST, _TRY_LONGEST = 0.1, 1.0
+
 Answer = SettledOutcome | HeadgateError
 """What became of one outcome; an error: the database refuses this very row, and its job stays as it was."""
 Done = Callable[[Mapping[int, Answer]], None]
@@ -58,6 +72,8 @@ class OutcomeParcel:
     failed: Callable[[HeadgateError], None]
     link: Link | None = None
     size: int = 0
+    tries: int = 0  # how often these rows were found locked
+    until: float = 0.0  # by the loop's clock: when they are not tried again any more
 
     @property
     def rows(self) -> int:
@@ -65,6 +81,23 @@ class OutcomeParcel:
 
     def fail(self, error: HeadgateError) -> None:
         self.failed(error)
+
+    def key(self, place: int) -> tuple[int, UUID, int]:
+        """Tenant, job and epoch of one row."""
+        if place < len(self.ids):
+            return self.tenant_no, self.ids[place], self.epochs[place]
+        return self.tenant_no, *self.others[place - len(self.ids)][:2]
+
+    def copy_row(self, other: OutcomeParcel, place: int) -> None:
+        """Take over one row of another parcel; completions before the rest, as they stand there."""
+        if place < len(other.ids):
+            self.ids = [*self.ids, other.ids[place]]
+            self.epochs = [*self.epochs, other.epochs[place]]
+            self.results = [*self.results, other.results[place]]
+            self.size += 100 + len(other.results[place])
+        else:
+            self.others = [*self.others, other.others[place - len(other.ids)]]
+            self.size += 200
 
 
 class OutcomeWriter:
@@ -86,6 +119,7 @@ class OutcomeWriter:
         self._on_room = on_room  # topics in which a limit lets others start now
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
+        self._locked: set[tuple[int, UUID, int]] = set()  # (tenant, job, epoch): outcomes that are tried again
         self.writer: GroupWriter[OutcomeParcel] = GroupWriter("outcomes", self._write)
 
     def put(self, parcel: OutcomeParcel) -> None:
@@ -119,6 +153,8 @@ class OutcomeWriter:
                 parcel.fail(failed[id(parcel)])
             else:
                 self._settled(parcel, answer)
+                if self._locked or answer:
+                    self._try_locked_again(parcel, answer)
 
     async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
         """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.
@@ -127,8 +163,9 @@ class OutcomeWriter:
         """
         failed: dict[int, HeadgateError] = {}
         refusals: Counter[int] = Counter()
+        locks = 0
         written = False
-        waiting = [pieces]
+        waiting = self._apart(pieces) if self._locked else [pieces]
         while waiting:
             part = [piece for piece in waiting.pop() if id(piece[0]) not in failed] if failed else waiting.pop()
             try:
@@ -137,6 +174,14 @@ class OutcomeWriter:
                     written = True
             except HeadgateError as error:
                 parcel, rows, answer = part[0]
+                if isinstance(error, StoreBusy) and error.locked:
+                    locks += 1
+                    if locks >= MOST_LOCK_REFUSALS or (len(part) == 1 and len(rows) == 1):
+                        for _, rows, answer in part:
+                            answer.update(dict.fromkeys(rows, _LOCKED))
+                    else:
+                        waiting += reversed(_halves(part))
+                    continue
                 refusals[id(parcel) if len(part) == 1 else 0] += 1
                 if isinstance(error, (*RETRIED, SchemaMismatch)) or (not written and refusals.total() > MOST_REFUSALS):
                     raise
@@ -150,6 +195,16 @@ class OutcomeWriter:
                     answer[rows[0]] = error.with_traceback(None)
         return failed
 
+    def _apart(self, pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+        """What was found locked before is written last, by itself: it may cost time to find out what it waits for."""
+        again = {
+            id(parcel)
+            for parcel, _, _ in pieces
+            if parcel.tries or any(parcel.key(place) in self._locked for place in range(parcel.rows))
+        }
+        parts = [[one for one in pieces if id(one[0]) in again], [one for one in pieces if id(one[0]) not in again]]
+        return [part for part in parts if part]
+
     async def _settle_or_blame(self, pieces: Sequence[Piece]) -> None:
         """Write; a bug of ours is an error like any other, and whose row it is about can be found like any other's."""
         try:
@@ -162,8 +217,10 @@ class OutcomeWriter:
 
     async def _settle_part(self, pieces: Sequence[Piece]) -> None:
         wait = 0.05
+        skip_locked = bool(self._locked)
         while True:
             flush = self._store.new_outcomes()
+            flush.skip_locked = skip_locked
             placed: list[Sequence[int]] = []
             for parcel, rows, _ in pieces:
                 done, first_other = slice(rows.start, rows.stop), len(parcel.ids)
@@ -177,6 +234,11 @@ class OutcomeWriter:
             try:
                 odd = await self._store.settle(flush)
             except RETRIED as error:
+                if isinstance(error, StoreBusy) and error.locked:
+                    if skip_locked:
+                        raise
+                    skip_locked = True
+                    continue
                 log.warning("outcomes_delayed rows=%d error=%s", sum(len(rows) for _, rows, _ in pieces), error)
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
@@ -191,7 +253,7 @@ class OutcomeWriter:
     def _settled(self, parcel: OutcomeParcel, answer: Mapping[int, Answer]) -> None:
         link = parcel.link
         if link is not None:
-            still = _refused(parcel, answer, link) if answer else {}
+            still = _undecided(parcel, answer, link) if answer else {}
             link.settled(parcel.ids, parcel.epochs)
             link.settled((job_id for job_id, _, _ in parcel.others), (epoch for _, epoch, _ in parcel.others))
             link.held.update(still)
@@ -214,6 +276,52 @@ class OutcomeWriter:
                     self._on_final(parcel.tenant_no, job_id)
         parcel.done(answer)
 
+    def _try_locked_again(self, parcel: OutcomeParcel, answer: Mapping[int, Answer]) -> None:
+        """Try the rows of a parcel that are locked again in a moment, unless that is about to be done already."""
+        loop = asyncio.get_running_loop()
+        if parcel.tries:
+            self._forget(parcel)
+        locked = [place for place, told in answer.items() if is_locked(told)]
+        if not locked:
+            return
+        again = OutcomeParcel(
+            parcel.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, link=parcel.link
+        )
+        again.tries = parcel.tries + 1
+        again.until = parcel.until or loop.time() + LOCKED_SECONDS
+        if not parcel.tries:
+            log.warning("outcomes_locked rows=%d first=%s", len(locked), parcel.key(locked[0])[1])
+        if loop.time() > again.until:
+            log.warning("outcomes_given_up rows=%d reason=locked first=%s", len(locked), parcel.key(locked[0])[1])
+            return
+        for place in sorted(locked):
+            if (key := parcel.key(place)) in self._locked or len(self._locked) >= LOCKED_MOST:
+                continue
+            self._locked.add(key)
+            again.copy_row(parcel, place)
+        if again.rows:
+            wait = min(_TRY_LONGEST, _TRY_FIRST * 2**parcel.tries)
+            loop.call_later(wait * uniform(0.75, 1.0), self._put_again, again)  # noqa: S311 - jitter
+
+    def _put_again(self, parcel: OutcomeParcel) -> None:
+        try:
+            self.writer.put(parcel)
+        except HeadgateError:  # this instance stops, or has too much to do: their senders were told to send again
+            self._forget(parcel)
+
+    def _forget(self, parcel: OutcomeParcel) -> None:
+        self._locked.difference_update(parcel.key(place) for place in range(parcel.rows))
+
+
+class _Locked:
+    """The answer for a row of which something could not be locked."""
+
+    receipt = Receipt.LOCKED
+    state = None
+    run_at = None
+
+
+_LOCKED: Final = _Locked()
 
 Piece = tuple[OutcomeParcel, range, dict[int, Answer]]
 """Rows of a parcel, and where their answers go."""
@@ -233,10 +341,15 @@ def _halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
     return front, back
 
 
-def _refused(
+def is_locked(told: Answer | None) -> bool:
+    """Whether nothing was decided, because another transaction has the row."""
+    return told is not None and not isinstance(told, HeadgateError) and told.receipt is Receipt.LOCKED
+
+
+def _undecided(
     parcel: OutcomeParcel, answer: Mapping[int, Answer], link: Link
 ) -> dict[UUID, tuple[int, int, float, int]]:
     """What a link still holds because its outcome could not be written: as it is held now."""
     ids = [*parcel.ids, *(job_id for job_id, _, _ in parcel.others)]
-    places = [place for place, told in answer.items() if isinstance(told, HeadgateError)]
+    places = [place for place, told in answer.items() if isinstance(told, HeadgateError) or is_locked(told)]
     return {ids[place]: link.held[ids[place]] for place in places if ids[place] in link.held}

@@ -171,6 +171,7 @@ class StoreBusy(StoreError):
     """A lock or statement timeout, a deadlock or too many connections; retry after a short wait."""
 
     code = "store_busy"
+    locked = False  # another transaction holds a lock for longer than this call waits; nothing of it was written
 
 
 class StorageFull(StoreError):

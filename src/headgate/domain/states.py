@@ -70,6 +70,7 @@ class Receipt(Word):
     DUPLICATE = 1  # this very outcome was applied before: the sender may forget it
     STALE = 2  # the lease was lost, or another outcome came first: nothing was changed
     UNKNOWN = 3  # no such job, or it is another tenant's
+    LOCKED = 5  # another transaction has its row: nothing was decided, and it is tried again (4 is taken on the wire)
 
 
 class SubmitReceipt(Word):

@@ -117,7 +117,9 @@ def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateErro
     # Only the primary message: DETAIL may carry the values of a row, hence somebody's payload.
     state, message = error.sqlstate or "", error.args[0] if error.args else ""
     if state in _BUSY:
-        return StoreBusy(f"the database is busy: {_BUSY[state]}; try again ({state}: {message})")
+        busy = StoreBusy(f"the database is busy: {_BUSY[state]}; try again ({state}: {message})")
+        busy.locked = state == "55P03"
+        return busy
     if state in _TURNED_AWAY:
         return StoreUnavailable(f"the database turned the connection away: {message}")
     if state in _ENDED or state.startswith("08"):

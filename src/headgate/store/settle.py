@@ -6,7 +6,7 @@ comes back as nothing at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import repeat
@@ -25,7 +25,10 @@ from headgate.store.partitions import fetch_into_days
 
 SETTLE: Final = """
 SELECT ord, receipt, state, run_at
-  FROM headgate.settle_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"""
+  FROM headgate.settle_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 100)"""
+SETTLE_UNLOCKED: Final = """
+SELECT ord, receipt, state, run_at
+  FROM headgate.settle_unlocked_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 15)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ _NAMES: Final = (
 )
 _MAY_FREE: Final = 9  # a row that concerns no outcome
 APPLIED: Final = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
+LOCKED: Final = Settled(receipt=Receipt.LOCKED)
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class OutcomeFlush:
         self._others: dict[int, _Other] = {}
         self._seen: set[tuple[int, UUID]] = set()
         self._repeats: list[_Repeat] = []  # a job's second and later outcomes
+        self.skip_locked = False  # answer rows that others have locked with LOCKED; else such a row fails the call
         self.may_free = False  # written: jobs that waited for some of these may be free now
         self.freed: set[int] = set()  # topics that have room, or new pending jobs, since this was settled
 
@@ -151,6 +156,16 @@ class OutcomeFlush:
         other.error_messages.append(error.message if error else None)
         other.error_traces.append(error.traceback or None if error else None)
 
+    def _jobs_at(self, places: Container[int]) -> set[tuple[int, UUID]]:
+        """The jobs whose first outcomes are at these places."""
+        return {
+            (tenant_no, job_id)
+            for by_tenant in (self._done, self._others)
+            for tenant_no, part in by_tenant.items()
+            for place, job_id in zip(part.places, part.ids, strict=True)
+            if place in places
+        }
+
     def _arguments(self) -> tuple[tuple[object, ...], list[int]]:
         """The call's arguments, and the place of each of its ords."""
         # Tenants ascending: everybody who waits for row locks takes them in key order.
@@ -186,14 +201,14 @@ async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
         return {}
     answers = await _settle_firsts(db, flush)
     if flush._repeats:
-        answers |= await _settle_repeats(db, flush)
+        answers |= await _settle_repeats(db, flush, answers)
     return answers
 
 
 async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
     arguments, places = flush._arguments()
     with translating(writing=True, names=_NAMES):
-        rows = await fetch_into_days(db, SETTLE, *arguments)
+        rows = await fetch_into_days(db, SETTLE_UNLOCKED if flush.skip_locked else SETTLE, *arguments)
     flush.may_free = any(row[1] == _MAY_FREE for row in rows)
     flush.freed.update(-row[0] for row in rows if row[0] < 0)
     return {
@@ -205,17 +220,22 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
     }
 
 
-async def _settle_repeats(db: Connection, firsts: OutcomeFlush) -> dict[int, Settled]:
+async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[int, Settled]) -> dict[int, Settled]:
     """A job's second and later outcomes, one after the other; equal ones are sent once, or a worker that stutters would
-    cost a call for each."""
+    cost a call for each. If its first one could not be decided, neither are they: the first one counts."""
     answers: dict[int, Settled] = {}
+    locked = firsts._jobs_at({place for place, answer in told.items() if answer.receipt is Receipt.LOCKED})
     said: dict[tuple[int, UUID, int, OutcomeKind], list[_Repeat]] = {}
     for row in firsts._repeats:
-        _, tenant_no, job_id, epoch, outcome = row
+        place, tenant_no, job_id, epoch, outcome = row
+        if (tenant_no, job_id) in locked:
+            answers[place] = LOCKED
+            continue
         said.setdefault((tenant_no, job_id, epoch, kind_of(outcome)), []).append(row)
     waiting = list(said.values())
     while waiting:
         flush = OutcomeFlush()
+        flush.skip_locked = True  # rare, and its firsts are committed: failing now would tell them "duplicate"
         for (_, tenant_no, job_id, epoch, outcome), *_ in waiting:
             flush.add(tenant_no, job_id, epoch, outcome)
         found = await _settle_firsts(db, flush)

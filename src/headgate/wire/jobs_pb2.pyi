@@ -67,6 +67,8 @@ class _ReceiptCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReceiptCo
     """no such job"""
     RECEIPT_INVALID: _ReceiptCode.ValueType  # 4
     """the outcome cannot be accepted; the job stays leased"""
+    RECEIPT_LOCKED: _ReceiptCode.ValueType  # 5
+    """not written yet: another transaction has locked the job's row. Send it again in a moment. The"""
 
 class ReceiptCode(_ReceiptCode, metaclass=_ReceiptCodeEnumTypeWrapper): ...
 
@@ -79,6 +81,8 @@ RECEIPT_UNKNOWN: ReceiptCode.ValueType  # 3
 """no such job"""
 RECEIPT_INVALID: ReceiptCode.ValueType  # 4
 """the outcome cannot be accepted; the job stays leased"""
+RECEIPT_LOCKED: ReceiptCode.ValueType  # 5
+"""not written yet: another transaction has locked the job's row. Send it again in a moment. The"""
 Global___ReceiptCode: _TypeAlias = ReceiptCode  # noqa: Y015
 
 class _Needs:

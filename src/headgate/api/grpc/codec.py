@@ -21,7 +21,7 @@ from headgate.domain.jobs import Submission
 from headgate.domain.links import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.rank import unix_us
-from headgate.domain.states import State, SubmitReceipt, Word
+from headgate.domain.states import Receipt, State, SubmitReceipt, Word
 from headgate.domain.validation import check_integer, check_run_at, clean_text
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
@@ -32,6 +32,7 @@ _VERSIONS: Final = {7, 8}
 _PLAIN: Final = {"id", "topic", "payload", "fresh"}
 EPOCH_MAX: Final = 2**31 - 1
 HELD_MAX: Final = 100_000
+_LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
 def state_of(state: State | None) -> jobs_pb2.State.ValueType:
@@ -166,6 +167,7 @@ def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_
         code=jobs_pb2.ReceiptCode.ValueType(int(settled.receipt)),
         state=state_of(settled.state),
         run_at_us=at_us(settled.run_at),
+        message=_LOCKED if settled.receipt is Receipt.LOCKED else "",
     )
 
 

@@ -19,7 +19,7 @@ from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import Delivery, Link, LinkEnded, LinkForgotten, Links, Told
-from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter
+from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked
 from headgate.dispatch.ports import LeaseStore, SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
@@ -415,7 +415,8 @@ class WorkerService:
             _check_count(len(request.outcomes))
             bad, good, places = self._judge(request.outcomes)
             answer = await self._settle(tenant_no, good, size=request.ByteSize()) if good else {}
-            self._free(tenant_no, request.worker_id, good)
+            decided = [outcome for row, outcome in enumerate(good) if not is_locked(answer.get(row))]
+            self._free(tenant_no, request.worker_id, decided)
             receipts = [
                 codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
                 for row, place in enumerate(places)

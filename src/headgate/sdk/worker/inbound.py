@@ -69,18 +69,26 @@ class Inbound:
             return
         self.receipts["applied"] += len(sent.jobs) - len(receipts.odd)
         again: list[tuple[Job, jobs.Receipt]] = []
+        locked: set[int] = set()
         for receipt in receipts.odd:
             word = jobs.ReceiptCode.Name(receipt.code).removeprefix("RECEIPT_").lower()
             self.receipts[word] += 1
             if receipt.place >= len(sent.jobs) or receipt.code in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
                 continue
             job = sent.jobs[receipt.place]
+            if receipt.code == jobs.RECEIPT_LOCKED:  # nothing was decided: it is still ours, and so is its outcome
+                locked.add(receipt.place)
+                continue
             log.warning(
                 "the outcome of job %s, epoch %d, was not taken: %s %s", job.id, job.epoch, word, receipt.message
             )
             if receipt.code == jobs.RECEIPT_INVALID and receipt.place < len(sent.message.ids):
                 again.append((job, receipt))
-        self._ledger.acknowledged(sent.jobs)
+        self._ledger.acknowledged([job for place, job in enumerate(sent.jobs) if place not in locked])
+        for place in sorted(locked):
+            self._ledger.outbox.add_later(sent.jobs[place], self._ledger.outbox.outcome_at(sent, place))
+        if locked:
+            self._link.release_soon()
         for job, receipt in again:
             # A result the server cannot take: the job is still leased to us, so say what became of it instead.
             self._ledger.held.setdefault(job.raw_id, job)

@@ -224,6 +224,14 @@ class Link:
         else:
             self._io.loop.call_later(seconds, self._resend, seconds / 2)
 
+    def release_soon(self) -> None:
+        """Send the outcomes that were put off, in a moment."""
+        self._io.loop.call_later(RESEND_SOON_SECONDS, self._release)
+
+    def _release(self) -> None:
+        if self.ledger.outbox.release():
+            self._wake.set()
+
     def _resend_frame(self, seq: int) -> None:
         if self.ledger.outbox.resend(seq):
             self._wake.set()

@@ -40,6 +40,7 @@ class Outbox:
         self._unsent: deque[tuple[Job, Outcome]] = deque()
         self._unanswered: dict[int, Sent] = {}
         self._resend: deque[int] = deque()
+        self._later: list[tuple[Job, Outcome]] = []
         self._seq = 0
         self._count = 0
 
@@ -51,8 +52,20 @@ class Outbox:
         self._unsent.append((job, outcome))
         self._count += 1
 
+    def add_later(self, job: Job, outcome: Outcome) -> None:
+        """Take one outcome that is to be sent when `release` is called."""
+        self._later.append((job, outcome))
+        self._count += 1
+
+    def release(self) -> bool:
+        """Send what was put off; True if there is any."""
+        later, self._later = self._later, []
+        self._unsent.extend(later)
+        return bool(later)
+
     def new_stream(self) -> None:
         """Everything unanswered is sent again, oldest first."""
+        self.release()
         self._resend = deque(sorted(self._unanswered))
 
     def overdue(self, *, sent_before: float) -> bool:
@@ -107,6 +120,13 @@ class Outbox:
         self._unanswered[self._seq] = Sent(into, done + others, now)
         return True
 
+    def outcome_at(self, sent: Sent, place: int) -> Outcome:
+        """What was sent at this place of a frame."""
+        message = sent.message
+        if place < len(message.ids):
+            return message.results[place] if message.results else b""
+        return message.others[place - len(message.ids)]
+
     def answered(self, seq: int) -> Sent | None:
         """The server has answered this frame; None if it was answered before."""
         sent = self._unanswered.pop(seq, None)
@@ -124,7 +144,7 @@ class Outbox:
             for job, result in zip(sent.jobs, results, strict=False):
                 found.append((job, _completed(job, result)))
             found.extend(zip(sent.jobs[len(message.ids) :], message.others, strict=True))
-        for job, outcome in self._unsent:
+        for job, outcome in (*self._unsent, *self._later):
             if isinstance(outcome, bytes):
                 outcome = _completed(job, outcome)
             outcome.id, outcome.epoch = job.raw_id, job.epoch
@@ -134,6 +154,7 @@ class Outbox:
     def clear(self) -> None:
         """Forget everything: it was reported by other means, or cannot be."""
         self._unsent.clear()
+        self._later.clear()
         self._unanswered.clear()
         self._resend.clear()
         self._count = 0

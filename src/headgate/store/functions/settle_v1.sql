@@ -5,12 +5,13 @@
 -- of that number has room, or new pending jobs, since something ended.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
--- caller.
+-- caller. A row that another transaction has locked is waited for, lock_ms_ at the most (0: as long as the session says); then
+-- the call fails, and settle_unlocked_v1 settles what can be settled without it.
 CREATE FUNCTION headgate.settle_v1(
     tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
     other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
-    error_types_ text[], error_messages_ text[], error_traces_ text[])
+    error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int DEFAULT 0)
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
@@ -29,6 +30,7 @@ DECLARE
     v_linked  uuid[];          -- others wait for it, or it has a unique key
     v_limited uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
+    IF lock_ms_ > 0 THEN PERFORM set_config('lock_timeout', lock_ms_::text, true); END IF;
     -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
     IF cardinality(ids_) > 0 AND cardinality(other_ids_) > 0 THEN
         PERFORM headgate.lock_jobs_v1(tenants_ || other_tenants_, counts_ || other_counts_, ids_ || other_ids_);

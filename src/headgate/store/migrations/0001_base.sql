@@ -341,6 +341,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/lock_jobs_v1.sql
 -- include: functions/settle_other_v1.sql
 -- include: functions/settle_v1.sql
+-- include: functions/settle_unlocked_v1.sql
 -- include: functions/renew_v1.sql
 -- include: functions/promote_v1.sql
 -- include: functions/reap_v1.sql

@@ -1,0 +1,70 @@
+-- settle_v1 for a flush of which some row is locked by another transaction: those rows are left out and answered with
+-- receipt 5 (locked), the others are settled at once. One caller's lock is nobody else's delay.
+--
+-- Left out is what runs and cannot be locked at once: settle_v1 locks nothing else. What runs under another epoch is stale,
+-- locked or not, for epochs only grow. In the place of a row that is left out stands an id that no job has.
+CREATE FUNCTION headgate.settle_unlocked_v1(
+    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
+    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
+    other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
+    error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int)
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_locked int[] := '{}';
+    v_base   int := cardinality(ids_);
+    v_one    record;
+BEGIN
+    PERFORM set_config('lock_timeout', lock_ms_::text, true);      -- for what is locked as a whole, or beside the jobs
+    FOR v_one IN SELECT l.ord, l.ours FROM headgate.locked_ords_v1(tenants_, counts_, ids_, epochs_) AS l LOOP
+        v_locked := v_locked || v_one.ord;
+        ids_[v_one.ord] := '00000000-0000-0000-0000-000000000000';
+        epochs_[v_one.ord] := NULL;
+        RETURN QUERY SELECT v_one.ord, CASE WHEN v_one.ours THEN 5 ELSE 2 END::smallint, 1::smallint, NULL::timestamptz;
+    END LOOP;
+    FOR v_one IN SELECT l.ord, l.ours
+                   FROM headgate.locked_ords_v1(other_tenants_, other_counts_, other_ids_, other_epochs_) AS l LOOP
+        v_locked := v_locked || v_base + v_one.ord;
+        other_ids_[v_one.ord] := '00000000-0000-0000-0000-000000000000';
+        other_epochs_[v_one.ord] := NULL;
+        RETURN QUERY
+        SELECT v_base + v_one.ord, CASE WHEN v_one.ours THEN 5 ELSE 2 END::smallint, 1::smallint, NULL::timestamptz;
+    END LOOP;
+    RETURN QUERY
+    SELECT s.ord, s.receipt, s.state, s.run_at
+      FROM headgate.settle_v1(
+               tenants_, counts_, ids_, epochs_, results_, other_tenants_, other_counts_, other_ids_, other_epochs_,
+               other_kinds_, other_delays_ms_, other_permanents_, other_reasons_, error_types_, error_messages_,
+               error_traces_, lock_ms_) AS s
+     WHERE s.ord <> ALL (v_locked);
+END $$;
+
+-- Locks those of these rows that run and that nobody else has locked; returns the ords of the others, and whether the row
+-- runs under the given epoch.
+CREATE FUNCTION headgate.locked_ords_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[])
+RETURNS TABLE (ord int, ours boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_from   int := 1;
+    v_to     int;
+    v_got    uuid[];
+BEGIN
+    FOR v_run IN 1 .. cardinality(tenants_) LOOP
+        v_to := v_from + counts_[v_run] - 1;
+        v_got := ARRAY(SELECT j.id FROM headgate.jobs j
+                        WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (ids_[v_from:v_to]) AND j.state + 0 = 1
+                          FOR UPDATE SKIP LOCKED);
+        -- In a statement of its own: what was released or settled meanwhile is seen as it is now.
+        RETURN QUERY
+        SELECT v_from + u.n::int - 1, j.epoch = u.epoch
+          FROM unnest(ids_[v_from:v_to], epochs_[v_from:v_to]) WITH ORDINALITY AS u(id, epoch, n)
+         CROSS JOIN LATERAL (SELECT j.epoch FROM headgate.jobs j
+                              WHERE j.tenant_no = tenants_[v_run] AND j.id = u.id AND j.state + 0 = 1 LIMIT 1) AS j
+         WHERE u.id NOT IN (SELECT g FROM unnest(v_got) AS g);
+        v_from := v_to + 1;
+    END LOOP;
+END $$;

@@ -1,0 +1,242 @@
+"""Outcomes of jobs whose rows a foreign transaction holds: nobody else waits for that lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.dispatch.outcomes import OutcomeParcel
+from headgate.dispatch.ports import SettledOutcome
+from headgate.domain.errors import StoreBusy
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
+from headgate.domain.states import Receipt, State
+from headgate.store import settle as settling
+from headgate.store.connect import Connection, connect
+from headgate.store.settle import OutcomeFlush
+from tests.support.dispatching import Instance, Worker, soon
+from tests.support.queue import Queue
+
+DONE = Completed(result=b"r")
+FAILED = Failed(error=ErrorInfo(type="ValueError", message="boom"))
+KINDS: list[Outcome] = [
+    DONE,
+    FAILED,
+    Nack(delay=timedelta(seconds=9), reason="later"),
+    Abandon(),
+    Snooze(delay=timedelta(hours=1)),
+]
+ANSWERED = 10.0  # seconds for an answer; what holds the lock ends only after it
+
+
+@pytest.fixture
+async def still(database: str) -> AsyncIterator[Instance]:
+    async with Instance(database, running=False) as instance:
+        yield instance
+
+
+@asynccontextmanager
+async def stranger(database: str, lock: str, *values: object) -> AsyncIterator[None]:
+    """Somebody's transaction that has rows locked and does not end."""
+    session = await connect(database, application_name="a stranger")
+    try:
+        async with session.transaction():
+            assert await session.fetch(lock, *values)
+            yield
+    finally:
+        await session.close()
+
+
+def job_lock(strength: str = "UPDATE") -> str:
+    return f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}"
+
+
+async def holding(one: Instance, count: int, topic: str = "mail", **options: object) -> tuple[Worker, list[UUID], int]:
+    """A worker that was sent so many new jobs, their ids, and the epoch of them all."""
+    await one.submit(count, topic, **options)
+    worker = await one.worker("", topic, slots=count)
+    assert await one.coordinator.claim_once() == count
+    delivery = await worker.take()
+    (epoch,) = set(delivery.epochs)
+    return worker, list(delivery.ids), epoch
+
+
+async def receipts(answer: asyncio.Future[Mapping[int, SettledOutcome]], count: int) -> list[Receipt]:
+    told = await asyncio.wait_for(answer, ANSWERED)
+    return [told[place].receipt if place in told else Receipt.APPLIED for place in range(count)]
+
+
+@pytest.mark.parametrize("strength", ["UPDATE", "KEY SHARE"])
+@pytest.mark.parametrize("outcome", KINDS, ids=lambda outcome: type(outcome).__name__)
+async def test_an_outcome_behind_a_locked_row_is_settled_while_the_lock_is_held(
+    database: str, still: Instance, outcome: Outcome, strength: str
+) -> None:
+    worker, (locked, mate, behind), epoch = await holding(still, 3)
+    async with stranger(database, job_lock(strength), [locked]):
+        first = worker.settle((locked, epoch, outcome), (mate, epoch, DONE))
+        second = worker.settle((behind, epoch, outcome))
+        assert await receipts(first, 2) == [Receipt.LOCKED, Receipt.APPLIED]
+        assert await receipts(second, 1) == [Receipt.APPLIED]
+        assert still.store.calls["settle"] <= 4, (
+            "one that waits a moment, one without the locked row, and what came later"
+        )
+        assert (await still.job(locked)).state is State.RUNNING
+        assert set(worker.link.held) == {locked}, "its lease is kept"
+    # Nobody sends it again, and it is settled nevertheless.
+    state = {Completed: State.COMPLETED, Failed: State.RETRYING, Nack: State.RETRYING, Abandon: State.PENDING}
+    await still.reach(
+        1 if isinstance(outcome, Failed | Nack | Abandon | Snooze) else 3, state.get(type(outcome), State.SCHEDULED)
+    )
+    await soon(lambda: not worker.link.held, "the link holds it no longer")
+    assert await receipts(worker.settle((locked, epoch, outcome)), 1) == [Receipt.DUPLICATE]
+
+
+async def test_nothing_waits_while_a_row_is_known_to_be_locked(
+    database: str, still: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, (locked, *free), epoch = await holding(still, 40)
+    async with stranger(database, job_lock(), [locked]):
+        assert await receipts(worker.settle((locked, epoch, DONE)), 1) == [Receipt.LOCKED]
+        assert still.store.timeouts == 1
+        for job in free:
+            assert await receipts(worker.settle((job, epoch, DONE), (locked, epoch, DONE)), 2) == [
+                Receipt.APPLIED,
+                Receipt.LOCKED,
+            ]
+        assert still.store.timeouts == 1, "nobody waits for it a second time"
+        assert caplog.text.count("outcomes_delayed") == 0
+    await still.reach(40, State.COMPLETED)
+
+
+async def test_several_tenants_in_one_flush_get_their_own_answers(database: str, db: Connection) -> None:
+    one, two = Queue(db, tenant="acme"), Queue(db, tenant="globex")
+    (job,) = await one.add()
+    await two.submit(two.job(id=job), two.job())
+    mine = (await one.claim()).epochs[0]
+    claimed = await two.claim()
+    theirs = dict(zip(claimed.ids, claimed.epochs, strict=True))
+    flush = OutcomeFlush()
+    flush.skip_locked = True
+    places = [flush.add(await one.tenant_no(), job, mine, DONE)]
+    places += [flush.add(await two.tenant_no(), other, epoch, DONE) for other, epoch in theirs.items()]
+    lock = "SELECT FROM headgate.jobs WHERE tenant_no = $1 AND id = $2 FOR UPDATE"
+    async with stranger(database, lock, await one.tenant_no(), job):
+        answers = await settling.settle(db, flush)
+    assert {place: answer.receipt for place, answer in answers.items()} == {places[0]: Receipt.LOCKED}
+    rows = await db.fetch("SELECT tenant_no, id FROM headgate.jobs")
+    assert [(row[0], row[1]) for row in rows] == [(await one.tenant_no(), job)]
+
+
+async def test_only_what_is_undecided_is_called_locked(database: str, db: Connection) -> None:
+    queue = Queue(db)
+    older, newer, gone = await queue.add(3)
+    claimed = await queue.claim()
+    epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
+    assert (await queue.settle((gone, epochs[gone], DONE)))[0].receipt is Receipt.APPLIED
+    flush = OutcomeFlush()
+    flush.skip_locked = True
+    tenant = await queue.tenant_no()
+    for job, epoch, outcome in (
+        (older, epochs[older] - 1, DONE),
+        (newer, epochs[newer], FAILED),
+        (gone, epochs[gone], DONE),
+        (UUID("01900000-0000-7000-8000-000000000000"), 1, FAILED),
+        (newer, epochs[newer], DONE),  # the job's second outcome waits for the verdict on its first
+    ):
+        flush.add(tenant, job, epoch, outcome)
+    async with stranger(database, job_lock(), [older, newer]):
+        answers = await settling.settle(db, flush)
+    assert [answers[place].receipt for place in range(5)] == [
+        Receipt.STALE,
+        Receipt.LOCKED,
+        Receipt.DUPLICATE,
+        Receipt.UNKNOWN,
+        Receipt.LOCKED,
+    ]
+
+
+async def test_who_does_not_skip_is_told_within_the_time_it_waits(database: str, db: Connection) -> None:
+    queue = Queue(db)
+    (job,) = await queue.add()
+    epoch = (await queue.claim()).epochs[0]
+    async with stranger(database, job_lock(), [job]):
+        with pytest.raises(StoreBusy) as busy:
+            await asyncio.wait_for(queue.settle((job, epoch, DONE)), ANSWERED)
+        assert busy.value.locked
+    assert (await queue.settle((job, epoch, DONE)))[0].receipt is Receipt.APPLIED
+
+
+async def test_a_lock_on_what_a_limit_counts_delays_only_who_is_counted(database: str, still: Instance) -> None:
+    await still.store.set_topic(still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    plain, free, epoch = await holding(still, 30)
+    counted, (one, *_), first = await holding(still, 3, "limited")
+    lock = "SELECT FROM headgate.limit_usage WHERE topic_no = $1 FOR UPDATE"
+    (topic_no,) = await still.topic_nos("limited")
+    async with stranger(database, lock, topic_no):
+        parts = [plain.settle((job, epoch, DONE)) for job in free[:15]]
+        parts.append(counted.settle((one, first, DONE)))
+        parts += [plain.settle((job, epoch, DONE)) for job in free[15:]]
+        told = [(await receipts(part, 1))[0] for part in parts]
+        assert told == [Receipt.APPLIED] * 15 + [Receipt.LOCKED] + [Receipt.APPLIED] * 15
+        # It is tried again, and costs the others nothing any more.
+        (job,) = await still.submit(1)
+        again = await still.worker("again", slots=1)
+        assert await still.coordinator.claim_once() == 1
+        delivery = await again.take()
+        assert await receipts(again.settle((job, delivery.epochs[0], DONE)), 1) == [Receipt.APPLIED]
+    await still.reach(32, State.COMPLETED)
+
+
+async def test_a_table_that_is_locked_as_a_whole_is_waited_for_by_trying_again(database: str, still: Instance) -> None:
+    worker, ids, epoch = await holding(still, 20)
+    session = await connect(database, application_name="a migration")
+    try:
+        async with session.transaction():
+            await session.execute("LOCK TABLE headgate.jobs IN ACCESS EXCLUSIVE MODE")
+            told = await receipts(worker.settle(*((job, epoch, DONE) for job in ids)), 20)
+            assert set(told) == {Receipt.LOCKED}
+    finally:
+        await session.close()
+    await still.reach(20, State.COMPLETED)
+
+
+async def test_jobs_handed_back_while_they_are_locked_go_back_when_they_are_free(
+    database: str, still: Instance
+) -> None:
+    worker, ids, _ = await holding(still, 2)
+    async with stranger(database, job_lock(), ids[:1]):
+        for delivery in worker.delivered:
+            still.outcomes.hand_back(delivery)
+        await still.reach(1, State.PENDING)
+    await still.reach(2, State.PENDING)
+
+
+async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again(
+    database: str, still: Instance, db: Connection
+) -> None:
+    worker, ids, epoch = await holding(still, 6)
+    done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    parcel = OutcomeParcel(
+        worker.link.tenant_no,
+        ids[:4],
+        [epoch] * 4,
+        [b"0", b"1", b"2", b"3"],
+        [(ids[4], epoch, FAILED), (ids[5], epoch, Completed(result=b"5"))],
+        done=done.set_result,
+        failed=done.set_exception,
+        link=worker.link,
+    )
+    async with stranger(database, job_lock(), [ids[1], ids[2], ids[4]]):
+        still.outcomes.put(parcel)
+        told = await asyncio.wait_for(done, ANSWERED)
+        assert isinstance(told, dict)
+        assert {place for place, answer in told.items() if answer.receipt is Receipt.LOCKED} == {1, 2, 4}
+    await still.reach(5, State.COMPLETED)
+    await still.reach(1, State.RETRYING)
+    rows = await db.fetch("SELECT id, result FROM headgate.archive")
+    places: Sequence[int] = (0, 1, 2, 3, 5)
+    assert {row[0]: row[1] for row in rows} == {ids[place]: b"%d" % place for place in places}
