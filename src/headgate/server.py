@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -53,10 +53,11 @@ from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints
-from headgate.domain.errors import HeadgateError, InvalidSetting
+from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSetting
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
 from headgate.ops.files import connections_allowed
+from headgate.ops.services import Services, report_callback_errors
 from headgate.store import operations
 from headgate.store.batches import expire_batches
 from headgate.store.control import controls
@@ -85,6 +86,7 @@ MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
+UPKEEP_SECONDS, TOKENS_SECONDS = 5.0, 2.0
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
 
@@ -188,7 +190,8 @@ class Server:
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
         self._health = Health()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Nothing a service can do helps here: numbers this process remembers may mean something else by now.
+        self.services = Services(fatal=(InstanceForgotten,))
         self._accepting = False
         self._draining = asyncio.Event()
         self._stopping = asyncio.Lock()
@@ -223,28 +226,29 @@ class Server:
         self.port = await self._listen(name)
         if failpoints.armed:
             await failpoints.armed.reach("boot.listening")
-        for title, work in (
-            ("claims", self.coordinator.run()),
-            ("ticks", self.coordinator.run_ticks()),
-            ("announcements", self.coordinator.run_announcements()),
-            ("limits", self.coordinator.run_limits()),
-            ("outcomes", self.outcomes.writer.run()),
-            ("submits", self.submitter.writer.run()),
-            ("renewals", self.renewer.run()),
-            ("results", self.waiters.run()),
-            ("freeing", self.freer.run()),
-            ("progress", self.progress.run()),
-            ("presence", self.presence.run()),
-            ("operations", self.operations.run()),
-            ("schedules", self.scheduler.run()),
-            ("upkeep", self._upkeep()),
-            ("tokens", self._check_tokens()),
-            ("loop lag", self._measure_lag()),
-            ("health", self._tell_health()),
+        report_callback_errors(asyncio.get_running_loop(), self.services.failures)
+        for title, run in (
+            ("claims", self.coordinator.run),
+            ("ticks", self.coordinator.run_ticks),
+            ("announcements", self.coordinator.run_announcements),
+            ("limits", self.coordinator.run_limits),
+            ("outcomes", self.outcomes.writer.run),
+            ("submits", self.submitter.writer.run),
+            ("renewals", self.renewer.run),
+            ("results", self.waiters.run),
+            ("freeing", self.freer.run),
+            ("progress", self.progress.run),
+            ("presence", self.presence.run),
+            ("operations", self.operations.run),
+            ("schedules", self.scheduler.run),
+            ("upkeep", self._upkeep),
+            ("tokens", self._check_tokens),
+            ("loop lag", self._measure_lag),
+            ("health", self._tell_health),
         ):
-            self._start(title, work)
+            self.services.start(title, run)
         if self.options.notifications and self.store.can_listen:
-            self._start("notifications", self._hear_others())
+            self.services.start("notifications", self._hear_others)
         self._accepting = True
         self._health.set(ready=True)
         # Long-lived objects leave the collector's sight; what is left is young, and rarely looked at.
@@ -254,14 +258,8 @@ class Server:
         log.info("ready instance=%s no=%d port=%d", name, self.store.instance_no, self.port)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`, or until a service dies, which ends the instance with its error."""
-        stopping = asyncio.create_task(stop.wait(), name="stop signal")
-        done, _ = await asyncio.wait({stopping, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        for task in done - {stopping}:
-            if (error := task.exception()) is not None:
-                log.critical("service_died service=%s error=%r", task.get_name(), error)
-                raise error
+        """Serve until `stop`. A service that fails is restarted; raises InstanceForgotten, which no restart mends."""
+        await self.services.until(stop)
 
     async def stop(self, *, drain: bool = True) -> None:
         """End in order; with drain, wait for the workers up to the grace. A second call waits for the first."""
@@ -272,13 +270,14 @@ class Server:
         if failpoints.armed:
             await failpoints.armed.reach("drain.begun")
         self._accepting = False
+        self.services.stopping()
         self._draining.set()  # producers are sent away
         self.waiters.stop()
         self._health.drain()
         self.coordinator.stop()
         self.operations.stop()
         self.scheduler.stop()
-        await self._finished("claims", STOP_SECONDS)
+        await self.services.finished("claims", STOP_SECONDS)
         self.links.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
         if port is not None:
@@ -286,24 +285,14 @@ class Server:
             await port.stop(grace)
         self.submitter.writer.close()
         self.outcomes.writer.close()
-        await self._finished("operations", STOP_SECONDS)
-        await self._finished("submits", STOP_SECONDS)
-        await self._finished("outcomes", STOP_SECONDS)
-        await self._finished("schedules", STOP_SECONDS)
+        await self.services.finished("operations", STOP_SECONDS)
+        await self.services.finished("submits", STOP_SECONDS)
+        await self.services.finished("outcomes", STOP_SECONDS)
+        await self.services.finished("schedules", STOP_SECONDS)
         self.renewer.stop()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.services.stop()
         await self.store.close()
         log.info("stopped")
-
-    async def _finished(self, title: str, seconds: float) -> None:
-        task = self._tasks.get(title)
-        if task is not None:
-            await asyncio.wait({task}, timeout=seconds)
-
-    def _start(self, title: str, work: Coroutine[object, object, None]) -> None:
-        self._tasks[title] = asyncio.create_task(work, name=title)
 
     async def _listen(self, name: str) -> int:
         worker = WorkerService(
@@ -427,7 +416,7 @@ class Server:
         beat = 0
         while True:
             # Jittered: many instances must not do it in step.
-            await asyncio.sleep(5 * uniform(0.8, 1.2))  # noqa: S311
+            await asyncio.sleep(UPKEEP_SECONDS * uniform(0.8, 1.2))  # noqa: S311
             beat += 1
             try:
                 async with self.store.lane("read").use() as db:
@@ -450,7 +439,7 @@ class Server:
     async def _check_tokens(self) -> None:
         """End links whose token was revoked: within two seconds."""
         while True:
-            await asyncio.sleep(2)
+            await asyncio.sleep(TOKENS_SECONDS)
             if not isinstance(self.validator, TokenFile):
                 continue
             try:
@@ -468,19 +457,19 @@ class Server:
                     link.end(TokenRevoked(f"the token of {link.identity.subject} is not valid any more"))
 
     async def _tell_health(self) -> None:
-        """Not ready while the ticks fail or hang, ready again with the first that succeeds. Ends with the drain."""
-        ticks, since, ready = self.coordinator.ticks, time.monotonic(), True
+        """Not ready while the ticks fail or hang, or a service fails; ready again after that. Ends with the drain."""
+        ticks, since = self.coordinator.ticks, time.monotonic()
         while not self._draining.is_set():
             await asyncio.sleep(0.2)
             now = time.monotonic()
             if self.coordinator.ticks != ticks:
                 ticks, since = self.coordinator.ticks, now
-            answers = now - since <= UNREADY_SECONDS + self.options.tick_seconds
-            if answers != ready and not self._draining.is_set():
-                ready = answers
+            reason = self.services.failing
+            if not reason and now - since > UNREADY_SECONDS + self.options.tick_seconds:
                 reason = self.coordinator.tick_error or "the database does not answer"
-                log.warning("%s", "ready_again" if ready else f"not_ready reason={reason}")
-                self._health.set(ready=ready)
+            if self._health.ready == bool(reason) and not self._draining.is_set():
+                log.warning("%s", f"not_ready reason={reason}" if reason else "ready_again")
+                self._health.set(ready=not reason)
 
     async def _measure_lag(self) -> None:
         """How late the loop is: the first sign of a server that has too much to do."""

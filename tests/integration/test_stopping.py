@@ -143,25 +143,11 @@ async def server(database: str, relaxed: None) -> AsyncIterator[Server]:
     await asyncio.wait_for(one.stop(drain=False), 60)
 
 
-@pytest.mark.req("B5")
-@pytest.mark.parametrize("fault", [MemoryError("none left"), RuntimeError("a bug")])
-async def test_a_service_that_dies_ends_the_server_with_its_error(server: Server, fault: Exception) -> None:
-    running = asyncio.create_task(server.run(asyncio.Event()))
-
-    async def claim(**_: object) -> None:
-        raise fault
-
-    server.store.claim = claim  # type: ignore[method-assign, assignment]
-    await connect_by_hand(server)
-    with pytest.raises(type(fault)):
-        await asyncio.wait_for(running, SOON.total_seconds())
-
-
 @pytest.mark.req("E10", "B2", "E5")
 async def test_a_server_whose_coordinator_is_dead_still_stops_and_stops_twice_at_once(
     server: Server, db: Connection
 ) -> None:
-    server._tasks["claims"].cancel()
+    server.services._tasks["claims"].cancel()
     await connect_by_hand(server)
     await asyncio.wait_for(asyncio.gather(server.stop(drain=False), server.stop(drain=False)), 60)
     async with Instance(server.options.database_url, name="two", running=False) as two:
@@ -200,7 +186,7 @@ async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connec
 
     async def draining(grace: float | None) -> None:
         order.append("draining")
-        assert server._tasks["claims"].done()
+        assert server.services._tasks["claims"].done()
         assert (await worker.hear()).drain_seconds == 0
         worker.complete(delivery)  # the worker's last word
         worker.ready(1)
@@ -210,7 +196,7 @@ async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connec
     def stopping_renewals() -> None:
         server.renewer.stop = renewer_stop  # type: ignore[method-assign]
         order.append("renewals")
-        assert server._tasks["outcomes"].done()
+        assert server.services._tasks["outcomes"].done()
         renewer_stop()
 
     server._grpc.stop = draining  # type: ignore[union-attr, method-assign]

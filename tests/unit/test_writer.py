@@ -260,9 +260,11 @@ async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_goe
         assert (good.failure, writer.waiting_rows) == (None, 0)
 
 
-async def test_a_bug_in_the_loop_itself_ends_the_writer_and_leaves_nobody_waiting() -> None:
+async def test_after_a_bug_in_the_loop_itself_nobody_waits_and_the_writer_can_run_again() -> None:
+    faulty = True
+
     def rest(_rows: int, _spent: float) -> float:
-        raise ZeroDivisionError
+        return 1 / 0 if faulty else 0.0
 
     database = Database()
     writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=1, rest=rest)
@@ -274,7 +276,15 @@ async def test_a_bug_in_the_loop_itself_ends_the_writer_and_leaves_nobody_waitin
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(running, 5)
     assert rows[0].failure is None
-    assert rows[1].failure is not None
+    assert isinstance(rows[1].failure, InternalError)
+    assert (writer.waiting_rows, writer.faults) == (0, 1)
+    faulty = False
+    running = asyncio.create_task(writer.run())
+    writer.put(after := Rows(1))
+    writer.close()
+    database.allow(1)
+    await asyncio.wait_for(running, 5)
+    assert (after.failure, writer.rows_written) == (None, 1)
 
 
 async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:

@@ -75,11 +75,10 @@ async def _serve(parent: Parent, options: ServerOptions) -> None:
         await server.stop(drain=False)
         return
     parent.ready()
-    counting = asyncio.create_task(count_links(), name="count links")
+    server.services.start("count links", count_links)
     try:
         await server.run(stop)
     finally:
-        counting.cancel()
         await server.stop()
 
 

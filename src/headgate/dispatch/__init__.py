@@ -21,5 +21,6 @@ What failures do
 - A peer that does not read: nothing more is claimed for it once 4 MiB wait; silence ends it.
 - A row that the database refuses: found by halving the flush, and answered alone.
 - A flush whose fate is unknown: sent again. Submits then count as resent, outcomes are known by their epoch.
-- A service that dies of a bug ends the process: half an instance would look alive and do nothing.
+- A service that fails of a bug is logged, counted and restarted, and the instance is not ready meanwhile: half an
+  instance must not look alive. A bug that concerns one demand, one flush or one row stops only that.
 """

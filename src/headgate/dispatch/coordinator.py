@@ -275,7 +275,7 @@ class Coordinator:
     async def claim_once(self) -> int:
         """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
         dealt = 0
-        unreadable: StoreError | None = None
+        fault: Exception | None = None
         for demand in tuple(self._demands.values()):
             if not demand.wants_claim or self._stopped.is_set():
                 continue
@@ -285,14 +285,20 @@ class Coordinator:
                 self.claim_errors += 1
                 if type(error) is not StoreError:  # away, busy, full, read-only: nobody gets anything
                     raise
-                unreadable = error  # a page of this topic, perhaps: the others first
+                fault = error  # a page of this topic, perhaps: the others first
             except HeadgateError as error:
                 # Something about this demand: it must not keep the others from their work. The tick tries it again.
                 self.claim_errors += 1
                 demand.stirred = False
                 log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
-        if unreadable is not None and not dealt:
-            raise unreadable
+            except Exception as error:
+                # A bug of ours, which may concern this demand only: the others first.
+                self.claim_errors += 1
+                demand.stirred = False
+                log.exception("claim_failed tenant=%d topics=%s", demand.tenant_no, demand.topic_nos)
+                fault = error
+        if fault is not None and not dealt:
+            raise fault
         return dealt
 
     def stop(self) -> None:

@@ -11,7 +11,9 @@ class RoomTimers:
 
     def __init__(self, wake: Callable[[int, bool], None]) -> None:
         self._wake = wake  # (topic, whether it had to wait)
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        # By topic, when it fires and its handle. The moment is kept here: for "now" uvloop gives a plain Handle, which
+        # has no `when`.
+        self._timers: dict[int, tuple[float, asyncio.Handle]] = {}
 
     def hear(self, waits: Iterable[tuple[int, float | None]]) -> None:
         """Topics, and in how many seconds they may have more; None: when something ends, which wakes them by itself."""
@@ -22,14 +24,14 @@ class RoomTimers:
             at = loop.time() + max(0.0, seconds)
             known = self._timers.get(topic_no)
             if known is not None:
-                if known.when() <= at:
+                if known[0] <= at:
                     continue
-                known.cancel()
-            self._timers[topic_no] = loop.call_at(at, self._fire, topic_no, seconds > 0)
+                known[1].cancel()
+            self._timers[topic_no] = (at, loop.call_at(at, self._fire, topic_no, seconds > 0))
 
     def stop(self) -> None:
         """Forget all."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 

@@ -10,7 +10,8 @@ others, so one alone gets half of the queue, two a third each, and somebody new 
 accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
 
 A bug that a flush runs into fails that flush's callers and nobody else: it is logged with its traceback, and the next
-flush is written. A bug of the loop itself ends the instance.
+flush is written. A bug of the loop itself fails all that wait, so that nobody waits for ever, and `run` can be called
+again.
 """
 
 from __future__ import annotations
@@ -169,46 +170,64 @@ class GroupWriter(Generic[P]):
             self._count(-rows, -size, account)
 
     async def run(self) -> None:
-        """Write until `close`, and then what is left."""
-        while True:
-            if not self._waiting:
-                if self._closing:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            parcels = self._take()
-            rows = sum(parcel.rows for parcel in parcels)
-            began = self._began = self._now()
-            try:
-                try:
-                    await self._write(parcels)
-                except HeadgateError as error:
-                    self._fail(parcels, error)
-                except Exception as error:
-                    self.faults += 1
-                    log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
-                    # Some may have had their answer: whoever is answered twice knows the first one.
-                    self._fail(parcels, InternalError(self._name, error))
+        """Write until `close`, and then what is left. After an error it may be called again; what waited was failed."""
+        parcels: list[P] = []
+        try:
+            while self._waiting or not self._closing:
+                if not self._waiting:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                parcels = self._take()
+                rows, began = sum(parcel.rows for parcel in parcels), self._now()
+                self._began = began
+                await self._flush(parcels, rows)
                 parcels = []  # each has its answer
                 if self._rest is not None and not self._closing:
                     await asyncio.sleep(self._rest(rows, self._now() - began))
-            except BaseException:  # cancelled, or a fault of ours that ends the instance: nobody may wait for ever
-                self.close()
-                self._fail(
-                    (*parcels, *(parcel for account in self._waiting for parcel in account.parcels)),
-                    OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
-                )
-                raise
-            spent, self._began = self._now() - began, None
-            self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
-            self.flushes += 1
-            self.rows_written += rows
+                self._written(rows, self._now() - began)
+        except Exception as error:
+            self.faults += 1
+            self._fail((*parcels, *self._take_all()), InternalError(self._name, error))
+            raise
+        except BaseException:  # cancelled: nobody may wait for ever
+            self.close()
+            self._fail(
+                (*parcels, *self._take_all()),
+                OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
+            )
+            raise
+
+    async def _flush(self, parcels: list[P], rows: int) -> None:
+        try:
+            await self._write(parcels)
+        except HeadgateError as error:
+            self._fail(parcels, error)
+        except Exception as error:
+            self.faults += 1
+            log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
+            # Some may have had their answer: whoever is answered twice knows the first one.
+            self._fail(parcels, InternalError(self._name, error))
+
+    def _written(self, rows: int, spent: float) -> None:
+        self._began = None
+        self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
+        self.flushes += 1
+        self.rows_written += rows
 
     def close(self) -> None:
         """Take no more; `run` returns when everything queued is written."""
         self._closing = True
         self._wake.set()
+
+    def _take_all(self) -> list[P]:
+        """Everything that waits, without any order."""
+        parcels = [parcel for account in self._waiting for parcel in account.parcels]
+        for account in self._waiting:
+            self._count(-account.rows, -account.size, account)
+            account.parcels.clear()
+        self._waiting.clear()
+        return parcels
 
     def _take(self) -> list[P]:
         """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.

@@ -24,7 +24,7 @@ class Health:
     """Ready or not, as a whole: all services of an instance stand and fall with its database."""
 
     def __init__(self) -> None:
-        self._ready = False
+        self.ready = False
         self._over = False
         self._changed = asyncio.Event()
 
@@ -38,7 +38,7 @@ class Health:
         self._tell(ready=False)
 
     def _tell(self, *, ready: bool) -> None:
-        self._ready = ready
+        self.ready = ready
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -54,7 +54,7 @@ class Health:
         """How it is now; NOT_FOUND for a single service, as they are not told apart."""
         if request.service:
             await context.abort(grpc.StatusCode.NOT_FOUND, "ask for the whole server: leave the service empty")
-        return health_pb2.HealthCheckResponse(status=_SERVING if self._ready else _NOT_SERVING)
+        return health_pb2.HealthCheckResponse(status=_SERVING if self.ready else _NOT_SERVING)
 
     async def watch(self, request: health_pb2.HealthCheckRequest, context: Call) -> None:
         """How it is, at every change."""
@@ -62,7 +62,7 @@ class Health:
         try:
             while True:
                 changed, known = self._changed, not request.service
-                status = (_SERVING if self._ready else _NOT_SERVING) if known else _UNKNOWN
+                status = (_SERVING if self.ready else _NOT_SERVING) if known else _UNKNOWN
                 if status != last:
                     await context.write(health_pb2.HealthCheckResponse(status=status))
                     last = status

@@ -1,0 +1,119 @@
+"""Background services of one process: each is restarted when it fails; only errors named as fatal end the process.
+
+An exception that a service does not handle itself is a bug or a surprise. It is logged with its traceback, counted, and
+the service runs again after a growing, jittered wait. While a service keeps failing it is named by `failing`, and the
+instance is not ready. Ending the process instead would turn a fault of one service into an outage of all of them, and a
+fault that comes back after each start into an instance that is never there (ADR 23).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import uniform
+from typing import Any, Final
+
+log = logging.getLogger("headgate.services")
+FIRST_WAIT: Final = 0.1
+LONGEST_WAIT: Final = 5.0
+STEADY_SECONDS: Final = 10.0
+"""A service that has run for so long without a failure is healthy again: the next wait is the first one."""
+
+Run = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Services:
+    """Starts services, restarts those that fail, and ends when one of them fails with an error named in `fatal`."""
+
+    def __init__(
+        self,
+        *,
+        fatal: tuple[type[Exception], ...] = (),
+        now: Callable[[], float] = time.monotonic,
+        first_wait: float = FIRST_WAIT,
+    ) -> None:
+        self._fatal, self._now, self._first_wait = fatal, now, first_wait
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+        self._failed_at: dict[str, tuple[float, str]] = {}  # the last failure of each, and what it was
+        self.failures: Counter[str] = Counter()
+
+    def start(self, name: str, run: Run) -> None:
+        """Run a service until it returns after `stopping`, or until `stop`."""
+        self._tasks[name] = asyncio.create_task(self._keep(name, run), name=name)
+
+    def stopping(self) -> None:
+        """From now on a service that returns has ended on purpose, and one that fails is not restarted."""
+        self._stopping = True
+
+    @property
+    def failing(self) -> str:
+        """Services that failed within the last ten seconds, and why; empty if there is none."""
+        since = self._now() - STEADY_SECONDS
+        return "; ".join(f"service {name} fails: {why}" for name, (at, why) in self._failed_at.items() if at > since)
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """Return at `stop`; raises the error of a service that ends the process on purpose."""
+        stopping = asyncio.create_task(stop.wait(), name="stop signal")
+        done, _ = await asyncio.wait({stopping, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done - {stopping}:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.critical("server_ends service=%s error=%s", task.get_name(), error)
+                raise error
+
+    async def finished(self, name: str, seconds: float) -> None:
+        """Wait until a service has ended, for so long at the most."""
+        task = self._tasks.get(name)
+        if task is not None:
+            await asyncio.wait({task}, timeout=seconds)
+
+    async def stop(self) -> None:
+        """Cancel what still runs, and wait for it."""
+        self._stopping = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _keep(self, name: str, run: Run) -> None:
+        wait = self._first_wait
+        while True:
+            began = self._now()
+            try:
+                await run()
+                if self._stopping:
+                    return
+                why = "it returned before it was asked to stop"
+                log.error("service_failed service=%s error=%s", name, why)
+            except self._fatal:
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                log.exception("service_failed service=%s", name)
+                if self._stopping:
+                    return
+            self.failures[name] += 1
+            self._failed_at[name] = (self._now(), why)
+            if self._now() - began > STEADY_SECONDS:
+                wait = self._first_wait
+            # Jittered: instances that met the same fault at the same time must not come back in step.
+            pause = wait * uniform(0.75, 1.25)  # noqa: S311 - not a secret
+            log.warning("service_restarts service=%s failures=%d in=%.2fs", name, self.failures[name], pause)
+            await asyncio.sleep(pause)
+            wait = min(LONGEST_WAIT, wait * 2)
+
+
+def report_callback_errors(loop: asyncio.AbstractEventLoop, failures: Counter[str]) -> None:
+    """Log what a callback, timer or abandoned task of this loop raises, with its source; and count it."""
+
+    def report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        source = next((context[key] for key in ("handle", "task", "future", "protocol") if key in context), None)
+        failures["callbacks"] += 1
+        log.error(
+            "callback_failed what=%s source=%r", context.get("message"), source, exc_info=context.get("exception")
+        )
+
+    loop.set_exception_handler(report)

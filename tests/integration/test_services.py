@@ -1,0 +1,233 @@
+"""No fault of one background service ends an instance silently: on uvloop, as it is served, and on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import pytest
+import uvloop
+
+from headgate import server as composition
+from headgate.dispatch.links import Delivery, Link
+from headgate.dispatch.outcomes import OutcomeParcel
+from headgate.dispatch.room import RoomTimers
+from headgate.domain.errors import InstanceForgotten, InternalError
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.ids import TenantName, TopicName
+from headgate.domain.jobs import Submission
+from headgate.server import Server, ServerOptions
+from tests.support.dispatching import SOON, soon
+
+Run: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+}
+# By service, what it calls in each round: the fault is planted there.
+CALLS = {
+    "claims": ("coordinator", "claim_once"),
+    "ticks": ("coordinator", "tick_once"),
+    "announcements": ("store", "notify"),
+    "limits": ("store", "free_due"),
+    "outcomes": ("outcomes.writer", "_take"),
+    "submits": ("submitter.writer", "_take"),
+    "renewals": ("renewer", "run_once"),
+    "results": ("store", "finished"),
+    "freeing": ("freer", "run_once"),
+    "progress": ("progress", "run_once"),
+    "presence": ("presence", "run_once"),
+    "operations": ("operations", "run_once"),
+    "schedules": ("scheduler", "run_once"),
+    "upkeep": ("store.names", "refresh"),
+    "tokens": ("validator", "refresh"),
+    "health": ("_health", "set"),
+    "notifications": ("store", "listen"),
+}
+CALLS_NOTHING = {"loop lag"}
+
+
+@pytest.fixture
+def relaxed() -> Iterator[None]:
+    """A started server freezes the collector; a test's leftovers should not stay."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a test's coroutine on a loop of this kind."""
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(work)
+
+    return run
+
+
+@pytest.fixture
+def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(composition, "UPKEEP_SECONDS", 0.1)
+    monkeypatch.setattr(composition, "TOKENS_SECONDS", 0.1)
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("{}")
+    return Server(
+        ServerOptions(
+            database_url=database, port=0, tokens_file=tokens, grace=timedelta(0), tick_seconds=0.2, name="one"
+        )
+    )
+
+
+class Planted:
+    """The fault of one service: its call fails once, and then works."""
+
+    def __init__(self, server: Server, service: str) -> None:
+        path, name = CALLS[service]
+        self.failed, self.worked = False, 0
+        owner = server
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        call = getattr(owner, name)
+
+        def planted(*args: Any, **more: Any) -> Any:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError(f"planted in {service}")
+            self.worked += 1
+            return call(*args, **more)
+
+        setattr(owner, name, planted)
+
+
+async def poke(server: Server, link: Link) -> None:
+    """Give each service that waits for a word something to do."""
+    server.coordinator.stir_all()
+    server.coordinator.others = 1
+    server.coordinator.limits_changed(link.tenant_no)
+    server.freer.wake()
+    server.operations.wake()
+    server.scheduler.stir()
+    with suppress(InternalError):
+        await server.submitter.submit(await server.store.fill([job(server)]), size=100)
+    parcel = OutcomeParcel(link.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
+    server.outcomes.put(parcel)
+    await server.waiters.wait(link.tenant_no, uuid4(), 0.3)
+
+
+def job(server: Server) -> Submission:
+    return Submission(id=server.ids.next_id(), tenant=TenantName("default"), topic=TopicName("mail"), payload=b"")
+
+
+async def connected(server: Server, topic: str) -> Link:
+    """A link with credit, without a wire."""
+    identity = Identity(tenant="default", subject="test", scopes=frozenset(Scope))
+    link = Link(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
+    link.heard()
+    server.links.open(link)
+    (found,) = await server.store.topics("default", [topic])
+    server.coordinator.grant(link, [found.no], 60_000, 1)
+    return link
+
+
+@pytest.mark.req("B5")
+def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_lives(
+    server: Server, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        await server.start()
+        stop = asyncio.Event()
+        serving = asyncio.create_task(server.run(stop))
+        try:
+            assert set(CALLS) | CALLS_NOTHING == set(server.services._tasks), "a service whose fault is not tested"
+            link = await connected(server, "other")
+            faults = {service: Planted(server, service) for service in CALLS}
+            assert server.store._listener is not None
+            server.store._listener.terminate()
+            deadline = time.monotonic() + SOON.total_seconds()
+            while not all(fault.worked for fault in faults.values()):
+                assert time.monotonic() < deadline, {name: vars(fault) for name, fault in faults.items()}
+                assert not serving.done()
+                await poke(server, link)
+            assert {name: server.services.failures[name] for name in CALLS} == dict.fromkeys(CALLS, 1)
+            for name in CALLS:
+                assert f"service_failed service={name}\n" in caplog.text
+                assert f"planted in {name}\n" in caplog.text, "with its traceback"
+            assert not server._health.ready, "a service failed within the last seconds"
+            assert "not_ready reason=service" in caplog.text
+            link = await connected(server, "mail")
+            await server.submitter.submit(await server.store.fill([job(server)]), size=100)
+            delivery = await asyncio.wait_for(link.next_part(), SOON.total_seconds())
+            assert isinstance(delivery, Delivery)
+            assert len(delivery) == 1
+        finally:
+            stop.set()
+            await serving
+            await server.stop(drain=False)
+
+    run(check())
+
+
+def test_an_instance_that_the_database_has_forgotten_ends_on_purpose_and_says_why(
+    server: Server, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        await server.start()
+        try:
+            async with server.store.lane("read").use() as db:
+                await db.execute("DELETE FROM headgate.instances")
+            with pytest.raises(InstanceForgotten):
+                await asyncio.wait_for(server.run(asyncio.Event()), SOON.total_seconds())
+            assert "server_ends service=ticks error=the database does not know instance" in caplog.text
+        finally:
+            await server.stop(drain=False)
+
+    run(check())
+
+
+def test_what_a_callback_of_the_loop_raises_is_logged_with_its_source(
+    server: Server, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def faulty_timer() -> None:
+        raise RuntimeError("planted in a timer")
+
+    async def check() -> None:
+        await server.start()
+        try:
+            asyncio.get_running_loop().call_later(0.001, faulty_timer)
+            await soon(lambda: server.services.failures["callbacks"], "the fault was counted")
+        finally:
+            await server.stop(drain=False)
+        (record,) = [record for record in caplog.records if record.message.startswith("callback_failed")]
+        assert record.levelno == logging.ERROR
+        assert "faulty_timer" in record.message
+        assert record.exc_info is not None
+
+    run(check())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 0.01])
+def test_a_topic_that_has_room_now_is_woken_once_however_often_it_is_said(run: Run, seconds: float) -> None:
+    """With uvloop a timer for "now" is no timer: it does not know when it fires."""
+
+    async def check() -> None:
+        woken: list[tuple[int, bool]] = []
+        timers = RoomTimers(lambda topic_no, timed: woken.append((topic_no, timed)))
+        timers.hear([(1, seconds), (1, seconds), (1, 5.0), (2, None)])
+        await soon(lambda: woken, "it was woken")
+        assert woken == [(1, seconds > 0)]
+        timers.hear([(3, 0.0)])
+        timers.stop()
+        await asyncio.sleep(0)
+        assert len(woken) == 1
+
+    run(check())
