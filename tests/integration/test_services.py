@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,12 +22,12 @@ from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.outcomes import OutcomeParcel
 from headgate.dispatch.room import RoomTimers
 from headgate.domain.errors import InstanceForgotten, InternalError
-from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.server import Server, ServerOptions
 from tests.support.dispatching import SOON, soon
 
+TOKEN = "0123456789abcdef"
 Run: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
@@ -80,7 +81,7 @@ def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(composition, "UPKEEP_SECONDS", 0.1)
     monkeypatch.setattr(composition, "TOKENS_SECONDS", 0.1)
     tokens = tmp_path / "tokens.json"
-    tokens.write_text("{}")
+    tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
     return Server(
         ServerOptions(
             database_url=database, port=0, tokens_file=tokens, grace=timedelta(0), tick_seconds=0.2, name="one"
@@ -130,8 +131,7 @@ def job(server: Server) -> Submission:
 
 async def connected(server: Server, topic: str) -> Link:
     """A link with credit, without a wire."""
-    identity = Identity(tenant="default", subject="test", scopes=frozenset(Scope))
-    link = Link(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
+    link = Link(server.validator.identify(TOKEN), await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
     link.heard()
     server.links.open(link)
     (found,) = await server.store.topics("default", [topic])
