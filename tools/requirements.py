@@ -1,7 +1,8 @@
 """Print every numbered requirement with its proof: tests that passed, other numbers, a measured row, or "open".
 
 The tests are read from the record that `make test` leaves in build/. A requirement that states a speed is shown by a
-row of `make bench`; the verdict is that of the last run, if there was one. What has none of these is open.
+row of `make bench`; the verdict is that of the last run, if there was one. A fault (F) is brought about by a test or by
+`make faults`, whose last verdict is shown. What has none of these is open.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from bench.table import BOUNDS, BROKEN
 
 RECORD = Path("build/requirements.json")
 MEASURED = Path("bench/latest.json")
-LAST = {"D": 26, "P": 17, "Z": 25, "C": 16, "W": 30, "R": 7, "L": 4, "H": 10, "O": 29, "E": 10, "B": 8, "T": 43}
+FAULTS = Path("build/faults.json")
+LAST = {"D": 26, "P": 17, "Z": 25, "C": 16, "W": 30, "R": 7, "L": 4, "H": 10, "O": 29, "E": 10, "B": 8, "T": 43,
+        "F": 60}  # fmt: skip
 """The series of requirements and the last number of each."""
 
 
@@ -45,11 +48,11 @@ def main() -> int:
     except ValueError:
         print(f"error: {RECORD} is damaged; run `make test` again", file=sys.stderr)
         return 1
-    verdicts = _verdicts()
+    verdicts, faults = _verdicts(), _faults()
     open_numbers: list[str] = []
     for letter, last in LAST.items():
         for number in _series(letter, last):
-            shown = _shown(number, proven, verdicts)
+            shown = _shown(number, proven, verdicts, faults)
             print(f"{number:<5}{shown[0]}")
             for more in shown[1:]:
                 print(f"{'':<5}{more}")
@@ -59,22 +62,34 @@ def main() -> int:
     total = sum(LAST.values())
     print(f"{total - len(open_numbers)} of {total} have a proof; open: {', '.join(open_numbers) or 'none'}")
     others = sorted(set(proven) - {number for letter, last in LAST.items() for number in _series(letter, last)})
-    print(f"tests also carry marks of faults and invariants: {', '.join(others)}")
+    print(f"tests also carry marks of invariants and parts: {', '.join(others)}")
     return 0
 
 
-def _shown(number: str, proven: dict[str, list[str]], verdicts: dict[str, str]) -> list[str]:
+def _shown(number: str, proven: dict[str, list[str]], verdicts: dict[str, str], faults: dict[str, str]) -> list[str]:
     if tests := proven.get(number):
         return tests
     if parts := FOLLOWS.get(number):
         missing = [part for part in parts if part not in proven]
         told = f"follows from {parts[0]} to {parts[-1]}"
         return [f"open: {told}, of which {', '.join(missing)} are open"] if missing else [told]
+    if number.startswith("F"):
+        verdict = faults.get(number, "not run here")
+        good = verdict.split()[0] in ("passed", "elsewhere")
+        return [f"{'' if good else 'open: '}make faults: {verdict}"]
     rows = [(row, verdicts.get(row, "not measured here")) for row in ROWS.get(number, ())]
     shown = [f"make bench, {row}: {verdict}" for row, verdict in rows]
     if any(verdict == BROKEN for _, verdict in rows):
         return ["open: the bound is missed", *shown]
     return shown or ["open"]
+
+
+def _faults() -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(FAULTS.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
 
 
 def _verdicts() -> dict[str, str]:

@@ -41,7 +41,7 @@ def test_the_table_names_what_failed_what_waits_and_what_is_tested_elsewhere() -
         "F2     FAILED        1.0  two: AssertionError: it is late",
         "F54    waits              hooks: for webhooks",
         "F43    elsewhere          failover: make failover",
-        "passed 1, FAILED 1 (F2), not run on this machine 0, waiting 1 (F54), tested elsewhere 1 (F43); 13 s",
+        "passed 1, FAILED 1 (F2), NOT RUN on this machine 0, waiting 1 (F54), tested elsewhere 1 (F43); 13 s",
     ]
 
 

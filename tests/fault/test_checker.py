@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fault.lab.checker import check
+from tests.fault.lab.checker.coverage import IN_A_MINUTE, IN_ALL, not_reached
 from tests.fault.lab.checker.model import Model
 from tests.fault.lab.story import Story, wall
 
@@ -67,6 +68,15 @@ HOLDS: dict[str, Tell] = {
         .said(A, 2, 40, proc="w2")
         .row(A, epoch=2, claimed=31, finished=41)
     ),
+    "I2 the next run begins when the one before has ended": lambda s: (
+        life(s).ran(A, 1, 11, 20).ran(A, 2, 3_030, 3_040, attempt=2)
+    ),
+    "I2 a killed process and its successor of the same name": lambda s: (
+        s.note(1, "w1", "proc", what="start", pid=1)
+        .ran(A, 1, 11)
+        .note(50, "w1", "proc", what="start", pid=2)
+        .ran(A, 2, 60, 70, attempt=2)
+    ),
     "I3 a hand-back costs nothing": lambda s: (
         s.submitted(A, 1)
         .assigned(A, 1, 10)
@@ -85,8 +95,26 @@ HOLDS: dict[str, Tell] = {
         .answered(A, 1, 4_001, code="stale")
         .row(A, epoch=2, attempt=2, claimed=3_020, finished=3_031)
     ),
+    "I4 a lost lease is declared": lambda s: declared(s, lost=[[A, 1]]),
     "I5 a redrive begins anew": lambda s: (
         s.submitted(A, 1).completed(A, 10, epoch=1).did("redrive", 100, job=A).fact(A, 8, 100, was=5, state=0)
+    ),
+    "I5 a frozen worker begins what others have done meanwhile": lambda s: (
+        s.submitted(A, 1)
+        .fact(A, 3, 3_015, claimed=10)
+        .ran(A, 2, 3_021, 3_025, proc="w2", attempt=2)
+        .said(A, 2, 3_030, proc="w2")
+        .answered(A, 2, 3_031, proc="w2")
+        .row(A, epoch=2, attempt=2, claimed=3_020, finished=3_031)
+        .ran(A, 1, 4_000, 4_010)
+    ),
+    "I5 begun again by a redrive": lambda s: (
+        s.submitted(A, 1)
+        .ran(A, 1, 11, 14)
+        .completed(A, 10, epoch=1)
+        .did("redrive", 100, job=A)
+        .fact(A, 8, 100, was=5, state=0)
+        .ran(A, 2, 120, 130)
     ),
     "I6 it came later": lambda s: (
         s.submitted(A, 1, topic="ranked", body=1)
@@ -104,6 +132,16 @@ HOLDS: dict[str, Tell] = {
     ),
     "I7 a resume under way": lambda s: (
         s.submitted(A, 1).did("resume", 4, 60, topic="fast").did("pause", 5, 20, topic="fast").completed(A, 40)
+    ),
+    "I7 another tenant, another topic": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20, tenant="blue").did("pause", 5, 20, topic="slow").completed(A, 50)
+    ),
+    "I7 after its end": lambda s: s.submitted(A, 1).did("pause", 5, 20, until_us=wall(40)).completed(A, 50),
+    "I7 another pause with another end took its place": lambda s: (
+        s.submitted(A, 1)
+        .did("pause", 5, 20, everything=True, until_us=wall(900))
+        .did("pause", 30, 32, tenant="blue", everything=True, until_us=wall(40))
+        .completed(A, 50)
     ),
     "I9 when it was due": lambda s: s.submitted(A, 1, delay="2").completed(A, 2_010),
     "I9 redriven before it was due": lambda s: (
@@ -127,7 +165,97 @@ HOLDS: dict[str, Tell] = {
     "I15 counts and usage": lambda s: counted(life(s)).note(
         90_000, "lab", "final_limit", tenant="red", topic="limited", limit_key="", running=0, admitted=0, holder=None
     ),
+    "I17 one after the other": lambda s: two_of_a_key(s, second=200),
+    "I17 a live one is kept": lambda s: two_of_a_key(s, second=200).did(
+        "submit", 12, answer=kept(A), topic="unique", body=3, unique="k"
+    ),
+    "I17 again by a redrive, when the other had ended": lambda s: (
+        two_of_a_key(s, second=200).fact(A, 8, 400, was=7, state=0).fact(A, 7, 30, epoch=0, state=7)
+    ),
+    "I17 replaced": lambda s: unique(s, A, claimed=500, finished=510, body=2).did(
+        "submit", 12, answer=kept(A), topic="unique", body=2, unique="k", on_conflict="replace"
+    ),
+    "I17 running already, and left as it is": lambda s: unique(s, A, claimed=10, finished=510).did(
+        "submit", 12, answer=kept(A), topic="unique", body=2, unique="k", on_conflict="replace"
+    ),
+    "I18 after all": lambda s: batch(s, claimed=100),
+    "I18 expired": lambda s: batch(s, claimed=None, state=7, expired=True, status="info"),
+    "I18 a member is gone": lambda s: batch(s, claimed=100).did("discard", 300, job=A),
+    "I19 after its parent": lambda s: child(s, claimed=100),
+    "I19 cancelled with it": lambda s: child(s, claimed=None, state=7, parent=6, needs=0),
+    "I19 it waits on for a redrive": lambda s: child(s, claimed=None, state=4, parent=6, needs=0, on_failure=2),
+    "I20 each once": lambda s: bulk(s, [A, B]),
+    "I20 cancelled by somebody else before": lambda s: bulk(s, [A], changed=1).did("cancel", 9, job=B),
+    "I21 discarded": lambda s: s.submitted(A, 1, key="k").answered(A, 1, 20).did("discard", 50, job=A),
+    "I21 nothing is left behind": lambda s: (
+        life(s).final("orphans", table_name="payloads", n=0, example=None).did("cancel", 50, job=A, answer={"code": ""})
+    ),
 }
+
+
+def declared(story: Story, *, lost: list[object]) -> Story:
+    """w1 comes back with epoch 1 when epoch 2 has been claimed."""
+    story.fact(A, 3, 3_015, claimed=10).said(A, 2, 3_900, proc="w2")
+    story.row(A, epoch=2, attempt=2, claimed=3_020, finished=3_999)
+    story.note(3_500, "w1", "hello", stream=2, worker="w1", held=[[A, 1]], resumed=True)
+    return story.note(3_501, "w1", "hello_ack", stream=2, instance="s1", tenant="red", lost=lost)
+
+
+def kept(job: str) -> dict[str, object]:
+    """The answer of a submit that made no job."""
+    return {"job": job, "created": False}
+
+
+def unique(story: Story, job: str, *, body: int = 1, **row: float) -> Story:
+    """A job with the unique key `k`."""
+    story.final("unique", tenant="red", job_id=job, key="k", live=False)
+    return story.row(job, topic="unique", payload={"b": body}, **row)  # type: ignore[arg-type]
+
+
+def two_of_a_key(story: Story, *, second: float) -> Story:
+    """A lives from 1 to 100, B from `second` on."""
+    unique(story, A, created=1, claimed=10, finished=100)
+    return unique(story, B, body=2, created=second, claimed=second + 10, finished=second + 50)
+
+
+def batch(
+    story: Story, *, claimed: float | None, state: int = 5, expired: bool = False, status: str = "ok", total: int = 2
+) -> Story:
+    """A batch of A and B, which end at 60 and 90, and its callback."""
+    callback = "c" * 32
+    story.did("batch", 1, 20, status=status, batch="d" * 32, bodies=[1, 2, 3], answer={"jobs": [A, B]})
+    for job, ended in ((A, 60), (B, 90)):
+        story.final("member", batch_id="d" * 32, job_id=job)
+        story.row(job, topic="batched", claimed=50, finished=ended, payload={"b": 1 if job == A else 2})
+    story.final("batch", tenant="red", id="d" * 32, callback_id=callback, created_at=wall(1), sealed_at=wall(20),
+                expired=expired, total=total)  # fmt: skip
+    epoch = 0 if claimed is None else 1
+    return story.row(callback, topic="callback", state=state, claimed=claimed, finished=200, epoch=epoch,
+                     payload={"b": 3})  # fmt: skip
+
+
+def child(
+    story: Story, *, claimed: float | None, state: int = 5, parent: int = 5, needs: int = 1, on_failure: int = 0
+) -> Story:
+    """B waits for A, which ends at 60."""
+    story.final("dependency", parent_id=A, child_id=B, needs=needs, on_failure=on_failure, met=1)
+    story.row(A, state=parent, claimed=50, finished=60)
+    if parent == 5:
+        story.said(A, 1, 59)
+    epoch = 0 if claimed is None else 1
+    return story.row(B, state=state, claimed=claimed, finished=200, epoch=epoch, payload={"b": 2}, flags=256)
+
+
+def bulk(story: Story, touched: list[str], *, changed: int = 2, state: int = 2, **counts: int) -> Story:
+    """An operation that cancels A and B, which are due at 8,000; `touched` have an entry of it."""
+    for number, job in enumerate((A, B), 1):
+        story.row(job, topic="bulk", state=7, epoch=0, claimed=None, run_at=8_000, payload={"b": number, "tag": "t"})
+    for job in touched:
+        story.fact(job, 7, 30, epoch=0, state=7, reason="cancel t")
+    found = {"matched": changed, "changed": changed, "skipped": 0, "errors": 0, **counts}
+    story.final("operation", tenant="red", id="f" * 32, verb=1, state=state, error="", as_of=wall(20),
+                finished_at=wall(40) if state >= 2 else None, **found)  # fmt: skip
+    return story.did("operation", 20, id="f" * 32, verb="cancel", tag="t", reason="cancel t", jobs=[A, B])
 
 
 @pytest.mark.parametrize("name", HOLDS)
@@ -150,6 +278,9 @@ BROKEN: dict[str, Tell] = {
         .row(A, epoch=2, attempt=2, claimed=500, finished=520)
     ),
     "I2 one epoch for two": lambda s: life(s).assigned(A, 1, 11, proc="w2"),
+    "I2 an epoch that runs twice": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 1, 15, 16),
+    "I2 an epoch that runs at two workers": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 1, 12, 16, proc="w2"),
+    "I2 twice at once in one process": lambda s: life(s).ran(A, 1, 11, 3_090).ran(A, 2, 3_030, 3_040, attempt=2),
     "I3 an attempt without an end": lambda s: (
         s.submitted(A, 1).assigned(A, 1, 10).completed(A, 5_000, epoch=2, attempt=2)
     ),
@@ -171,6 +302,7 @@ BROKEN: dict[str, Tell] = {
         .answered(A, 1, 4_001)
         .row(A, epoch=2, attempt=2, claimed=3_020, finished=4_001)
     ),
+    "I4 a lost lease is declared, and nobody says so": lambda s: declared(s, lost=[]),
     "I4 another result is stored": lambda s: s.submitted(A, 1).completed(A, result="something else"),
     "I5 there twice": lambda s: life(s).row(A),
     "I5 an acknowledged end is undone": lambda s: (
@@ -183,6 +315,27 @@ BROKEN: dict[str, Tell] = {
     ),
     "I5 claimed after its end": lambda s: (
         s.submitted(A, 1).fact(A, 1, 20, claimed=10, state=6).completed(A, 40, epoch=2, attempt=2)
+    ),
+    "I5 begun after its end was acknowledged": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 2, 500, 510),
+    "I5 begun again after its failure was acknowledged": lambda s: (
+        s.submitted(A, 1)
+        .said(A, 1, 20, kind="failed")
+        .answered(A, 1, 21, kind="failed")
+        .fact(A, 1, 21, claimed=10)
+        .ran(A, 1, 30, 31)
+        .row(A, state=0, claimed=None)
+    ),
+    "I7 claimed while its tenant was paused": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20).did("resume", 100).completed(A, 50)
+    ),
+    "I7 claimed while everything was paused by another": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20, tenant="blue", everything=True).completed(A, 50)
+    ),
+    "I7 claimed before the end of a pause": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20, topic="fast", until_us=wall(90)).completed(A, 50)
+    ),
+    "I7 a resume of something else": lambda s: (
+        s.submitted(A, 1).did("pause", 5, 20, everything=True).did("resume", 30, topic="fast").completed(A, 50)
     ),
     "I7 claimed while paused": lambda s: (
         s.submitted(A, 1).did("pause", 5, 20, topic="fast").did("resume", 100, topic="fast").completed(A, 50)
@@ -222,6 +375,39 @@ BROKEN: dict[str, Tell] = {
     "I15 usage left behind": lambda s: s.note(
         90_000, "lab", "final_limit", tenant="red", topic="limited", limit_key="", running=1, admitted=0, holder=None
     ),
+    "I17 two at once": lambda s: two_of_a_key(s, second=50),
+    "I17 answered with one that had ended": lambda s: two_of_a_key(s, second=200).did(
+        "submit", 150, answer=kept(A), topic="unique", body=3, unique="k"
+    ),
+    "I17 answered with one of another key": lambda s: unique(s, A).did(
+        "submit", 12, answer=kept(A), topic="unique", body=3, unique="other"
+    ),
+    "I17 replaced, and runs with the old body": lambda s: unique(s, A, claimed=500, finished=510).did(
+        "submit", 12, answer=kept(A), topic="unique", body=2, unique="k", on_conflict="replace"
+    ),
+    "I18 before all": lambda s: batch(s, claimed=70),
+    "I18 never": lambda s: batch(s, claimed=None, state=4),
+    "I18 sealed, and expired": lambda s: batch(s, claimed=None, state=7, expired=True),
+    "I18 miscounted": lambda s: batch(s, claimed=100, total=3),
+    "I19 before its parent": lambda s: child(s, claimed=55),
+    "I19 without the success it needs": lambda s: child(s, claimed=100, parent=6, needs=0),
+    "I19 blocked in vain": lambda s: child(s, claimed=None, state=4),
+    "I19 does not wait": lambda s: (
+        s.submitted(B, 1, body=2, depends_on=[A]).row(A).row(B, payload={"b": 2}, claimed=100)
+    ),
+    "I19 nobody has looked": lambda s: s.final("left", checks=13),
+    "I20 one passed over": lambda s: bulk(s, [A], changed=1),
+    "I20 one changed twice": lambda s: bulk(s, [A, B, B]),
+    "I20 one miscounted": lambda s: bulk(s, [A, B], changed=3),
+    "I20 does not add up": lambda s: bulk(s, [A, B], matched=5),
+    "I20 without an end": lambda s: bulk(s, [A, B], state=1),
+    "I20 another's job": lambda s: bulk(s, [A, B, "e" * 32], changed=3).row("e" * 32, payload={"b": 9}),
+    "I21 removed too early": lambda s: s.submitted(A, 1).answered(A, 1, 20),
+    "I21 a key forgotten": lambda s: life(s).submitted(A, 50, key="k"),
+    "I21 a timeline forgotten": lambda s: life(s).did(
+        "cancel", 5, job=A, answer={"code": "", "changed": True, "state": "cancelled"}
+    ),
+    "I21 left behind": lambda s: s.final("orphans", table_name="payloads", n=2, example=A),
 }
 
 
@@ -258,6 +444,28 @@ def test_a_holder_that_is_never_told_of_a_cancel_is_found() -> None:
 
     assert cancelled(told=True) == []
     assert cancelled(told=False) == ["I12"]
+
+
+def test_a_cancel_is_judged_whatever_befalls_other_workers() -> None:
+    def cancelled(broken: str) -> list[str]:
+        story = Story().submitted(A, 1).assigned(A, 1, 10).row(A, state=7, finished=9_000)
+        for proc in ("w1", "w2"):
+            story.note(2, proc, "hello", stream=1, worker=proc, held=[], resumed=False)
+        story.note(60, "lab", "fault", phase="start", what=f"freeze {broken}")
+        story.did("cancel", 50, job=A, answer={"code": "", "state": "running", "changed": True})
+        return check(story.events, only=["I12"]).red
+
+    assert cancelled("w2") == ["I12"]
+    assert cancelled("w1") == cancelled("s1") == cancelled("pg") == []
+
+
+def test_what_a_run_must_have_met_is_named_when_it_has_not() -> None:
+    coverage = check(life(Story()).events).coverage
+    assert set(IN_A_MINUTE) <= set(IN_ALL) <= set(coverage)
+    assert not_reached(coverage, IN_ALL) == list(IN_ALL)
+    met = {**coverage, "lease_expired": 1}
+    assert "lease_expired" not in not_reached(met, IN_ALL)
+    assert not_reached({}, ["anything"]) == ["anything"]
 
 
 def test_a_worker_with_a_false_wall_clock_is_read_by_the_machines() -> None:

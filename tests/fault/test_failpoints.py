@@ -103,7 +103,6 @@ def test_nothing_in_the_product_arms_them() -> None:
     assert not re.search(r"environ|argv|getenv", (ROOT / "src/headgate/domain/failpoints.py").read_text())
 
 
-@pytest.mark.req("F9")
 async def test_no_variable_of_the_environment_arms_a_server(database: str, tmp_path: Path) -> None:
     plan = ";".join(f"{site}=exit" for site in failpoints.SITES)
     names = ("FAILPOINT", "FAILPOINTS", "FAULTS", "ARMED", "PLAN", "CHAOS", "DEBUG", "TEST")

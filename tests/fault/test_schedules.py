@@ -34,7 +34,7 @@ SESSIONS = """
 SELECT array_agg(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 
 
-@pytest.mark.req("T33", "H3", "H4", "K16", "F12", "I8")
+@pytest.mark.req("T33", "H3", "H4", "K16", "I8")
 async def test_three_servers_with_random_kills_make_exactly_one_job_per_occurrence(
     database: str, servers: Servers
 ) -> None:

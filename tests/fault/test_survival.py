@@ -218,12 +218,12 @@ async def test_a_running_handler_outlives_its_server_and_is_not_run_again(
 
 
 @pytest.mark.req("T36", "F28")
-async def test_a_hundred_workers_come_back_to_a_restarted_server_without_a_lost_or_doubled_result(
+async def test_two_hundred_workers_come_back_to_a_restarted_server_without_a_lost_or_doubled_result(
     database: str, servers: Servers, workers: Workers
 ) -> None:
     """Leases of a minute: what comes back in time does so because a worker said that it never got it."""
     (first,) = await asyncio.to_thread(servers, 1)
-    crew = await asyncio.to_thread(workers, 4, [first], workers=25, concurrency=4)
+    crew = await asyncio.to_thread(workers, 4, [first], workers=50, concurrency=4)
     async with client([first]) as hg:
         ids = await submit(hg, "slow", [b"40"] * 4_000)
         ids += await submit(hg, "fast", [b""] * 1_000)

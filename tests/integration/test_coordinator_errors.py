@@ -237,7 +237,6 @@ async def test_a_demand_that_is_refused_does_not_keep_the_others_from_their_work
     assert good.tracker.times.total() == 20
 
 
-@pytest.mark.req("F48")
 async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_their_work(one: Instance) -> None:
     broken = await one.worker("broken", "broken", slots=1)
     (topic_no,) = (topic.no for topic in await one.store.topics(one.tenant, ["broken"]))

@@ -15,7 +15,6 @@ WAITING = f"{SESSIONS} AND wait_event_type = 'Lock'"
 NAME = "headgate impatient"
 
 
-@pytest.mark.req("F39")
 @pytest.mark.parametrize("pooler", [False, True])
 async def test_callers_who_do_not_wait_for_a_lock_leave_no_session_behind(database: str, *, pooler: bool) -> None:
     """Hung up on, PostgreSQL would go on waiting until its lock_timeout, ten seconds, once for every such caller."""

@@ -156,7 +156,6 @@ def among(database: str, *others: int) -> str:
     return urlunsplit(parts._replace(query=urlencode({"host": hosts, "port": ports})))
 
 
-@pytest.mark.req("F43")
 async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +172,6 @@ async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
         await pool.close()
 
 
-@pytest.mark.req("F43")
 async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str) -> None:
     async with opened(database) as link:
         await link.execute(
@@ -288,7 +286,6 @@ async def test_a_database_without_our_schema(blank_database: str) -> None:
 # ---------------------------------------------------------------- a network that went silent
 
 
-@pytest.mark.req("F33")
 async def test_the_kernel_watches_connections_over_a_network_on_both_sides(database: str) -> None:
     parts = urlsplit(database)
     asked = parse_qs(parts.query)

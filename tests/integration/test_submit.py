@@ -489,7 +489,6 @@ CREATE FUNCTION public.broken() RETURNS trigger LANGUAGE plpgsql AS
 CREATE TRIGGER broken BEFORE INSERT ON headgate.unique_jobs FOR EACH ROW EXECUTE FUNCTION public.broken()"""
 
 
-@pytest.mark.req("F48")
 async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_later_part(queue: Queue) -> None:
     """Jobs with links are written after the plain ones, in a transaction of their own, which fails."""
     await queue.db.execute(BROKEN % "data_corrupted")

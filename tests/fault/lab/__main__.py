@@ -1,4 +1,8 @@
-"""`python -m tests.fault.lab`: scenarios by number, or a seeded mix; exits with 1 if one did not pass."""
+"""`python -m tests.fault.lab`: scenarios by number, or a seeded mix; exits with 1 if one did not pass.
+
+All of them together must also have met every fact that is to be met sometimes, and none may have been left out because
+this machine could not bring it about: what is missing for that is installed first (as root), or named.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,18 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
-from tests.fault.lab.apart import run_all, table, write_verdict
+from tests.fault.lab.apart import remember, run_all, table, together, write_verdict
 from tests.fault.lab.checker import check
+from tests.fault.lab.checker.coverage import IN_A_MINUTE, IN_ALL, not_reached
 from tests.fault.lab.history import merged
 from tests.fault.lab.mix import mix, setting
 from tests.fault.lab.runner import ELSEWHERE, FAILED, NOT_RUN, WAITS, Result, run, run_scenario
 from tests.fault.lab.scenarios import Scenario, all_scenarios
+from tests.fault.lab.tools import MissingTools, install
+
+A_MINUTE: Final = 60.0
 
 
 def main() -> int:
@@ -46,15 +55,32 @@ def main() -> int:
     names = [name.strip() for name in chosen.only.split(",") if name.strip()] or list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"there is no {', '.join(unknown)}; see --list")
+    _install()
     if len(names) == 1:
         result = asyncio.run(_scenario(known[names[0]], seed=chosen.seed, keep=chosen.keep, long=chosen.long))
+        remember([result])
         if chosen.verdict:
             write_verdict(result, chosen.verdict)
         return 0 if result.good else 1
     options = [*(["--keep"] if chosen.keep else []), *(["--long"] if chosen.long else [])]
     results = run_all([known[name] for name in names], seed=chosen.seed, options=options, long=chosen.long)
+    remember(results)
     print("\n" + table(results))
-    return 0 if all(result.good for result in results) else 1
+    missing = not_reached(together(results), IN_ALL) if len(results) == len(known) else []
+    if missing:
+        print(f"FAILED: in all of these runs together this was never met: {' '.join(missing)}")
+    return 0 if all(result.good for result in results) and not missing else 1
+
+
+def _install() -> None:
+    """What cannot be installed is told at once; the scenarios that need it are then not run, which is not green."""
+    try:
+        brought = install()
+    except MissingTools as error:
+        print(f"!!! {error}", flush=True)
+    else:
+        if brought:
+            print(f"installed {' '.join(brought)}", flush=True)
 
 
 async def _scenario(one: Scenario, *, seed: int, keep: bool, long: bool) -> Result:
@@ -70,6 +96,7 @@ async def _mix(seconds: float, seed: int, *, keep: bool) -> int:
         lambda world: mix(world, seconds=seconds),
         seed=seed,
         world=setting(),
+        must_meet=IN_A_MINUTE if seconds >= A_MINUTE else (),
         within=timedelta(seconds=2 * seconds + 240),
         keep=keep,
     )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from tests.fault.lab.scenarios import Scenario
 TO_BEGIN_AND_END: Final = 60.0
 """Seconds beyond a scenario's own deadline, for its imports and for ending what it started."""
 TO_CLEAN_UP: Final = 45.0
+VERDICTS: Final = Path("build/faults.json")
 
 
 def run_all(chosen: Iterable[Scenario], *, seed: int, options: Sequence[str] = (), long: bool = False) -> list[Result]:
@@ -48,6 +50,7 @@ def _run(one: Scenario, arguments: Sequence[str], *, long: bool) -> Result:
         if verdict.exists():
             found = json.loads(verdict.read_text())
             result.verdict, result.note = found["verdict"], found["note"]
+            result.coverage = found["coverage"]
         else:
             result.note = note or f"ended with {process.returncode} and without a verdict"
     result.seconds = time.monotonic() - began
@@ -67,7 +70,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def write_verdict(result: Result, file: Path) -> None:
     """For whoever has started this process."""
-    file.write_text(json.dumps({"verdict": result.verdict, "note": result.note}))
+    told = {"verdict": result.verdict, "note": result.note, "coverage": dict(result.coverage)}
+    file.write_text(json.dumps(told))
+
+
+def remember(results: Iterable[Result]) -> None:
+    """Note how each ended, for `make requirements`; what was not run now keeps its last verdict."""
+    try:
+        known = json.loads(VERDICTS.read_text())
+    except (FileNotFoundError, ValueError):
+        known = {}
+    known.update({one.name: f"{one.verdict}{f' {one.reason}' if one.verdict == ELSEWHERE else ''}" for one in results})
+    VERDICTS.parent.mkdir(parents=True, exist_ok=True)
+    VERDICTS.write_text(json.dumps(known, indent=1, sort_keys=True))
+
+
+def together(results: Iterable[Result]) -> Counter[str]:
+    """How often each fact was met, in all of them."""
+    found: Counter[str] = Counter()
+    for one in results:
+        found.update(one.coverage)
+    return found
 
 
 def table(results: Sequence[Result]) -> str:
@@ -84,7 +107,7 @@ def table(results: Sequence[Result]) -> str:
 
     lines.append(
         f"passed {sum(one.verdict == PASSED for one in results)}, FAILED {those(FAILED, VIOLATED)}, "
-        f"not run on this machine {those(NOT_RUN)}, waiting {those(WAITS)}, tested elsewhere {those(ELSEWHERE)}; "
+        f"NOT RUN on this machine {those(NOT_RUN)}, waiting {those(WAITS)}, tested elsewhere {those(ELSEWHERE)}; "
         f"{sum(one.seconds for one in results):.0f} s"
     )
     return "\n".join(lines)

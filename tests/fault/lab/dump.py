@@ -50,6 +50,36 @@ SELECT n.name AS tenant, s.name, f.occurrence, f.job_id, f.covers_from, f.trigge
 KEYS: Final = """
 SELECT n.name AS tenant, k.key, k.job_id FROM headgate.idempotency_keys k JOIN headgate.tenants n USING (tenant_no)"""
 
+UNIQUE: Final = """
+SELECT n.name AS tenant, u.job_id, u.key, u.live
+  FROM headgate.unique_jobs u JOIN headgate.tenants n USING (tenant_no)"""
+BATCHES: Final = """
+SELECT n.name AS tenant, b.id, b.callback_id, b.created_at, b.sealed_at, b.expired, b.total
+  FROM headgate.batches b JOIN headgate.tenants n USING (tenant_no)"""
+MEMBERS: Final = "SELECT batch_id, job_id FROM headgate.batch_jobs"
+DEPENDENCIES: Final = "SELECT parent_id, child_id, needs, on_failure, met FROM headgate.job_dependencies"
+LEFT: Final = "SELECT count(*) AS checks FROM headgate.dependency_checks"
+OPERATIONS: Final = """
+SELECT n.name AS tenant, o.id, o.verb, o.state, o.matched, o.changed, o.skipped, o.errors, o.error, o.as_of,
+       o.finished_at FROM headgate.operations o JOIN headgate.tenants n USING (tenant_no)"""
+OF_A_JOB: Final = {
+    "payloads": "id",
+    "job_tags": "job_id",
+    "job_limit_keys": "job_id",
+    "limit_line": "job_id",
+    "unique_jobs": "job_id",
+    "batch_jobs": "job_id",
+    "job_dependencies": "child_id",
+}
+"""Tables whose rows belong to a job, and the column that names it."""
+ORPHANS: Final = " UNION ALL ".join(
+    f"""
+SELECT '{table}' AS table_name, count(*) AS n, (array_agg(x.{column}))[1] AS example FROM headgate.{table} x
+ WHERE NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = x.tenant_no AND j.id = x.{column})
+   AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = x.tenant_no AND a.id = x.{column})"""
+    for table, column in OF_A_JOB.items()
+)
+
 
 async def dump(db: Connection, recorder: Recorder) -> int:
     """Write everything; gives the number of job rows."""
@@ -67,6 +97,13 @@ async def dump(db: Connection, recorder: Recorder) -> int:
             ("final_schedule", SCHEDULES),
             ("final_fired", FIRED),
             ("final_key", KEYS),
+            ("final_unique", UNIQUE),
+            ("final_batch", BATCHES),
+            ("final_member", MEMBERS),
+            ("final_dependency", DEPENDENCIES),
+            ("final_left", LEFT),
+            ("final_operation", OPERATIONS),
+            ("final_orphans", ORPHANS),
         ):
             for row in await db.fetch(query):
                 recorder.note(kind, **_plain(row))

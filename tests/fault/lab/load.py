@@ -12,14 +12,17 @@ import json
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, cast
 from uuid import UUID
 
 from headgate import Headgate
 from headgate.domain.errors import HeadgateError, Refused
+from headgate.domain.links import Unique
+from headgate.domain.rank import unix_us
 from headgate.domain.topic_limits import Rate
 from headgate.sdk import (
     Forbidden,
@@ -34,7 +37,10 @@ from headgate.sdk import (
     Unauthenticated,
     VersionConflict,
 )
+from headgate.sdk.admin.operations import PlanOptions
 from headgate.sdk.admin.topics import TopicSettings
+from headgate.sdk.options import prepared
+from headgate.sdk.submitting import Bound
 from tests.fault.lab.history import FAIL, INFO, OK, Recorder
 from tests.fault.lab.worker import TOPICS
 
@@ -43,6 +49,12 @@ IN_FLIGHT: Final = 200
 SUBMIT_SECONDS: Final = 10.0
 AGAIN: Final = 8
 """How often an operation with an unknown outcome is asked again."""
+RULES_SECONDS: Final = 2.0
+"""A server that was not asked itself learns of a topic's rules by its next tick; until then jobs go without them."""
+BATCH_SECONDS: Final = 12
+BULK_SECONDS: Final = 8
+UNIQUE_SECONDS: Final = 0.8
+"""Always the same delay: a job that is replaced is then never due sooner than it was before."""
 KNOWN_JOBS: Final = 400
 RETRY: Final = RetryPolicy.fixed(timedelta(milliseconds=200))
 LIMITS: Final[dict[str, TopicSettings]] = {
@@ -62,12 +74,14 @@ SCHEDULES: Final[dict[str, dict[str, Any]]] = {
 WEIGHTS: Final[dict[str, int]] = {
     "fast": 14, "slow": 8, "delayed": 5, "flaky": 4, "failing": 2, "fatal": 1, "nacky": 2, "snoozy": 2, "handback": 2,
     "progress": 2, "thread": 2, "cancellable": 3, "limited": 5, "rated": 3, "keyed": 5, "ordered": 3, "ranked": 8,
-    "idempotent": 6, "own_id": 3, "unique": 3, "many": 2, "batch": 1, "depends": 1,
-    "cancel": 3, "pause": 1, "redrive": 2, "discard": 1, "get": 2, "list": 2, "status": 1, "trigger": 1, "poison": 0,
+    "idempotent": 6, "own_id": 3, "unique": 8, "many": 2, "batch": 2, "depends": 2, "bulk": 1,
+    "cancel": 3, "pause": 2, "redrive": 2, "discard": 1, "get": 2, "list": 2, "status": 1, "trigger": 1, "poison": 0,
 }  # fmt: skip
 _CERTAIN: Final = (InvalidInput, NotFound, Refused, SubmitConflict, SubmitRefused, Unauthenticated, Forbidden,
                    VersionConflict)  # fmt: skip
 Verb = Callable[["Tenant"], Awaitable[None]]
+Target = dict[str, Any]
+"""What is paused: a topic, the tenant or everything, as arguments of `pause` and `resume`."""
 
 
 def status_of(error: HeadgateError, *, submit: bool) -> str:
@@ -113,6 +127,7 @@ class Load:
         self._clock: asyncio.Task[None] | None = None
         self._bodies = 0
         self._keys = 0
+        self._bulks = 0
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +140,7 @@ class Load:
         for tenant in self._tenants:
             for name in self._schedules:
                 await self._put_schedule(tenant, name)
+        await asyncio.sleep(RULES_SECONDS)
 
     def start(self) -> None:
         """Begin."""
@@ -144,8 +160,9 @@ class Load:
     async def finish(self) -> None:
         """Resume every topic and delete every schedule: what is left can drain. Asked until it is answered."""
         for tenant in self._tenants:
-            for topic in PAUSED_TOPICS:
-                await self._certainly(tenant, "resume", {"topic": topic}, partial(_resume, tenant.hg, topic))
+            targets: list[Target] = [{"topic": topic} for topic in PAUSED_TOPICS]
+            for target in [*targets, {"tenant": True}, {"everything": True}]:
+                await self._certainly(tenant, "resume", _noted(target), partial(_resume, tenant.hg, target))
             for name in self._schedules:
                 pause = partial(tenant.hg.admin.schedules.pause, name)
                 await self._certainly(tenant, "schedule_pause", {"name": name}, pause)
@@ -179,15 +196,17 @@ class Load:
         return next(tenant for tenant in self._tenants if tenant.name == name)
 
     async def submit(
-        self, tenant: Tenant, topic: str, *, body: bytes = b"", ms: int = 10, **options: Any
+        self, tenant: Tenant, topic: str, *, body: bytes = b"", ms: int = 10, known_later: bool = True, **options: Any
     ) -> UUID | None:
-        """One job, asked for once more while nobody knows whether it exists and asking is safe."""
+        """One job, asked for once more while nobody knows whether it exists and asking is safe.
+
+        `known_later`: the load may cancel, redrive or discard it.
+        """
         own_id, key = options.get("id"), options.get("key")
         body = body or self._body(tenant, ms=ms, **options.pop("extra", {}))
         again = f"{own_id or key or ''}"
         for _ in range(AGAIN if again else 1):
-            known: dict[str, Any] = {name: str(value) for name, value in options.items() if name != "run_at"}
-            op = self.recorder.invoke("submit", tenant=tenant.name, topic=topic, body=_body_no(body), **known)
+            op = self.recorder.invoke("submit", tenant=tenant.name, topic=topic, body=_body_no(body), **_told(options))
             try:
                 handle = await tenant.hg.submit(
                     topic, body, **cast("JobOptions", {"timeout": SUBMIT_SECONDS, **options})
@@ -200,7 +219,8 @@ class Load:
                     return None
                 continue
             self.recorder.end(op, OK, job=handle.id.hex, created=handle.created)
-            tenant.jobs.append(handle.id)
+            if known_later:
+                tenant.jobs.append(handle.id)
             return handle.id
         return None
 
@@ -225,11 +245,16 @@ class Load:
     async def _do_ranked(self, tenant: Tenant) -> None:
         await self.submit(tenant, "ranked", ms=40, priority=self._chance.choice((-10, 0, 10)))
 
+    async def _do_rated(self, tenant: Tenant) -> None:
+        await self.submit_many(tenant, "rated", 12)  # more at once than may start at once
+
     async def _do_keyed(self, tenant: Tenant) -> None:
         await self.submit(tenant, "keyed", ms=20, limit_key=f"k{self._chance.randrange(4)}")
 
     async def _do_ordered(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "ordered", ms=20, limit_key=f"o{self._chance.randrange(3)}")
+        key = f"o{self._chance.randrange(3)}"
+        for _ in range(2):  # the second comes while the first one runs, most often
+            await self.submit(tenant, "ordered", ms=50, limit_key=key)
 
     async def _do_flaky(self, tenant: Tenant) -> None:
         await self.submit(tenant, "flaky", extra={"fails": self._chance.choice((1, 2))})
@@ -253,16 +278,25 @@ class Load:
     async def _do_own_id(self, tenant: Tenant) -> None:
         job = tenant.hg.handle(_new_id(self._chance)).id
         body = self._body(tenant, ms=5)
-        for _ in range(self._chance.choice((1, 1, 2))):
+        for _ in range(self._chance.choice((1, 2, 2))):
             await self.submit(tenant, "fast", body=body, id=job)
+            await asyncio.sleep(self._chance.choice((0.0, 0.3)))  # it may have ended meanwhile, and must not run again
 
     async def _do_unique(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "unique", ms=30, unique=f"u{self._chance.randrange(5)}")
+        on_conflict = self._chance.choice(("keep", "keep", "replace"))
+        kept: dict[str, Any] = {} if on_conflict == "keep" else {"delay": UNIQUE_SECONDS}
+        # Each way has keys of its own: one that is replaced is not due at once, and must not become so.
+        key = f"{on_conflict}-{self._chance.randrange(2)}"
+        await self.submit(tenant, "unique", ms=30, unique=Unique(key=key, on_conflict=on_conflict), **kept)
 
     async def _do_depends(self, tenant: Tenant) -> None:
-        parents = [job for job in [await self.submit(tenant, "slow", ms=30) for _ in range(2)] if job is not None]
+        topics = self._chance.choice((("slow", "slow"), ("slow", "slow", "slow"), ("slow", "fatal")))
+        parents = [job for job in [await self.submit(tenant, topic, ms=30) for topic in topics] if job is not None]
+        needs, otherwise = self._chance.choice((("ended", "cancel"), ("succeeded", "cancel"), ("succeeded", "ignore")))
         if parents:
-            await self.submit(tenant, "slow", ms=5, depends_on=parents, needs="ended")
+            await self.submit(
+                tenant, "slow", ms=5, depends_on=parents, needs=needs, on_parent_failure=otherwise, known_later=False
+            )
 
     async def _do_many(self, tenant: Tenant) -> None:
         tenant.jobs.extend(await self.submit_many(tenant, "slow", self._chance.choice((5, 10, 20))))
@@ -280,20 +314,54 @@ class Load:
         return [handle.id for handle in handles]
 
     async def _do_batch(self, tenant: Tenant) -> None:
-        bodies = [self._body(tenant, ms=5) for _ in range(4)]
-        op = self.recorder.invoke("batch", tenant=tenant.name, topic="batched", bodies=[_body_no(b) for b in bodies])
+        bodies, last = [self._body(tenant, ms=5) for _ in range(4)], self._body(tenant, ms=5)
+        batch = tenant.hg.batch("lab", on_done=Bound("callback", last, prepared()), expires_in=BATCH_SECONDS)
+        op = self.recorder.invoke("batch", tenant=tenant.name, topic="batched", batch=batch.id.hex,
+                                  bodies=[_body_no(body) for body in (*bodies, last)])  # fmt: skip
         jobs: list[str] = []
         try:
-            batch = tenant.hg.batch("lab", expires_in=30)
             await batch.open()
             for body in bodies:  # one by one: those stored before an error are known
                 handle = await batch.submit_to("batched", body, timeout=SUBMIT_SECONDS)
                 jobs.append(handle.id.hex)
-            await batch.seal()
+            sealed = await batch.seal()
         except HeadgateError as error:
             self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200], jobs=jobs)
             return
-        self.recorder.end(op, OK, jobs=jobs)
+        self.recorder.end(op, OK, jobs=jobs, expired=sealed is not None and sealed.expired)
+
+    async def _do_bulk(self, tenant: Tenant) -> None:
+        """Jobs of their own tag, and then one verb over all of them."""
+        self._bulks += 1
+        tag, verb = f"bulk-{self._bulks}", self._chance.choice(("cancel", "reprioritise", "redrive"))
+        topic = "fatal" if verb == "redrive" else "bulk"
+        delay: dict[str, Any] = {} if verb == "redrive" else {"delay": BULK_SECONDS}
+        jobs: list[UUID] = []
+        for _ in range(self._chance.choice((2, 5))):
+            job = await self.submit(tenant, topic, ms=5, tags=[tag], extra={"tag": tag}, known_later=False, **delay)
+            jobs += [] if job is None else [job]
+        if verb == "redrive":
+            jobs = await self._dead(tenant, jobs)
+        number, reason = _new_id(self._chance), f"{verb} {tag}"
+        more: PlanOptions = {"reason": reason}
+        if verb == "reprioritise":
+            more["priority"] = 5
+        data = {"id": number.hex, "verb": verb, "tag": tag, "reason": reason, "jobs": [job.hex for job in jobs]}
+        start = partial(tenant.hg.admin.operations.start, verb, f"tag:{tag}", id=number, **more)
+        await self._certainly(tenant, "operation", data, start)
+
+    async def _dead(self, tenant: Tenant, jobs: Sequence[UUID]) -> list[UUID]:
+        """Those of them that were seen dead, within some seconds."""
+        dead: list[UUID] = []
+        for _ in range(10):
+            await asyncio.sleep(0.3)
+            for job in jobs:
+                with suppress(HeadgateError):
+                    if job not in dead and (await tenant.hg.get(job)).state == "dead":
+                        dead.append(job)
+            if len(dead) == len(jobs):
+                break
+        return dead
 
     # --- verbs -------------------------------------------------------------------------------------------------------
 
@@ -331,16 +399,30 @@ class Load:
             await self.call(tenant, "redrive", {"job": job.hex}, lambda: tenant.hg.admin.jobs.redrive(job), _change)
 
     async def _do_discard(self, tenant: Tenant) -> None:
-        if tenant.jobs:
-            job = self._chance.choice(tuple(tenant.jobs))
+        if not tenant.jobs:
+            return
+        job: UUID | None = self._chance.choice(tuple(tenant.jobs))
+        if self._chance.random() < 0.5:  # one on which much hangs: nothing of that may stay behind
+            job = await self.submit(tenant, "keyed", delay=BULK_SECONDS, limit_key="discarded", tags=["discarded"],
+                                    extra={"pad": "x" * 1500}, known_later=False)  # fmt: skip
+            if job is not None:
+                await self._cancel(tenant, job)
+        if job is not None:
             await self.call(tenant, "discard", {"job": job.hex}, lambda: tenant.hg.admin.jobs.discard(job), _change)
 
     async def _do_pause(self, tenant: Tenant) -> None:
         topic = self._chance.choice(PAUSED_TOPICS)
-        pause = tenant.hg.admin.pause
-        await self.call(tenant, "pause", {"topic": topic}, lambda: pause(topic=topic, reason="load"))
-        await asyncio.sleep(self._chance.choice((0.3, 0.8, 1.5)))
-        await self._certainly(tenant, "resume", {"topic": topic}, lambda: _resume(tenant.hg, topic))
+        target: Target = self._chance.choice(
+            ({"topic": topic}, {"topic": topic}, {"tenant": True}, {"everything": True})
+        )
+        lasting = self._chance.choice((0.3, 0.8, 1.5) if "topic" in target else (0.2, 0.4, 0.8))
+        ends = self._chance.random() < 0.5
+        until = datetime.now(UTC) + timedelta(seconds=lasting) if ends else None
+        data = {**_noted(target), **({"until_us": unix_us(until)} if until is not None else {})}
+        await self.call(tenant, "pause", data, lambda: tenant.hg.admin.pause(**target, reason="load", until=until))
+        await asyncio.sleep(lasting)
+        if not ends:
+            await self._certainly(tenant, "resume", _noted(target), lambda: _resume(tenant.hg, target))
 
     async def _do_get(self, tenant: Tenant) -> None:
         if tenant.jobs:
@@ -376,12 +458,27 @@ class Load:
                         lambda: tenant.hg.admin.schedules.put(name, "scheduled", body, **made))  # fmt: skip
 
 
-async def _resume(hg: Headgate, topic: str) -> str:
+async def _resume(hg: Headgate, target: Target) -> str:
     try:
-        await hg.admin.resume(topic=topic)
+        await hg.admin.resume(**target)
     except NotFound:
         return "not found"
     return "resumed"
+
+
+def _noted(target: Target) -> dict[str, object]:
+    """For the history, in which `tenant` is who has asked: what names no topic and not everything is the tenant."""
+    return {name: value for name, value in target.items() if name != "tenant"}
+
+
+def _told(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a submit for the history."""
+    told: dict[str, Any] = {name: str(value) for name, value in options.items() if name != "run_at"}
+    if isinstance(unique := options.get("unique"), Unique):
+        told["unique"], told["on_conflict"] = unique.key, unique.on_conflict
+    if "depends_on" in options:
+        told["depends_on"] = [job.hex for job in options["depends_on"]]
+    return told
 
 
 def _change(changes: Sequence[Any]) -> Mapping[str, object]:

@@ -13,6 +13,10 @@ from tests.fault.lab.world import World
 
 GAP: Final = (0.5, 2.5)
 """Seconds between two faults."""
+CALM: Final = 10.0
+"""In the middle of a mix nothing happens for so long: order, and who is told of what, is judged in calm times only."""
+CALM_FROM: Final = 45.0
+"""A shorter mix has no time for that."""
 Deed = Callable[[World, str, float], Awaitable[None]]
 
 
@@ -32,7 +36,13 @@ def plan(seed: int, seconds: float, *, servers: Sequence[str], workers: Sequence
     names = [name for name, (_, weight, _, _) in DEEDS.items() for _ in range(weight) if proxies or name != "cut"]
     found: list[Planned] = []
     total = 0.0
+    calm = seconds >= CALM_FROM
     while total < seconds:
+        if calm and total >= seconds / 2:
+            calm = False
+            found.append(Planned(after=0.0, what="calm", whom="pg", lasting=CALM))
+            total += CALM
+            continue
         what = chance.choice(names)
         _, _, kind, (shortest, longest) = DEEDS[what]
         whom = chance.choice({"server": servers, "worker": workers, "pg": ("pg",)}[kind])
@@ -84,6 +94,10 @@ async def _restart_postgres(world: World, name: str, lasting: float) -> None:
     await world.restart_postgres("immediate")
 
 
+async def _calm(world: World, name: str, lasting: float) -> None:
+    await asyncio.sleep(lasting)
+
+
 async def _cut(world: World, name: str, lasting: float) -> None:
     proxy = world.proxies.get(name)
     if proxy is None:
@@ -105,5 +119,6 @@ DEEDS: Final[dict[str, tuple[Deed, int, str, tuple[float, float]]]] = {
     "freeze postgres": (_freeze, 1, "pg", (0.3, 4.0)),
     "crash postgres": (_restart_postgres, 1, "pg", (0.0, 0.0)),
     "cut": (_cut, 3, "server", (0.3, 4.0)),
+    "calm": (_calm, 0, "pg", (CALM, CALM)),
 }
 """What is done, how often among the others, to what kind, and for how long."""

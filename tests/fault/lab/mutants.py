@@ -2,10 +2,11 @@
 
     python -m tests.fault.lab.mutants [--only NAME,NAME]
 
-A mutant is a patch under `tests/fault/mutants`; its first lines say what it does, which invariant it must break and
-which run shows it. It is applied to a copy of this tree, whose code and tests are what runs there: a child finds the
-copy before anything installed. The tree as it is goes first, through every run that a chosen mutant names, and must be
-green there.
+A mutant is a patch under `tests/fault/mutants`; its first lines say what it does, and either which invariant it must
+break (`red`) and which run shows it (`run`), or which test must fail (`test`): for what no caller ever sees, such as a
+wake that comes a second later, and for races that need both hands. It is applied to a copy of this tree, whose code and
+tests are what runs there: a child finds the copy before anything installed. The tree as it is goes first, through every
+run that a chosen mutant names, and must be green there.
 """
 
 from __future__ import annotations
@@ -35,13 +36,19 @@ _VERDICT = re.compile(r"^verdict: VIOLATED (?P<red>.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One planted bug."""
+    """One planted bug. It has a `test`, or `red` and `run`."""
 
     name: str
     what: str
     red: str
     run: str
+    test: str
     patch: Path
+
+    @property
+    def shown_by(self) -> str:
+        """What must be red."""
+        return self.test.rpartition("::")[2] if self.test else self.red
 
 
 def mutants() -> list[Mutant]:
@@ -51,7 +58,10 @@ def mutants() -> list[Mutant]:
 
 def _read(path: Path) -> Mutant:
     head = dict(line.split(": ", 1) for line in path.read_text().split("\n\n", 1)[0].splitlines())
-    return Mutant(name=path.stem, what=head["what"], red=head["red"], run=head["run"], patch=path)
+    return Mutant(
+        name=path.stem, what=head["what"], red=head.get("red", ""), run=head.get("run", ""), test=head.get("test", ""),
+        patch=path,
+    )  # fmt: skip
 
 
 def applies(mutant: Mutant, tree: Path) -> str:
@@ -64,8 +74,23 @@ def applies(mutant: Mutant, tree: Path) -> str:
 
 def verdict(tree: Path, scenario: str, *, seed: int) -> tuple[list[str], str]:
     """The invariants that are red after one run in that tree, and all it printed. A run that fails is `failed`."""
+    code, text = _started(tree, "tests.fault.lab", "--only", scenario, "--seed", str(seed))
+    if found := _VERDICT.search(text):
+        return found["red"].split(), text
+    return ([] if code == 0 else ["failed"]), text
+
+
+def tested(tree: Path, test: str) -> tuple[bool, str]:
+    """Whether a test fails in that tree (and not: cannot be run), and all it printed."""
+    code, text = _started(tree, "pytest", "-q", "-x", "-p", "no:cacheprovider", test)
+    if code not in (0, 1):
+        raise RuntimeError(f"{test} could not be run:\n{text[-2_000:]}")
+    return code == 1, text
+
+
+def _started(tree: Path, *arguments: str) -> tuple[int, str]:
     run = subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.lab", "--only", scenario, "--seed", str(seed)],
+        [sys.executable, "-m", *arguments],
         cwd=tree,
         env={**environ(), "PYTHONPATH": f"{tree / 'src'}:{tree}"},
         stdout=subprocess.PIPE,
@@ -79,10 +104,8 @@ def verdict(tree: Path, scenario: str, *, seed: int) -> tuple[list[str], str]:
         text, _ = run.communicate(timeout=60)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        return ["failed"], f"did not end within {RUN_SECONDS} s\n{text}"
-    if found := _VERDICT.search(text):
-        return found["red"].split(), text
-    return ([] if run.returncode == 0 else ["failed"]), text
+        return 1, f"did not end within {RUN_SECONDS} s\n{text}"
+    return run.returncode, text
 
 
 def copied(mutant: Mutant | None, folder: Path) -> Path:
@@ -97,16 +120,20 @@ def copied(mutant: Mutant | None, folder: Path) -> Path:
 
 
 def caught(mutant: Mutant, folder: Path) -> bool:
-    """Run it; True if its invariant is red."""
+    """Run it; True if its invariant is red, or its test fails."""
     tree = copied(mutant, folder)
     began = time.monotonic()
     red: list[str] = []
     text = ""
-    for seed in range(1, TRIES + 1):
-        red, text = verdict(tree, mutant.run, seed=seed)
-        if mutant.red in red:
-            break
-    word = "caught" if mutant.red in red else "MISSED"
+    if mutant.test:
+        failed, text = tested(tree, mutant.test)
+        red = [mutant.shown_by] if failed else []
+    else:
+        for seed in range(1, TRIES + 1):
+            red, text = verdict(tree, mutant.run, seed=seed)
+            if mutant.red in red:
+                break
+    word = "caught" if mutant.shown_by in red else "MISSED"
     took = time.monotonic() - began
     print(f"{word:7} {mutant.name:28} {mutant.red:4} red: {' '.join(red) or 'none':24} {took:5.0f} s  {mutant.what}")
     if word == "MISSED":
@@ -130,16 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in mutants())}")
     if chosen.list:
         for mutant in known:
-            print(f"{mutant.name:28} {mutant.red:4} {mutant.run:4} {mutant.what}")
+            print(f"{mutant.name:28} {mutant.red:4} {mutant.run or mutant.test:4} {mutant.what}")
         return 0
     folder = Path(tempfile.mkdtemp(prefix="headgate-mutants-"))
     try:
         if not chosen.skip_unchanged:
             tree = copied(None, folder)
-            for run in sorted({mutant.run for mutant in known}):
-                red, text = verdict(tree, run, seed=1)
-                print(f"{'green' if not red else 'RED':7} the tree as it is, {run}", flush=True)
-                if red:
+            for run in sorted({mutant.run or mutant.test for mutant in known}):
+                if "::" in run:
+                    failed, text = tested(tree, run)
+                else:
+                    red, text = verdict(tree, run, seed=1)
+                    failed = bool(red)
+                print(f"{'RED' if failed else 'green':7} the tree as it is, {run}", flush=True)
+                if failed:
                     print(text[-4_000:])
                     return 1
         missed = [mutant.name for mutant in known if not caught(mutant, folder)]

@@ -8,13 +8,15 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from tests.fault.lab.checker import Report
+from tests.fault.lab.checker.coverage import not_reached
+from tests.fault.lab.logs import troubles
 from tests.fault.lab.scenarios import Scenario
 from tests.fault.lab.world import DRAIN, NotRunHere, World
 
@@ -35,11 +37,14 @@ class Result:
     report: Report | None = None
     folder: Path | None = None
     troubles: tuple[str, ...] = ()
-    """What nobody expects in the servers' logs."""
+    """What nobody expects in the logs of servers and workers."""
+    coverage: Mapping[str, int] = field(default_factory=dict)
+    """How often each fact that must be met sometimes was met."""
 
     @property
     def good(self) -> bool:
-        return self.verdict not in (VIOLATED, FAILED)
+        """False also for a fault that could not be brought about: nothing is known about it."""
+        return self.verdict not in (VIOLATED, FAILED, NOT_RUN)
 
     @property
     def reason(self) -> str:
@@ -70,6 +75,7 @@ async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False, long:
         warm_up=chosen.warm_up,
         drain=chosen.drain,
         leave_out=chosen.leave_out,
+        logs=chosen.logs,
         within=chosen.deadline(long=long),
         keep=keep,
     )
@@ -80,6 +86,8 @@ async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False, long:
         result.note = (
             f"must be red: {' '.join(missing)}" if missing else f"red as it must be: {' '.join(result.report.red)}"
         )
+        if result.troubles and not missing:
+            result.verdict, result.note = FAILED, f"in a log: {result.troubles[0]}"
     return result
 
 
@@ -92,10 +100,15 @@ async def run(
     warm_up: float = 1.0,
     drain: timedelta = DRAIN,
     leave_out: tuple[str, ...] = (),
+    logs: tuple[str, ...] = (),
+    must_meet: tuple[str, ...] = (),
     within: timedelta = timedelta(minutes=4),
     keep: bool = False,
 ) -> Result:
-    """Everything from the first process to the verdict, in at most `within`. The folder stays if it did not pass."""
+    """Everything from the first process to the verdict, in at most `within`. The folder stays if it did not pass.
+
+    A run passes when all invariants hold, no log has what nobody expects, and every fact in `must_meet` was met.
+    """
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"headgate-lab-{name}-"))
     result = Result(name=name, title="", verdict=FAILED, seconds=0.0)
@@ -108,8 +121,11 @@ async def run(
                 await made.heal()
                 await made.drain(drain)
                 result.report = await made.judge(leave_out=leave_out)
+        result.coverage = result.report.coverage
         result.verdict = PASSED if result.report.passed else VIOLATED
         result.note = " ".join(result.report.red) or _measured(result.report)
+        if result.report.passed and (missing := not_reached(result.coverage, must_meet)):
+            result.verdict, result.note = FAILED, f"never met: {' '.join(missing)}"
     except NotRunHere as reason:
         result.verdict, result.note = NOT_RUN, str(reason)
     except TimeoutError:
@@ -120,7 +136,9 @@ async def run(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     result.seconds = time.monotonic() - began
-    result.troubles = tuple(troubles(folder))
+    result.troubles = tuple(troubles(folder, allowed=logs))
+    if result.troubles and result.verdict == PASSED:
+        result.verdict, result.note = FAILED, f"in a log: {result.troubles[0]}"
     if result.good and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -140,11 +158,3 @@ def _kept(folder: Path, name: str) -> Path:
         shutil.move(folder, place)
         return place
     return folder
-
-
-def troubles(folder: Path) -> Iterator[str]:
-    """Lines of the servers' logs that nobody expects: tracebacks."""
-    for log in sorted(folder.glob("s*.log")):
-        count = log.read_text(errors="replace").count("Traceback (most recent call last)")
-        if count:
-            yield f"{log.name}: {count} tracebacks"

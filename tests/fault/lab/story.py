@@ -62,6 +62,17 @@ class Story:
         jobs = [[job, epoch, attempt, most, topic]]
         return self.note(at, proc, "assign", stream=1, jobs=jobs, lease_until=wall(at + lease_ms))
 
+    def ran(
+        self, job: str, epoch: int, at: float, end: float | None = None, *, proc: str = "w1", attempt: int = 1
+    ) -> Self:
+        """A handler begins, and ends unless `end` is None."""
+        self.note(at, proc, "handler_start", job=job, epoch=epoch, attempt=attempt)
+        return self if end is None else self.note(end, proc, "handler_end", job=job, epoch=epoch, how="returned")
+
+    def final(self, kind: str, /, **data: Any) -> Self:
+        """A row of the tables at the end."""
+        return self.note(90_000, "lab", f"final_{kind}", **data)
+
     def said(
         self, job: str, epoch: int, at: float, *, proc: str = "w1", kind: str = "completed", result: str = "r"
     ) -> Self:
@@ -78,13 +89,15 @@ class Story:
     def row(
         self, job: str, *, state: int = 5, epoch: int = 1, attempt: int = 1, most: int = 12, claimed: float | None = 10,
         finished: float | None = 20, topic: str = "fast", tenant: str = "red", payload: dict[str, Any] | None = None,
-        result: str | None = "r", limit_key: str | None = None, priority: int = 0,
+        result: str | None = "r", limit_key: str | None = None, priority: int = 0, created: float = 0, flags: int = 0,
+        run_at: float = 0,
     ) -> Self:  # fmt: skip
         """The job at the end."""
         live = state < 5
         return self.note(
             90_000, "lab", "final_job", id=job, tenant=tenant, topic=topic, state=state, attempt=attempt,
-            max_attempts=most, epoch=epoch, priority=priority, flags=0, created_at=wall(0), run_at=wall(0),
+            max_attempts=most, epoch=epoch, priority=priority, flags=flags, created_at=wall(created),
+            run_at=wall(run_at),
             claimed_at=None if claimed is None else wall(claimed), lease_until=None,
             finished_at=None if live or finished is None else wall(finished), worker="w1",
             payload={"b": 1, "tenant": tenant} if payload is None else payload, result=result if state == 5 else None,
@@ -94,12 +107,13 @@ class Story:
     def fact(
         self, job: str, kind: int, at: float, *, epoch: int = 1, attempt: int = 1, state: int = 3,
         run_at: float | None = None, claimed: float | None = None, was: int | None = None, tenant: str = "red",
+        reason: str | None = None,
     ) -> Self:  # fmt: skip
         """An entry of the job's stored timeline."""
         return self.note(
             90_000, "lab", "final_event", tenant=tenant, job_id=job, at=wall(at), kind=kind, epoch=epoch,
             attempt=attempt, state=state, run_at=None if run_at is None else wall(run_at),
-            claimed_at=None if claimed is None else wall(claimed), worker="w1", reason=None, was=was,
+            claimed_at=None if claimed is None else wall(claimed), worker="w1", reason=reason, was=was,
         )  # fmt: skip
 
     def completed(self, job: str, at: float = 10, **row: Any) -> Self:

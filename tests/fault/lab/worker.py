@@ -5,12 +5,14 @@ stream is noted by `wire`, so nothing of the SDK is changed. A payload is a JSON
 
     fast        ends at once                          slow        sleeps `ms`
     flaky       fails while attempt <= `fails`        failing     always fails
+    late        fails after `ms`, until its third attempt
     fatal       fails for good at once                poison      kills this process
     nacky       nacks its first epoch                 snoozy      snoozes its first epoch
     handback    abandons its first epoch              cancellable waits for a cancel, at most `ms`
     progress    tells how far it is                   thread      sleeps `ms` in a thread
     spin        blocks the event loop for `ms`        held        until the file `until` exists
-    limited, rated, keyed, ordered, ranked, unique, scheduled, callback: as slow; what differs is how they are submitted
+    limited, rated, keyed, ordered, ranked, unique, scheduled, callback, bulk: as slow, but
+    submitted in other ways
 
 What a handler returns names job, epoch and process, so that a stored result tells which run it came from.
 """
@@ -34,10 +36,11 @@ from tests.fault.lab.history import Recorder
 
 AS_SLOW: Final = (
     "slow", "limited", "rated", "keyed", "ordered", "ranked", "unique", "scheduled", "callback", "batched",
+    "bulk",
 )  # fmt: skip
 TOPICS: Final = (
-    "fast", "flaky", "failing", "fatal", "poison", "nacky", "snoozy", "handback", "cancellable", "progress", "thread",
-    "spin", "held", *AS_SLOW,
+    "fast", "flaky", "failing", "late", "fatal", "poison", "nacky", "snoozy", "handback", "cancellable", "progress",
+    "thread", "spin", "held", *AS_SLOW,
 )  # fmt: skip
 _LOOK_SECONDS: Final = 0.02
 Body = dict[str, Any]
@@ -50,9 +53,9 @@ class Handlers:
         self._hg, self._recorder = hg, recorder
         for topic in AS_SLOW:
             self._add(topic, self._slow)
-        for name in ("fast", "flaky", "failing", "fatal", "poison", "nacky", "snoozy", "handback", "cancellable"):
+        for name in ("fast", "flaky", "failing", "late", "fatal", "poison", "nacky", "snoozy", "handback"):
             self._add(name, getattr(self, f"_{name}"))
-        for name in ("progress", "spin", "held"):
+        for name in ("cancellable", "progress", "spin", "held"):
             self._add(name, getattr(self, f"_{name}"))
         hg.register("thread", self._in_thread())
 
@@ -103,6 +106,11 @@ class Handlers:
 
     async def _failing(self, job: Job, body: Body) -> None:
         raise RuntimeError("every attempt fails")
+
+    async def _late(self, job: Job, body: Body) -> None:
+        if job.attempt < 3:
+            await asyncio.sleep(body.get("ms", 10) / 1000)
+            raise RuntimeError(f"attempt {job.attempt} fails late")
 
     async def _fatal(self, job: Job, body: Body) -> None:
         raise Fail("no further attempts", permanent=True)

@@ -14,6 +14,7 @@ whoever stands between it and its clients (a fault proxy) is told once.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shutil
@@ -47,11 +48,15 @@ __all__ = ["DRAIN", "NotRunHere", "World"]
 LAB: Final = "headgate lab"
 """How the laboratory's own sessions call themselves, so that it does not end them with the others."""
 TENANTS: Final = ("red", "blue")
+SCOPES: Final = ("submit", "work", "read", "operate", "admin")
 LEASE: Final = 3.0
 DRAIN: Final = timedelta(seconds=60)
 SETTINGS: Final = {"max_wal_size": "256MB", "shared_buffers": "64MB", "max_connections": "60"}
 _EMPTY_LOOKS: Final = 3
 Undo = Callable[[], Awaitable[None]]
+BUSY: Final = """
+SELECT EXISTS (SELECT FROM headgate.jobs) OR EXISTS (SELECT FROM headgate.dependency_checks)
+    OR EXISTS (SELECT FROM headgate.operations WHERE state IN (0, 1))"""
 LEFT: Final = """
 SELECT n.name, t.name, j.state, j.attempt, j.epoch, j.worker, max(j.lease_until - clock_timestamp()) AS lease,
        max(j.run_at - clock_timestamp()) AS due, count(*)
@@ -184,7 +189,7 @@ class World:
 
     def _write_tokens(self) -> None:
         entries = ", ".join(
-            f'"{token}": {{"tenant": "{tenant}", "subject": "lab", "scopes": ["submit", "work", "read", "operate"]}}'
+            f'"{token}": {{"tenant": "{tenant}", "subject": "lab", "scopes": {json.dumps(SCOPES)}}}'
             for tenant, token in self.tokens.items()
         )
         self.tokens_file = self.folder / "tokens.json"
@@ -428,7 +433,7 @@ class World:
     async def _empty_for_long(self) -> bool:
         async with self.database() as db:
             for _ in range(_EMPTY_LOOKS):
-                if await db.fetchval("SELECT EXISTS (SELECT FROM headgate.jobs)"):
+                if await db.fetchval(BUSY):
                     return False
                 await asyncio.sleep(0.1)
         return True

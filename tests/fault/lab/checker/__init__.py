@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.fault.lab.checker import (
+    batches,
+    bulk,
     cancels,
     conservation,
+    dependencies,
     fencing,
     isolation,
     keys,
@@ -25,8 +28,10 @@ from tests.fault.lab.checker import (
     loss,
     order,
     pauses,
+    retention,
     schedules,
     timing,
+    unique,
 )
 from tests.fault.lab.checker.coverage import sometimes
 from tests.fault.lab.checker.model import Model, Violation
@@ -49,6 +54,11 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I13": liveness.all_comes_to_an_end,
     "I14": isolation.tenants_are_apart,
     "I15": conservation.everything_adds_up,
+    "I17": unique.one_live_job_per_unique_key,
+    "I18": batches.callbacks_run_once_after_all,
+    "I19": dependencies.children_wait_for_their_parents,
+    "I20": bulk.operations_change_each_once,
+    "I21": retention.kept_for_its_time_and_no_orphans,
 }
 CONTEXT: Final = 10
 """Lines shown before and after the first event of a violation."""

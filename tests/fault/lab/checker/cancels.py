@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tests.fault.lab.checker.model import FAIL, NEVER, Model, Operation, Violation, ok
+from tests.fault.lab.checker.model import FAIL, NEVER, Assign, Model, Operation, Violation, ok
 
 TOLD_US: Final = 6_000_000
 """A beat of a third of the lease, a tick of a second, and what a busy machine may add."""
+BEFORE_US: Final = 4_000_000
+"""A fault that has ended so long before has no part in it any more: links are open again."""
 
 
 def cancelled_means_cancelled(model: Model) -> Iterator[Violation]:
@@ -37,11 +39,31 @@ def cancelled_means_cancelled(model: Model) -> Iterator[Violation]:
             yield from _told(model, cancel, job, undone)
 
 
-def _told(model: Model, cancel: Operation, job: str, undone: int) -> Iterator[Violation]:
+def told_judged(model: Model) -> int:
+    """How many cancels of running jobs came in a time calm enough to ask when the holder was told."""
+    return sum(
+        _holder(model, one, str(one.data["job"])) is not None
+        for one in model.asked("cancel")
+        if ok(one) and one.answer.get("state") == "running" and one.answer.get("changed")
+    )
+
+
+def _holder(model: Model, cancel: Operation, job: str) -> Assign | None:
+    """Who ran the job, if nothing that matters to being told was broken: what befalls other workers does not."""
     assigns = [one for one in model.assigns_of.get(job, ()) if one.w < cancel.w]
-    if not assigns or not model.calm(cancel.w, cancel.w_end + TOLD_US, margin_us=TOLD_US):
-        return
+    if not assigns:
+        return None
     holder = max(assigns, key=lambda one: one.epoch)
+    others = {one.proc for one in model.of_kind["hello"]} - {holder.proc}
+    if not model.calm(cancel.w, cancel.w_end + TOLD_US, margin_us=BEFORE_US, apart_from=others):
+        return None
+    return holder
+
+
+def _told(model: Model, cancel: Operation, job: str, undone: int) -> Iterator[Violation]:
+    holder = _holder(model, cancel, job)
+    if holder is None:
+        return
     deadline = min(cancel.w_end + TOLD_US, undone)
     answered = [one.w for one in model.said_of.get(job, ()) if one.epoch == holder.epoch]
     told = [

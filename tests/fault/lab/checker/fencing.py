@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.fault.lab.checker.model import COMPLETED, ENDED_BY, FINAL, NEVER, REDRIVEN, Model, Said, Violation
+from tests.fault.lab.checker.starts import nothing_starts_after_its_end
 
 _ACCEPTED = frozenset({"applied", "duplicate"})
 
@@ -34,6 +35,30 @@ def only_the_newest_epoch_settles(model: Model) -> Iterator[Violation]:
         if len(completed) > 1 + redrives:
             yield _violation(f"job {job} was completed {len(completed)} times: {sorted(completed)}", receipts[-1])
     yield from _stored_results(model)
+    yield from _declared_in_vain(model)
+
+
+def _declared_in_vain(model: Model) -> Iterator[Violation]:
+    """A worker that comes back and declares a lease which is another's by now is told so in the greeting's answer."""
+    answers = {(event.proc, event["stream"], event.t): event for event in model.of_kind["hello_ack"]}
+    for hello in model.of_kind["hello"]:
+        answer = next(
+            (one for (proc, stream, t), one in answers.items()
+             if (proc, stream) == (hello.proc, hello["stream"]) and t > hello.t),
+            None,
+        )  # fmt: skip
+        if answer is None:
+            continue
+        lost = {(job, epoch) for job, epoch in answer["lost"]}
+        for job, epoch in hello["held"]:
+            newer = [one.epoch for one in model.claims_of.get(job, ()) if one.at < hello.w - model.skew_us]
+            if max(newer, default=0) > epoch and (job, epoch) not in lost:
+                yield Violation(
+                    invariant="I4",
+                    text=f"job {job}: {hello.proc} declared epoch {epoch} when epoch {max(newer)} had been claimed, "
+                    "and was not told that it is lost",
+                    at=hello.t, job=job,
+                )  # fmt: skip
 
 
 def _stored_results(model: Model) -> Iterator[Violation]:
@@ -54,7 +79,8 @@ def _stored_results(model: Model) -> Iterator[Violation]:
 
 
 def one_terminal_state(model: Model) -> Iterator[Violation]:
-    """Each job is in one row; nothing is claimed after its end but by a redrive; an acknowledged end is the end."""
+    """Each job is in one row; nothing is claimed or begun after its end but by a redrive; what is told is the end."""
+    yield from nothing_starts_after_its_end(model)
     for job, count in Counter(row.job for row in model.rows).items():
         if count > 1:
             yield Violation(invariant="I5", text=f"job {job} is there {count} times", job=job)

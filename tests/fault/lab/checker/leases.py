@@ -18,6 +18,7 @@ from tests.fault.lab.checker.model import (
     Row,
     Violation,
 )
+from tests.fault.lab.checker.starts import one_run_at_a_time
 
 
 def surely_held_until(model: Model, assign: Assign) -> int:
@@ -40,7 +41,8 @@ def surely_held_until(model: Model, assign: Assign) -> int:
 
 
 def one_live_lease(model: Model) -> Iterator[Violation]:
-    """No job is claimed while an earlier claim of it is surely held; and no row is leased twice."""
+    """No job is claimed while an earlier claim of it is surely held; no row is leased, and no epoch started, twice."""
+    yield from one_run_at_a_time(model)
     for job, assigns in model.assigns_of.items():
         claimed = {claim.epoch: claim.at for claim in model.claims_of.get(job, ())}
         for assign in assigns:

@@ -35,6 +35,33 @@ def limits_hold(model: Model) -> Iterator[Violation]:
                              *settings["rate"], name=name)  # fmt: skip
 
 
+def full(model: Model) -> dict[str, int]:
+    """Of how many topics, and keys, the limit was used up at some moment, as far as that is certain."""
+    found = {"limit_full": 0, "key_limit_full": 0}
+    for one in model.asked("set_topic"):
+        settings = one.data["settings"]
+        if not ok(one) or not settings.keys() & {"max_running", "max_running_per_key"}:
+            continue
+        held = _held(model, one.tenant, str(one.data["topic"]))
+        if "max_running" in settings:
+            together = [window for windows in held.values() for window in windows]
+            found["limit_full"] += most_at_once(together) >= settings["max_running"]
+        if "max_running_per_key" in settings:
+            most = settings["max_running_per_key"]
+            found["key_limit_full"] += sum(most_at_once(windows) >= most for key, windows in held.items() if key)
+    return found
+
+
+def most_at_once(windows: Sequence[Window]) -> int:
+    """The most of them that are open at one moment."""
+    steps = sorted([(start, 1) for start, _, _ in windows] + [(end, -1) for _, end, _ in windows])
+    running = most = 0
+    for _, step in steps:
+        running += step
+        most = max(most, running)
+    return most
+
+
 def _held(model: Model, tenant: str, topic: str) -> dict[str, list[Window]]:
     """The certain windows of a topic's leases, by limit key."""
     found: defaultdict[str, list[Window]] = defaultdict(list)

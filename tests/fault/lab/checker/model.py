@@ -8,7 +8,7 @@ moved against each other during a run (`skew_us`) is allowed for in every such c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -161,6 +161,7 @@ class Model:
         self.rows: list[Row] = []
         self.facts: list[Fact] = []
         self.starts: list[Event] = []
+        """Of handlers, as their processes noted them."""
         self.of_kind: defaultdict[str, list[Event]] = defaultdict(list)
         self.world: Mapping[str, Any] = {}
         self._read(events)
@@ -244,11 +245,38 @@ class Model:
 
     @cached_property
     def verbs_of(self) -> dict[str, list[Operation]]:
-        """Cancels, redrives and discards by job."""
+        """Cancels, redrives and discards by job; one that a bulk operation may have done has no certain time."""
         found: defaultdict[str, list[Operation]] = defaultdict(list)
         for one in self.asked("cancel", "redrive", "discard"):
             found[str(one.data["job"])].append(one)
+        for one in self.asked("operation"):
+            for row in self.tagged.get(str(one.data["tag"]), ()):
+                found[row.job].append(Operation(op=one.op, what=one.data["verb"], data=one.data, t=one.t, w=one.w,
+                                                status=FAIL if one.status == FAIL else INFO))  # fmt: skip
         return dict(found)
+
+    @cached_property
+    def tagged(self) -> dict[str, list[Row]]:
+        """The jobs that were submitted for a bulk operation, by the tag it looks for."""
+        found: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if "tag" in row.payload:
+                found[str(row.payload["tag"])].append(row)
+        return dict(found)
+
+    @cached_property
+    def first_end(self) -> dict[str, int]:
+        """When a job first came to an end, for those of which that is known for sure: a completion that a redrive has
+        undone has left no time behind."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            facts = self.facts_of.get(row.job, ())
+            ends = [fact.at for fact in facts if fact.state in FINAL and fact.kind != REDRIVEN]
+            ends += [row.finished] if row.finished is not None else []
+            undone = [fact.at for fact in facts if fact.kind == REDRIVEN and fact.was == COMPLETED]
+            if ends and min(undone, default=NEVER) > min(ends):
+                found[row.job] = min(ends)
+        return found
 
     @cached_property
     def claims(self) -> list[Claim]:
@@ -280,20 +308,32 @@ class Model:
         return max((event.t for event in self.of_kind["healed"]), default=0)
 
     @cached_property
-    def faults(self) -> list[tuple[int, int]]:
-        """From when to when, by the wall clock, something was broken."""
-        windows: list[tuple[int, int]] = []
+    def named_faults(self) -> list[tuple[int, int, str]]:
+        """From when to when, by the wall clock, what was broken."""
+        windows: list[tuple[int, int, str]] = []
         open_at: dict[str, int] = {}
         for event in self.of_kind["fault"]:
             if event["phase"] == "start":
                 open_at.setdefault(event["what"], event.w)
             elif event["what"] in open_at:
-                windows.append((open_at.pop(event["what"]), event.w))
-        return sorted(windows + [(at, NEVER) for at in open_at.values()])
+                windows.append((open_at.pop(event["what"]), event.w, event["what"]))
+        return sorted(windows + [(at, NEVER, what) for what, at in open_at.items()])
 
-    def calm(self, since: int, until: int, *, margin_us: int) -> bool:
-        """True if nothing was broken from `margin_us` before `since` to `until`, by the wall clock."""
-        return not any(start <= until and end >= since - margin_us for start, end in self.faults)
+    @cached_property
+    def faults(self) -> list[tuple[int, int]]:
+        """From when to when, by the wall clock, something was broken."""
+        return [(start, end) for start, end, _ in self.named_faults]
+
+    def calm(self, since: int, until: int, *, margin_us: int, apart_from: Iterable[str] = ()) -> bool:
+        """True if nothing was broken from `margin_us` before `since` to `until`, by the wall clock.
+
+        `apart_from`: names of processes whose own faults (killed, stopped, frozen) do not count.
+        """
+        others = tuple(f" {name}" for name in apart_from)
+        return not any(
+            start <= until and end >= since - margin_us and not (others and what.endswith(others))
+            for start, end, what in self.named_faults
+        )
 
     def gone(self, job: str) -> bool:
         """True if a discard of the job may have been done."""

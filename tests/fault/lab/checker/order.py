@@ -46,6 +46,11 @@ def priority_first(model: Model) -> Iterator[Violation]:
         )
 
 
+def judged(model: Model) -> int:
+    """How many jobs were claimed in a time calm enough for their order to be judged."""
+    return sum(model.calm(one.claimed, one.claimed, margin_us=2 * MARGIN_US) for one in _ranked(model))
+
+
 def _ranked(model: Model) -> list[_Ranked]:
     found: list[_Ranked] = []
     for one in model.asked("submit"):

@@ -9,7 +9,7 @@ The function gets a `World` that is up, with its load running. When it returns, 
 longer than anybody wants to wait takes `world.lasting(short, long)` seconds: the catalogue's own with LONG=1, for which
 `longer` is added to its deadline. What the function asserts itself (a
 readiness, a metric, a time) fails the scenario by AssertionError. One that this machine cannot run raises `NotRunHere`
-with the reason, and is reported as not run.
+with the reason, and is reported as not run, which is not green.
 
 Each module covers a group; `all_scenarios` imports every one of them.
 """
@@ -45,6 +45,8 @@ class Scenario:
     drain: timedelta = DRAIN
     leave_out: tuple[str, ...] = ()
     """Invariants that stand on what this fault breaks (such as the database's clock); the docstring says why."""
+    logs: tuple[str, ...] = ()
+    """Patterns of errors in the logs that this fault brings about on purpose; see `tests.fault.lab.logs`."""
     expect_red: tuple[str, ...] = ()
     """For a positive control: invariants that must be violated, or the scenario fails."""
     within: timedelta = WITHIN
@@ -90,6 +92,7 @@ def scenario(
     warm_up: float = 1.0,
     drain: timedelta = DRAIN,
     leave_out: Sequence[str] = (),
+    logs: Sequence[str] = (),
     expect_red: Sequence[str] = (),
     within: timedelta = WITHIN,
     longer: timedelta = timedelta(),
@@ -109,6 +112,7 @@ def scenario(
             warm_up=warm_up,
             drain=drain,
             leave_out=tuple(leave_out),
+            logs=tuple(logs),
             expect_red=tuple(expect_red),
             within=within,
             longer=longer,

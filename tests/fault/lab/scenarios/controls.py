@@ -13,12 +13,12 @@ from tests.fault.lab.load import WEIGHTS
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import eventually, look, noted
 
-SLOW_RUN: Final = """
+RUNNING: Final = """
 SELECT j.id, j.worker FROM headgate.jobs j JOIN headgate.topics t USING (topic_no)
- WHERE t.name = 'slow' AND j.state = 1"""
+ WHERE t.name = $1 AND j.state = 1"""
 
 BUSY_VERBS = {"pause": 4, "cancel": 8, "delayed": 10, "discard": 3, "redrive": 3, "handback": 4, "list": 4,
-              "limited": 15}  # fmt: skip
+              "limited": 15, "unique": 14, "depends": 8, "batch": 4, "bulk": 4, "own_id": 6}  # fmt: skip
 
 
 @scenario("C1", "no fault: a calm mixed load", world={"weights": BUSY_VERBS}, drain=timedelta(seconds=25))
@@ -27,21 +27,21 @@ async def nothing_happens(world: World) -> None:
     await asyncio.sleep(10)
 
 
-async def _busy(world: World, names: Sequence[str]) -> None:
+async def _busy(world: World, names: Sequence[str], topic: str = "slow") -> None:
     """Wait until each of them has some of the long jobs in its hands."""
 
     async def so() -> bool:
         async with world.database() as db:
-            rows = await db.fetch(SLOW_RUN)
+            rows = await db.fetch(RUNNING, topic)
         return all(any(_of([name], row["worker"]) for row in rows) for name in names)
 
     await eventually(so, f"{' and '.join(names)} run long jobs")
 
 
-async def _taken_over(world: World, names: Sequence[str]) -> None:
+async def _taken_over(world: World, names: Sequence[str], topic: str) -> None:
     """Wait until the leases of their long jobs have lapsed, and these run elsewhere."""
     async with world.database() as db:
-        theirs = [row["id"] for row in await db.fetch(SLOW_RUN) if _of(names, row["worker"])]
+        theirs = [row["id"] for row in await db.fetch(RUNNING, topic) if _of(names, row["worker"])]
 
     async def so() -> bool:
         found = await look(world, theirs)
@@ -65,21 +65,31 @@ async def _heard_of(world: World, names: Sequence[str]) -> None:
     await eventually(so, f"{' and '.join(names)} are back")
 
 
-@scenario("C2", "workers frozen past their leases", world={"rate": 25}, drain=timedelta(seconds=25))
-async def workers_freeze_past_their_leases(world: World) -> None:
-    """Handlers end while their worker is frozen, and their late results meet those of the next attempt."""
+async def _frozen_past_their_leases(world: World, topic: str) -> None:
     for round_ in range(2):
         frozen = sorted(world.workers)[2 * round_ : 2 * round_ + 2]
         for tenant in world.tenants:
             for _ in range(12):
-                await world.load.submit(world.load.tenant(tenant), "slow", ms=4000)
-        await _busy(world, frozen)
+                await world.load.submit(world.load.tenant(tenant), topic, ms=4000)
+        await _busy(world, frozen, topic)
         for name in frozen:
             await world.freeze(name)
-        await _taken_over(world, frozen)
+        await _taken_over(world, frozen, topic)
         for name in frozen:
             await world.thaw(name)
         await _heard_of(world, frozen)
+
+
+@scenario("C2", "workers frozen past their leases", world={"rate": 25}, drain=timedelta(seconds=25))
+async def workers_freeze_past_their_leases(world: World) -> None:
+    """Handlers end while their worker is frozen, and their late results meet those of the next attempt."""
+    await _frozen_past_their_leases(world, "slow")
+
+
+@scenario("C6", "workers frozen past their leases fail late", world={"rate": 25}, drain=timedelta(seconds=40))
+async def workers_freeze_and_fail_late(world: World) -> None:
+    """The same, and what their handlers end with is a failure: it must not end the attempt that runs elsewhere."""
+    await _frozen_past_their_leases(world, "late")
 
 
 @scenario(

@@ -1,0 +1,53 @@
+"""What nobody expects in the logs of servers and workers: a traceback, or an error that is not on the list below.
+
+Whatever a fault does, a program of ours answers it with words. A traceback is a case that nobody has thought of, so it
+fails the run in which it is printed. `Scenario.logs` adds to the list what a scenario brings about on purpose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+TRACEBACK: Final = "Traceback (most recent call last)"
+ALLOWED: Final = (
+    # Handlers of the laboratory that sleep in a thread or block the loop do not hear of a cancel or a lost lease.
+    r"did_not_stop: ",
+    # A worker told to end while every server is away.
+    r"outcomes could not be reported to any server",
+)
+"""Errors that are what they should be."""
+_ERROR: Final = re.compile(
+    r"^\S+ \S+ (ERROR|CRITICAL) (?P<what>.*)$|^(?P<odd>Fatal Python error.*|Exception ignored .*)$"
+)
+_LENGTH: Final = 200
+
+
+def troubles(folder: Path, *, allowed: Iterable[str] = ()) -> Iterator[str]:
+    """One line for each kind of thing in each log that nobody expects."""
+    known = re.compile("|".join((*ALLOWED, *allowed)))
+    for log in sorted((*folder.glob("s[0-9]*.log"), *folder.glob("w[0-9]*.log"))):
+        found: Counter[str] = Counter()
+        lines = log.read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith(TRACEBACK):
+                found[f"traceback, {_last_of(lines, number)}"] += 1
+            elif (error := _ERROR.match(line)) and not known.search(line):
+                found[_without_numbers(error["what"] or error["odd"])] += 1
+        for what, count in found.items():
+            yield f"{log.name}: {count} × {what}"
+
+
+def _last_of(lines: list[str], start: int) -> str:
+    """The line that names the exception: the first one after the traceback's start that is not indented."""
+    for line in lines[start + 1 :]:
+        if line and not line.startswith((" ", "\t")):
+            return line[:_LENGTH]
+    return "cut off"
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "N", text[:_LENGTH])
