@@ -44,7 +44,8 @@ def names() -> list[str]:
 
 
 def peer_of(name: str) -> Peer:
-    return BY_NAME[name.removesuffix(FSYNC)]
+    """With the best settings that are known."""
+    return sweep.chosen(BY_NAME[name.removesuffix(FSYNC)], sweep.load())
 
 
 def measure(name: str, cluster: Cluster, sizes: Sizes, known: Entry) -> Entry:
@@ -196,15 +197,19 @@ def _rounds(chosen: argparse.Namespace, wanted: Sequence[str], cluster: Cluster)
 
 def _sweep(chosen: argparse.Namespace, wanted: Sequence[str], cluster: Cluster) -> Path:
     into: Path = chosen.into or sweep.PATH
-    peers = [peer_of(name) for name in wanted if not name.endswith(FSYNC)]
-    print(f"{sum(1 + len(peer.sweep) for peer in peers)} settings: about {sweep.estimate(peers) / 60:.0f} minutes")
+    peers = [BY_NAME[name] for name in wanted if not name.endswith(FSYNC)]
+    print(
+        f"{sum(1 + len(peer.sweep) for peer in peers)} settings: about {sweep.estimate(peers) / 60:.0f} minutes",
+        flush=True,
+    )
+    until = time.monotonic() + sweep.ENOUGH_SECONDS
     for peer in peers:
-        sweep.run(peer, cluster, into, scale=0.1 if chosen.quick else 1.0)
+        sweep.run(peer, cluster, into, until=until, scale=0.1 if chosen.quick else 1.0)
     return into
 
 
 def _install(wanted: Sequence[str]) -> int:
-    for peer in dict.fromkeys(map(peer_of, wanted)):
+    for peer in [BY_NAME[name] for name in wanted if not name.endswith(FSYNC)]:
         try:
             print(peer.name, install(peer).versions, flush=True)
         except NotInstallable as problem:

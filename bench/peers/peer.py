@@ -51,13 +51,14 @@ class Peer:
     left: tuple[str, ...]
     """What is not finished: an SQL condition after `SELECT EXISTS (SELECT FROM`, or Redis commands to be summed."""
     options: Mapping[str, Setting]
-    """The settings that are measured: the best of `sweep`. They reach the programs as environment variables."""
+    """What the sweep begins with, and what is measured unless it found better ones (bench/peers/sweep.py). They reach
+    the programs as environment variables."""
     words: Mapping[str, str]
     """The library's own name for each of them."""
     also: str
     """The settings that are not varied."""
     sweep: tuple[Mapping[str, Setting], ...] = ()
-    """What else was tried: each changes some of `options` (bench/peers/sweep.py)."""
+    """What else is tried: each changes some of `options`."""
     durability: str
     batching: str
     visibility: str

@@ -46,9 +46,31 @@ class Postgres:
         """Something to look with."""
         connection = await asyncpg.connect(self.url)
         try:
+            await check_durable(connection, peer)
             yield PostgresEye(connection, peer)
         finally:
             await connection.close()
+
+
+async def check_durable(connection: asyncpg.Connection, peer: Peer) -> None:
+    """All peers get the same: an acknowledged job is on disk. Raises RuntimeError if a library has set it otherwise.
+
+    The connection is a new one, so what a library set for the database or the role shows in it.
+    """
+    rows = await connection.fetch(
+        "SELECT name FROM pg_settings WHERE setting <> 'on' "
+        "AND name IN ('fsync', 'full_page_writes', 'synchronous_commit')"
+    )
+    off = [row["name"] for row in rows]
+    table = peer.left[0].split()[0]
+    if not table.startswith("("):
+        lost = await connection.fetchval(
+            "SELECT relpersistence <> 'p' FROM pg_class WHERE oid = to_regclass($1)", table
+        )
+        if lost or lost is None:
+            off.append(f"WAL of table {table}")
+    if off:
+        raise RuntimeError(f"not durable: off or missing: {', '.join(off)}")
 
 
 class Eye:

@@ -8,13 +8,13 @@ import pytest
 
 from bench.peers import __main__ as command
 from bench.peers import install
-from bench.peers.catalog import PEERS
+from bench.peers.catalog import BY_NAME, PEERS
 from bench.peers.lanes import Sizes
 from bench.peers.page_notes import is_plain
-from bench.peers.peer import Peer
+from bench.peers.peer import Peer, Setting
 from bench.peers.results import Entry, Figure, Results, Round, figure, rate
 from bench.peers.standing import Standing, judged, spelled, standing
-from bench.peers.sweep import BULK, SINGLE, WORK, Trial, best, lanes_of
+from bench.peers.sweep import BULK, SINGLE, WORK, Sweep, Trial, best, choose, chosen, lanes_of
 
 
 def runs(*values: float) -> Figure:
@@ -67,10 +67,29 @@ def test_a_setting_is_tried_in_the_lanes_that_it_changes() -> None:
     assert lanes_of({"WORKERS": 2}) == WORK
 
 
-def test_the_best_setting_has_the_best_drain_and_cycle_together() -> None:
-    def trial(**rates: int) -> Trial:
-        return {"changed": {}, "settings": "", "rates": rates}
+def trial(changed: dict[str, Setting] | None = None, /, **rates: int) -> Trial:
+    return {"changed": changed or {}, "settings": "", "rates": rates}
 
+
+def test_only_what_is_clearly_better_replaces_the_settings_of_the_catalogue() -> None:
+    first = trial(bulk=100, single=100, drain=100, cycle=100)
+    bulk, single = trial({"CHUNK": 5_000}, bulk=104), trial({"POOL": 64}, single=110)
+    work, failed = trial({"WORKERS": 2}, drain=300, cycle=50), trial({"WORKERS": 4})
+    assert choose([first, bulk, failed]) == {}
+    assert choose([first, bulk, single, work, failed]) == {"POOL": 64, "WORKERS": 2}
+
+
+def test_a_run_measures_what_the_sweep_chose_unless_the_catalogue_changed_since() -> None:
+    peer = BY_NAME["pg_boss"]
+    sweep: Sweep = {"measured": "", "options": dict(peer.options), "chosen": {"WORKERS": 2}, "trials": []}
+    assert chosen(peer, {"pg_boss": sweep}).workers == 2
+    assert "worker processes 2" in chosen(peer, {"pg_boss": sweep}).settings
+    sweep["options"]["BATCH"] = 1
+    assert chosen(peer, {"pg_boss": sweep}) is peer
+    assert chosen(peer, {}) is peer
+
+
+def test_the_best_setting_has_the_best_drain_and_cycle_together() -> None:
     one_sided, both, bulk_only = trial(drain=40, cycle=1), trial(drain=10, cycle=10), trial(bulk=99)
     assert best([one_sided, both, bulk_only], WORK) is both
     assert best([one_sided, both, bulk_only], BULK) is bulk_only
