@@ -71,7 +71,7 @@ overload: $(READY) ## three times what this machine can do, for SECONDS: goodput
 soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: nothing may grow or drift
 	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30)
 
-bench-long: $(READY) ## a snapshot held for three minutes under load, and the soak
+bench-long: $(READY) ## a snapshot held for ten minutes under load, and the soak
 	@$(BIN)/python -m bench.long --soak-minutes $(or $(MINUTES),30)
 bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, SWEEP=1 for other settings, QUICK=1 or BRIEF=1 to try
 	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(SWEEP),--sweep) $(if $(QUICK),--quick) $(if $(BRIEF),--brief)

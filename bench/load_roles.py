@@ -30,15 +30,16 @@ from headgate.wire import producer_pb2 as pb
 PLAIN, FLAKY, SLOW = "load", "load-flaky", "load-slow"
 PRIORITIES = (0, 10, -5)
 STEP_SECONDS = 0.005
+DELAY_SECONDS = 3.0
 SAMPLED = 16
 """One job in so many is timed: all of them would cost the worker more than the jobs."""
 SUBMIT = rpc.Method("ProducerService/Submit", pb.SubmitRequest, pb.SubmitResponse)
 OVERLOADED = "overloaded"
 
 
-def body() -> bytes:
-    """100 bytes that begin with the time, on the clock that all processes share."""
-    return struct.pack("<q", time.monotonic_ns()) + b"x" * 92
+def body(*, delay: float = 0.0) -> bytes:
+    """100 bytes that begin with the time at which the job is due, on the clock that all processes share."""
+    return struct.pack("<q", time.monotonic_ns() + int(delay * 1e9)) + b"x" * 92
 
 
 class Meter:
@@ -111,6 +112,10 @@ class Meter:
             now = time.monotonic()
             due += self.rate * (now - last)
             last = now
+            if due > max(least, self.rate):  # `send` was held back for more than a second: an application gives up
+                self.count("offered", int(due - self.rate))
+                self.count("held_back", int(due - self.rate))
+                due = self.rate
             while due >= least:
                 number = min(int(due), most)
                 self.count("offered", number)
@@ -248,7 +253,8 @@ async def mixed(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
             elif pick < slow + flaky:
                 got = await hg.submit_many(FLAKY, bodies, priority=priority, retry=fixed, timeout=120)
             elif pick < slow + flaky + delayed:
-                got = await hg.submit_many(PLAIN, bodies, priority=priority, delay=3, timeout=120)
+                late = [body(delay=DELAY_SECONDS)] * number
+                got = await hg.submit_many(PLAIN, late, priority=priority, delay=DELAY_SECONDS, timeout=120)
             elif pick < slow + flaky + delayed + 5:
                 got = await asyncio.gather(*(hg.submit(PLAIN, one, priority=priority, timeout=120) for one in bodies))
             else:
@@ -276,7 +282,7 @@ async def mixed(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
 
 
 async def work(meter: Meter, hg: Headgate, token: str, options: dict[str, int]) -> None:
-    """Handle all topics; `acked` are the outcomes that the server has taken, times are from submit to start."""
+    """Handle all topics; `acked` are the outcomes that the server has taken, times are from when a job is due on."""
     del token
     seen = 0
 

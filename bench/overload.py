@@ -1,7 +1,7 @@
 """`make overload`: three times what this machine can do, for two minutes. What is taken must go on being done.
 
-First the peak: offered load is raised step by step until completions no longer follow, and the best step is held for a
-while; what is completed a second then is the peak. Then three times as much is offered, open loop, by frames, unary
+First the peak: offered load is raised step by step until completions no longer follow; what is completed a second in
+the best step is the peak. Then three times as much is offered, open loop, by frames, unary
 calls and the SDK's `await submit`, each by a tenant of its own; a fourth, polite tenant sends 100 jobs a second all the
 time and has jobs whose short leases must be kept. Afterwards every acknowledged job must be completed, once, at its
 first attempt.
@@ -33,7 +33,7 @@ server does on the job, so most come by streams: else it is the producers' own c
 POLITE_RATE = 100
 HELD_JOBS, HELD_MS, LEASE_SECONDS = 20, 15_000, 5
 FACTOR = 3.0
-FIRST_RATE, STEP, STEP_SECONDS, HOLD_SECONDS = 9_000.0, 1.5, 5.0, 15.0
+FIRST_RATE, STEP, STEP_SECONDS = 8_000.0, 1.35, 6.0
 
 
 class Producers:
@@ -77,8 +77,9 @@ async def run(seconds: float, *, peak: float | None = None) -> dict[str, object]
         await asyncio.sleep(2)
         found: dict[str, object] = {"machine": machine, "seconds": seconds}
         if peak is None:
-            steps, peak = await find_peak(load)
+            steps = await find_peak(load)
             found["steps"] = steps
+            peak = peak_of(steps)
         found["peak"] = round(peak)
         baseline = await measure_baseline(load, peak / 2)
         holding = asyncio.create_task(hold_jobs(made))
@@ -91,19 +92,22 @@ async def run(seconds: float, *, peak: float | None = None) -> dict[str, object]
     return found
 
 
-async def find_peak(load: Producers) -> tuple[list[tuple[int, int]], float]:
-    """Offered and completed, step by step, until more offered is not more completed; and what the best one sustains."""
+def peak_of(steps: Sequence[tuple[int, int]]) -> float:
+    """The most that any step of the ramp completed a second."""
+    return max(completed for _, completed in steps)
+
+
+async def find_peak(load: Producers) -> list[tuple[int, int]]:
+    """Offered and completed, step by step, until more offered is not more completed."""
     steps: list[tuple[int, int]] = []
-    rate, best, best_rate, worse = FIRST_RATE, 0.0, FIRST_RATE, 0
+    rate, best, worse = FIRST_RATE, 0.0, 0
     while worse < 2:
         done = await completed_at(load, rate, STEP_SECONDS)
         steps.append((round(rate), round(done)))
-        if done > best * 1.05:
-            best, best_rate, worse = done, rate, 0
-        else:
-            worse += 1
+        worse = worse + 1 if done < best * 1.03 else 0
+        best = max(best, done)
         rate *= STEP
-    return steps, await completed_at(load, best_rate, HOLD_SECONDS)
+    return steps
 
 
 async def completed_at(load: Producers, rate: float, seconds: float) -> float:
@@ -111,7 +115,7 @@ async def completed_at(load: Producers, rate: float, seconds: float) -> float:
     load.offer(rate)
     began = clock()
     await asyncio.sleep(seconds)
-    done = load.completed(began + 1.5, clock())
+    done = load.completed(began + 2, clock())
     load.offer(0)
     print(f"offered {rate:,.0f} jobs/s for {seconds:g} s, completed {done:,.0f}", flush=True)
     await load.drained(seconds=60)
@@ -239,7 +243,7 @@ def verdicts(found: dict[str, object]) -> list[Row]:
     hints = found["hint_ms"]
     assert isinstance(hints, list)
     return [
-        Row("goodput at 3x / peak", round(completed / peak, 3), LEAST, 0.8),
+        Row("goodput at 3x / best step of the ramp", round(completed / peak, 3), LEAST, 0.8),
         Row("refused without code and hint", sum(errors.values()) - errors.get("overloaded", 0), MOST, 0),
         Row("smallest retry hint, ms", hints[0], LEAST, 1),
         Row("server RSS, most, MiB", memory["most"], MOST, 500),

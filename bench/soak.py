@@ -23,7 +23,7 @@ from rich.console import Console
 from bench.load import Loaded, LoadProcess, clock, loaded, per_second
 from bench.machine import describe
 from bench.verdicts import LEAST, MOST, Row, show
-from bench.watching import Sample, Watch, column, growth, steady_growth, thirds
+from bench.watching import Sample, Watch, column, drift, growth, thirds
 
 LATEST = Path("bench/latest-soak.json")
 TENANT = "soak"
@@ -217,11 +217,11 @@ def verdicts(found: dict[str, object]) -> list[Row]:
         ),
     ]
     for names, stated, bound in (
-        (("server_rss", "worker_rss", "producer_rss"), steady_growth, 1.03),
+        (("server_rss", "worker_rss", "producer_rss"), growth, 1.03),
         (("server_fds", "server_threads", "worker_fds", "worker_threads"), growth, 1.1),
-        (("claim_us_per_job", "e2e_p99", "submit_p99", "dead_jobs"), steady_growth, TIMES_DRIFT),
+        (("claim_us_per_job", "e2e_p99", "submit_p99", "dead_jobs"), drift, TIMES_DRIFT),
     ):
-        how = "growth in both steps of thirds" if stated is steady_growth else "last third / first"
+        how = "highest later third / first" if stated is drift else "last third / first"
         judged = calm if bound == TIMES_DRIFT else medians
         rows += [Row(f"{name}: {how}", stated(judged.get(name, [])), MOST, bound) for name in names]
     return rows

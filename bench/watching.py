@@ -8,6 +8,7 @@ the processors others used (`foreign`, in cores); times are judged by calm sampl
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -137,12 +138,10 @@ def thirds(samples: Sequence[Sample], name: str, *, warm_up: float, calm: bool =
 
 
 def growth(medians: Sequence[float]) -> float:
-    """Last third over the first; 1 if there is nothing to compare."""
-    return round(medians[2] / medians[0], 3) if len(medians) == 3 and medians[0] else 1.0
+    """Last third over the first. Where there is nothing to compare, nothing is known: that is no number that holds."""
+    return round(medians[2] / medians[0], 3) if len(medians) == 3 and medians[0] else math.inf
 
 
-def steady_growth(medians: Sequence[float]) -> float:
-    """Growth that both steps share: the smaller of the two. A leak grows in each of them, a disturbance in one."""
-    if len(medians) != 3 or not medians[0] or not medians[1]:
-        return 1.0
-    return round(min(medians[1] / medians[0], medians[2] / medians[1]), 3)
+def drift(medians: Sequence[float]) -> float:
+    """The highest of the later thirds over the first: what is flat is flat in each of them."""
+    return round(max(medians[1:]) / medians[0], 3) if len(medians) == 3 and medians[0] else math.inf
