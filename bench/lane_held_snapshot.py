@@ -71,9 +71,18 @@ async def _pass(db: Connection, topic: Topic, mark: Watermark, *, jobs: int) -> 
             lease_ms=60_000,
             workers=["bench"],
             ranges=mark.ranges([topic.no]),
+            seen=mark.seen,
         )
         assert len(got) == FLUSH
-        mark.claimed(got.topic_nos, got.rank_classes, got.ranks_at)
+        mark.learn(
+            [topic.no],
+            got.topic_nos,
+            got.rank_classes,
+            got.ranks_at,
+            full=len(got) == FLUSH,
+            from_head=False,
+            news=got.news,
+        )
         outcomes = OutcomeFlush()
         outcomes.add_completed(topic.tenant_no, got.ids, got.epochs, [b""] * len(got))
         assert not await settle(db, outcomes)
@@ -117,6 +126,7 @@ async def _pages(db: Connection, topic: Topic, mark: Watermark | None) -> float:
             ["bench"],
             [],
             60_000,
+            *((mark and mark.seen) or (None, None)),
         )
         await transaction.rollback()
         node = json.loads(plan)[0]["Plan"]

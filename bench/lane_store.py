@@ -93,9 +93,10 @@ async def one_round(db: Connection, *, jobs: int, flush: int) -> dict[str, float
             lease_ms=60_000,
             workers=["bench"],
             ranges=mark.ranges([topic.no]),
+            seen=mark.seen,
         )
         assert len(got) == flush
-        mark.claimed(got.topic_nos, got.rank_classes, got.ranks_at)
+        mark.learn([topic.no], got.topic_nos, got.rank_classes, got.ranks_at, full=True, from_head=False, news=got.news)
         held.append((got.ids, got.epochs))  # type: ignore[arg-type]  # plain UUIDs
     spent["claim"] = time.perf_counter() - started
 

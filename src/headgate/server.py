@@ -69,7 +69,14 @@ from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
-from headgate.store.upkeep import fold_flows, forget_expired, mend_limits, vacuum_hot_tables, warn_of_held_snapshots
+from headgate.store.upkeep import (
+    fold_flows,
+    forget_arrivals,
+    forget_expired,
+    mend_limits,
+    vacuum_hot_tables,
+    warn_of_held_snapshots,
+)
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
@@ -421,6 +428,7 @@ class Server:
             try:
                 async with self.store.lane("read").use() as db:
                     await fold_flows(db)
+                    await forget_arrivals(db)
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
                         await forget_expired(db)

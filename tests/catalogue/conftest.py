@@ -30,7 +30,7 @@ TOKENS = {
 }
 FAULTS = "Traceback|ERROR|CRITICAL"
 # What an instance writes by itself, whatever anybody says.
-_ITS_OWN = ("instances", "count", "flow")
+_ITS_OWN = ("instances", "count", "flow", "arrivals")
 _TABLES = """
 SELECT format('SELECT md5(string_agg(t::text, chr(10) ORDER BY t::text)) FROM headgate.%I AS t', c.relname), c.relname
   FROM pg_catalog.pg_class AS c

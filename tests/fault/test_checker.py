@@ -122,6 +122,13 @@ HOLDS: dict[str, Tell] = {
         .row(A, topic="ranked", claimed=4_000, finished=4_010)
         .row(B, topic="ranked", claimed=4_001, finished=4_011, payload={"b": 2})
     ),
+    "I6 it was not due again, and then in flight": lambda s: (
+        s.submitted(A, 1, topic="ranked", body=1, priority=10)
+        .submitted(B, 2, topic="ranked", body=2)
+        .fact(A, 1, 20, claimed=10, run_at=3_000)
+        .row(A, topic="ranked", epoch=2, attempt=2, claimed=5_000, finished=5_010)
+        .row(B, topic="ranked", claimed=4_900, finished=4_910, payload={"b": 2})
+    ),
     "I7 before its answer, after its resume": lambda s: (
         s.submitted(A, 1)
         .did("pause", 5, 20, topic="fast")
@@ -426,11 +433,22 @@ def test_it_finds_what_is_wrong(name: str) -> None:
     assert report.text()
 
 
-def test_a_single_server_inverts_nothing() -> None:
-    story = Story(servers=1)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_no_number_of_servers_may_invert_anything(servers: int) -> None:
+    story = Story(servers=servers)
     story.submitted(A, 1, topic="ranked", body=1).submitted(B, 2, topic="ranked", body=2, priority="10")
     story.row(A, topic="ranked", claimed=4_000, finished=4_010)
     story.row(B, topic="ranked", claimed=4_100, finished=4_110, payload={"b": 2})
+    assert check(story.events, only=["I6"]).red == ["I6"]
+
+
+@pytest.mark.parametrize(("state", "run_at"), [(0, None), (3, 100)], ids=["handed back", "retried"])
+def test_a_job_that_came_back_is_not_passed_over(state: int, run_at: float | None) -> None:
+    story = Story(servers=3).submitted(A, 1, topic="ranked", body=1, priority=10)
+    story.submitted(B, 2, topic="ranked", body=2)
+    story.fact(A, 1 if state else 4, 20, claimed=10, run_at=run_at, state=state)
+    story.row(A, topic="ranked", epoch=2, attempt=2, claimed=5_000, finished=5_010)
+    story.row(B, topic="ranked", claimed=4_900, finished=4_910, payload={"b": 2})
     assert check(story.events, only=["I6"]).red == ["I6"]
 
 

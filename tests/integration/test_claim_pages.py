@@ -25,6 +25,7 @@ import asyncpg
 import pytest
 
 from headgate.dispatch.watermark import Watermark
+from headgate.domain.arrivals import ClaimNews, Seen
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import PRIORITY_MAX
 from headgate.domain.outcomes import Completed
@@ -80,6 +81,8 @@ SELECT (lpad(to_hex(g.us / 1000 + i / 10), 12, '0') || '7' || left(m.hash, 3) ||
  CROSS JOIN LATERAL (SELECT md5(i::text || g.us::text) AS hash) AS m
  CROSS JOIN LATERAL (SELECT g.priorities[1 + i / cardinality(g.topic_nos) % cardinality(g.priorities)] AS priority) AS p
 """
+CLAIM_JOBS: Final = CLAIM.replace(" ORDER BY", " WHERE id IS NOT NULL ORDER BY")
+SEEN: Final = "SELECT pg_current_snapshot()::text, generation FROM headgate.arrivals_floor"
 CLAIMED_BY: Final = """
 SELECT id, epoch, topic_no, rank_class, rank_at FROM headgate.jobs
  WHERE state = 1 AND worker = $1 AND claimed_at >= $2 ORDER BY rank_class, rank_at, id"""
@@ -204,12 +207,13 @@ class Claimer:
         self.yard = yard
         self.watermark = watermark
         self.topic_nos = topic_nos
+        self.seen: tuple[str | None, int | None] = (None, None)
         self._tenant_no = tenant_no
         self._made = 0
 
     def arguments(self, ranges: KeyRanges, *, worker: str, hints: Sequence[UUID] = ()) -> tuple[object, ...]:
         where = (ranges.topic_nos, ranges.class_from, ranges.rank_from, ranges.class_to, ranges.rank_to)
-        return (self._tenant_no, self.topic_nos, *where, list(hints), N, 1, [worker], [], LEASE_MS)
+        return (self._tenant_no, self.topic_nos, *where, list(hints), N, 1, [worker], [], LEASE_MS, *self.seen)
 
     async def cost(self, *, sweep_us: int = 0, short: bool = False) -> Cost:
         """One claim and what it cost; unless it may be `short`, it must bring its full number."""
@@ -240,7 +244,17 @@ class Claimer:
         assert len(rows) <= min(cost.rows, N)  # a limited claim may add when to ask again
         self._ids, self._epochs = [row[0] for row in rows], [row[1] for row in rows]
         if self.watermark is not None:
-            self.watermark.claimed([row[2] for row in rows], [row[3] for row in rows], [row[4] for row in rows])
+            ((snapshot, generation),) = await db.fetch(SEEN)
+            self.seen = (snapshot, generation)
+            self.watermark.learn(
+                self.topic_nos,
+                [row[2] for row in rows],
+                [row[3] for row in rows],
+                [row[4] for row in rows],
+                full=len(rows) == N,
+                from_head=False,
+                news=ClaimNews(seen=Seen(snapshot, generation)),
+            )
         return cost, len(rows)
 
 
@@ -558,7 +572,7 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_claim_nothing(
         await yard.fill(1_000, priorities=(0, 5, 10))
         table.judge("claim: 100 k dead rows, watermark", await claimer.costs(), usual=usual.claim)
         # From here on work of the lowest priority only: a claim has to pass the dead of all three.
-        while (await claimer.cost(short=True)).rows:
+        while (await claimer.take())[0]:
             pass
         await yard.fill(1_000)
         low = await claimer.costs()
@@ -622,10 +636,10 @@ async def test_rows_that_others_hold_cost_a_claim_a_bounded_number_of_pages(
     table.judge("claim: 500 rows locked by another", costs, usual=usual.claim, growth=bound)
     async with holding_the_first(database, 2_000):
         costs = [await claimer.cost(short=True) for _ in range(CALLS)]
-        assert [cost.rows for cost in costs] == [0] * CALLS
+        assert [cost.rows for cost in costs] == [1] * CALLS  # what has been seen, and no job
     bound = 1 + usual.pages_per_locked * MOST_CANDIDATES / usual.claim
     table.judge("claim: 2,000 rows locked by another", costs, usual=usual.claim, growth=bound)
-    assert (await claimer.cost()).rows == N  # and once they are free again, they are claimed
+    assert (await claimer.cost()).rows == N + 1  # and once they are free again, they are claimed
 
 
 @pytest.mark.req("C13")
@@ -644,6 +658,53 @@ async def test_skipping_locked_rows_visits_every_one_of_them(database: str, yard
         table.judge(f"plain SKIP LOCKED: {held:,} rows locked", [cost], usual=alone, growth=None)
         assert cost.rows == N
         assert cost.pages - alone >= held  # at least a page visit for each row of another
+
+
+# ------------------------------------------------------------------------------------------------ arrivals
+
+
+@pytest.mark.req("T39")
+async def test_arrivals_that_were_seen_cost_a_claim_nothing(
+    database: str, yard: Yard, usual: Usual, table: PageTable
+) -> None:
+    await yard.fill(10_000)
+    claimer = await yard.claimer()
+    async with session(database) as foreign:
+        # A transaction that has written something elsewhere, and stays open: none that began since is over for sure.
+        await foreign.execute("CREATE TABLE public.elsewhere (n int)")
+        async with foreign.transaction():
+            await foreign.execute("INSERT INTO public.elsewhere VALUES (1)")
+            for _ in range(20):
+                await yard.db.execute(
+                    "INSERT INTO headgate.arrivals (topic_no, rank_class, rank_from, rank_to)"
+                    " SELECT $1, -1, n, n FROM generate_series(1, 5000) AS n",
+                    claimer.topic_nos[0],
+                )
+            await claimer.cost()
+            table.judge("claim: 100 k arrivals seen", await claimer.costs(), usual=usual.claim)
+
+
+@pytest.mark.req("T39")
+async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings(
+    graveyard: Graveyard, usual: Usual, table: PageTable
+) -> None:
+    async with session(graveyard.dsn) as db:
+        yard = Yard(db)
+        claimer = await yard.claimer()
+        claimer.watermark = graveyard.watermark
+        await yard.fill(2_000)
+        await claimer.costs(2)
+        # In the middle of the dead: as if a transaction of then had committed now.
+        low, high = await db.fetchrow("SELECT min(created_at), max(created_at) FROM headgate.archive")
+        costs = []
+        for part in range(1, 6):
+            rank = int((low + (high - low) * part / 6).timestamp() * 1_000_000)
+            (late,) = await yard.queue.add()
+            await db.execute("UPDATE headgate.jobs SET rank_at = $2 WHERE id = $1", late, rank)
+            await db.execute("SELECT headgate.arrived_v1($1, ARRAY[$2::uuid])", await yard.queue.tenant_no(), late)
+            costs.append(await claimer.cost())  # the first one with an arrival reads the catalogue
+            assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", late) == 1
+        table.judge("claim: a late arrival among 100 k dead rows", costs[1:], usual=usual.claim)
 
 
 # ------------------------------------------------------------------------------------------------ stale statistics
@@ -869,16 +930,16 @@ async def test_no_plan_makes_a_claim_take_too_much_twice_or_out_of_order(
     ranges, inside = some_ranges(dice, claimer.topic_nos, jobs)
     hints = dice.sample([job for job in jobs if job not in inside], 5)
     expected = sorted([*inside, *hints], key=lambda job: job.place)[:N]
-    got = await db.fetch(CLAIM, *claimer.arguments(ranges, worker="a", hints=[job.id for job in hints]))
+    got = await db.fetch(CLAIM_JOBS, *claimer.arguments(ranges, worker="a", hints=[job.id for job in hints]))
     assert [row["id"] for row in got] == [job.id for job in expected]
     left = [job for job in jobs if job not in expected]
     # Round after round, because another holds the best.
     async with holding_the_first(database, 250):
         whole = KeyRanges.whole(claimer.topic_nos)
-        got = await db.fetch(CLAIM, *claimer.arguments(whole, worker="b"))
+        got = await db.fetch(CLAIM_JOBS, *claimer.arguments(whole, worker="b"))
     assert [row["id"] for row in got] == [job.id for job in left[250 : 250 + N]]
     # To the end: nothing twice, nothing left.
-    while rows := await db.fetch(CLAIM, *claimer.arguments(whole, worker="c")):
+    while rows := await db.fetch(CLAIM_JOBS, *claimer.arguments(whole, worker="c")):
         assert len(rows) <= N
     epochs = await db.fetch("SELECT epoch, state, count(*) FROM headgate.jobs GROUP BY 1, 2")
     assert [tuple(row) for row in epochs] == [(1, 1, len(jobs))]
@@ -895,9 +956,9 @@ async def test_no_plan_makes_an_inner_statement_give_more_than_asked(yard: Yard,
     async def rows(name: str, values: Mapping[str, object]) -> list[asyncpg.Record]:
         return await explain.run(db, explain.inner("claim_v1", name), values, mode=mode, settings=settings)
 
-    ((chosen, *last),) = await rows("choose", choosing(tenant_no, topic_nos, ranges))
+    ((chosen, _, classes, ranks),) = await rows("choose", choosing(tenant_no, topic_nos, ranges))
     assert chosen == [job.id for job in inside[:N]]
-    assert tuple(last) == inside[N - 1].key
+    assert (classes[-1], ranks[-1]) == inside[N - 1].key
     wanted = [*chosen, *chosen]  # an id given twice is still one job
     ((locked, *_),) = await rows("lock", {"tenant_": tenant_no, "v_chosen": wanted, "n_": N, "v_ids": chosen[:70]})
     assert locked == chosen[:30]
@@ -915,7 +976,7 @@ async def test_no_plan_gives_one_job_to_two_claimers(database: str, yard: Yard, 
     async with session(database) as one, session(database) as two, session(database) as three:
         for _ in range(2):
             got = await asyncio.gather(
-                *(db.fetch(CLAIM, *claimer.arguments(whole, worker="w")) for db in (one, two, three))
+                *(db.fetch(CLAIM_JOBS, *claimer.arguments(whole, worker="w")) for db in (one, two, three))
             )
             assert all(len(rows) <= N for rows in got)
             ids = [row["id"] for rows in got for row in rows]

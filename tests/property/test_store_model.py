@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from headgate.dispatch.watermark import Watermark
 from headgate.domain import limits
+from headgate.domain.arrivals import Seen
 from headgate.domain.backoff import BackoffKind, RetryPolicy, jitter_of
 from headgate.domain.errors import NotFound
 from headgate.domain.ids import JobId, TenantName, TenantNo, TopicName, new_job_id
@@ -446,7 +447,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.topics_by_no[topic.no] = topic
         self.model = StoreModel(self.clock.now, {no: topic.rules for no, topic in self.topics_by_no.items()})
         # Room for two classes only, so that marks are also dropped.
-        self.marks: dict[int, Watermark] = {no: Watermark(max_classes=2) for no in self.tenant_nos.values()}
+        self.marks: dict[tuple[int, tuple[int, ...]], Watermark] = {}  # by demand
         self.hints: dict[int, dict[UUID, None]] = {no: {} for no in self.tenant_nos.values()}
 
     @initialize(left_out=st.frozensets(st.sampled_from(OPTIONAL), max_size=3))
@@ -513,26 +514,54 @@ class StoreMachine(RuleBasedStateMachine):
         hints = [*self.hints[tenant_no], *(ref.id for ref in vague)]
         self._claim_marked(tenant_no, topic_nos, limit=limit, sweep_us=sweep_us, hints=hints)
 
+    @verb(5, when=_any(State.PENDING), where=topic_choices(), limit=bounds, sweep_us=st.sampled_from([0, 0, 0, 10]))
+    def claim_with_arrivals(self, where: tuple[int, list[int]], limit: int, sweep_us: int) -> None:
+        """As the coordinator claims: from the watermark on, and yet no better job is passed over."""
+        tenant_no, topic_nos = where
+        self._claim_marked(tenant_no, topic_nos, limit=limit, sweep_us=sweep_us, arrivals=True)
+
     @verb(1, when=_any(State.PENDING), tenant=tenant_indexes, stretches=st.integers(1, 4))
     def sweep(self, tenant: int, stretches: int) -> None:
         """Nothing is lost below the marks: after one claim above them, two rounds of sweeps find all, without hints."""
         tenant_no = self.tenant_nos[TENANTS[tenant]]
         topic_nos = [no for no, topic in self.topics_by_no.items() if topic.tenant_no == tenant_no]
         self._claim_marked(tenant_no, topic_nos, limit=MANY)
-        sweep_us = self.marks[tenant_no].span_us // stretches + 1
+        sweep_us = self._marks(tenant_no, topic_nos).span_us // stretches + 1
         for _ in range(2 * (stretches + 1)):
             if not self.model.within_limits(self.model.claimable(tenant_no, topic_nos)):
                 break
             self._claim_marked(tenant_no, topic_nos, limit=MANY, sweep_us=sweep_us)
         assert not self.model.within_limits(self.model.claimable(tenant_no, topic_nos))
 
+    def _marks(self, tenant_no: int, topic_nos: list[int]) -> Watermark:
+        return self.marks.setdefault((tenant_no, tuple(topic_nos)), Watermark(max_classes=2))
+
     def _claim_marked(
-        self, tenant_no: int, topic_nos: list[int], *, limit: int, sweep_us: int = 0, hints: Sequence[UUID] = ()
+        self,
+        tenant_no: int,
+        topic_nos: list[int],
+        *,
+        limit: int,
+        sweep_us: int = 0,
+        hints: Sequence[UUID] = (),
+        arrivals: bool = False,
     ) -> None:
-        marks = self.marks[tenant_no]
-        ranges = marks.ranges(topic_nos, sweep_us=sweep_us)
-        claimed = self._claim((tenant_no, topic_nos), limit=limit, ranges=ranges, hints=hints)
-        marks.claimed(claimed.topic_nos, claimed.rank_classes, claimed.ranks_at)
+        marks = self._marks(tenant_no, topic_nos)
+        from_head = arrivals and marks.seen is None
+        ranges = KeyRanges.whole(topic_nos) if from_head else marks.ranges(topic_nos, sweep_us=sweep_us)
+        seen = marks.seen if arrivals else None
+        claimed = self._claim((tenant_no, topic_nos), limit=limit, ranges=ranges, hints=hints, seen=seen)
+        marks.learn(
+            topic_nos,
+            claimed.topic_nos,
+            claimed.rank_classes,
+            claimed.ranks_at,
+            full=len(claimed) == limit,
+            from_head=from_head,
+            news=claimed.news,
+        )
+        if not arrivals:  # what has arrived was not looked for: the next one that does so must begin at the head
+            marks.seen = None
         for job_id in claimed.ids:
             self.hints[tenant_no].pop(job_id, None)
 
@@ -546,11 +575,12 @@ class StoreMachine(RuleBasedStateMachine):
         lease: timedelta = 60 * SECOND,
         ranges: KeyRanges | None = None,
         hints: Sequence[UUID] = (),
+        seen: Seen | None = None,
     ) -> claiming.Claimed:
         tenant_no, topic_nos = where
         workers = [f"worker {number}" for number in range(len(runs))]
         candidates = self.model.claimable(tenant_no, topic_nos)
-        if ranges is not None:
+        if ranges is not None and seen is None:  # with the arrivals since then, a claim misses nothing
             candidates = self.model.visible(candidates, ranges, hints)
         allowed = self.model.within_limits(candidates)
         claimed = self.run(
@@ -565,6 +595,7 @@ class StoreMachine(RuleBasedStateMachine):
                 runs=runs,
                 ranges=ranges,
                 hints=hints,
+                seen=seen,
             )
         )
         refs = [Ref(tenant_no, job_id) for job_id in claimed.ids]
@@ -846,7 +877,8 @@ class StoreMachine(RuleBasedStateMachine):
         if vacuum == 0:
             self.run(upkeep.vacuum_hot_tables(self.db, dead_rows=0))
         if marks:  # as after a lost connection: claims start from the head again
-            self.marks = {no: Watermark(max_classes=2) for no in self.marks}
+            self.marks.clear()
+        self.run(upkeep.forget_arrivals(self.db, apart_ms=0))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from random import uniform
@@ -20,7 +20,6 @@ from headgate.dispatch.links import Delivery, Link, Links, Told
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.dispatch.watermark import Watermark
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
@@ -59,7 +58,6 @@ class Coordinator:
         self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
         self._demands: dict[tuple[int, tuple[int, ...], int], Demand] = {}
         self._by_topic: dict[int, set[Demand]] = {}
-        self._marks: dict[int, Watermark] = {}
         self._weights: dict[int, float] = {}  # by topic: what a job weighed that was submitted here, on average
         self._event = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -261,7 +259,7 @@ class Coordinator:
                 backoff = 0.0
             except HeadgateError as error:
                 # The next connection may lead to a database whose clock is behind: new jobs would rank below the marks.
-                self._marks.clear()
+                self._forget_marks()
                 backoff = min(_BACKOFF_MOST, max(_BACKOFF_FIRST, backoff * 2))
                 log.warning("claim_failed error=%s retry_in=%.2fs", error, backoff)
                 # Jittered: after a database restart all instances would come back in step.
@@ -319,7 +317,8 @@ class Coordinator:
         if not self._wakes or self._stopped.is_set():
             return
         for demand in self._by_topic.get(topic_no, ()):
-            if demand.waits and not self.is_paused(demand.tenant_no, topic_no):
+            # Without a snapshot seen it would look from the head, and go on so: it tells none (hand_over_v1).
+            if demand.waits and demand.marks.seen is not None and not self.is_paused(demand.tenant_no, topic_no):
                 try:
                     await self._claim_for(demand, claim)
                 finally:
@@ -340,7 +339,10 @@ class Coordinator:
             demand.stirred, demand.held_up = False, bool(demand.credit)
             return 0
         # Cleared before asking: whatever is committed or said from here on stirs it again.
-        hints, from_head, sweep = demand.hints, demand.from_head, demand.sweep
+        hints, sweep = demand.hints, demand.sweep
+        from_head = demand.from_head or demand.marks.seen is None
+        if len(topics) < len(demand.topic_nos):  # the arrivals of those that are paused will not be told
+            demand.marks.forget(set(demand.topic_nos) - set(topics))
         demand.hints, demand.from_head, demand.sweep = {}, False, False
         demand.stirred, demand.claiming = False, True
         got: ClaimedJobs | None = None
@@ -354,8 +356,9 @@ class Coordinator:
                 lease_ms=demand.lease_ms,
                 workers=[link.worker_id for link, _ in runs],
                 runs=[count for _, count in runs],
-                ranges=self._ranges(demand.tenant_no, topics, from_head=from_head, sweep=sweep),
+                ranges=self._ranges(demand, topics, from_head=from_head, sweep=sweep),
                 hints=list(hints),
+                seen=None if from_head else demand.marks.seen,
             )
             if failpoints.armed:
                 await failpoints.armed.reach("claim.before_send")
@@ -364,7 +367,15 @@ class Coordinator:
             if demand.plenty:
                 demand.stirred = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
-            self._learn(demand, topics, got, hints, full=len(got) == asked, from_head=from_head, sweep=sweep)
+            demand.marks.learn(
+                topics,
+                got.topic_nos,
+                got.rank_classes,
+                got.ranks_at,
+                full=demand.plenty,
+                from_head=from_head,
+                news=got.news,
+            )
             demand.weighed(got.payloads)
             if got.waits:
                 self._room.hear(got.waits)
@@ -394,10 +405,10 @@ class Coordinator:
             if demand.unused:
                 self._drop(demand)
 
-    def _ranges(self, tenant_no: int, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:
+    def _ranges(self, demand: Demand, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:
         if from_head:
             return KeyRanges.whole(topics)
-        mark = self._mark(tenant_no)
+        mark = demand.marks
         # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
         # On a topic with lines by key, jobs are let in at the place they had before they waited.
         ageing = [no for no in topics if self._store.is_ageing(no) or self._store.is_keyed(no)]
@@ -407,33 +418,9 @@ class Coordinator:
             ranges.add(topic_no, LOWEST, HIGHEST)
         return ranges
 
-    def _mark(self, tenant_no: int) -> Watermark:
-        mark = self._marks.get(tenant_no)
-        if mark is None:
-            mark = self._marks[tenant_no] = Watermark()
-        return mark
-
-    def _learn(
-        self,
-        demand: Demand,
-        topics: Sequence[int],
-        got: ClaimedJobs,
-        hints: Container[UUID],
-        *,
-        full: bool,
-        from_head: bool,
-        sweep: bool,
-    ) -> None:
-        """Move the marks. A full claim that began below them may have left more there, right behind its last job."""
-        if not len(got):
-            return
-        mark = self._mark(demand.tenant_no)
-        last = (got.topic_nos[-1], got.rank_classes[-1], got.ranks_at[-1])
-        if full and from_head:
-            mark.forget(topics)
-        mark.claimed(got.topic_nos, got.rank_classes, got.ranks_at)
-        if full and sweep and got.ids[-1] not in hints and mark.is_below(*last):
-            mark.lower(*last)
+    def _forget_marks(self) -> None:
+        for demand in self._demands.values():
+            demand.marks.clear()
 
     def _has_work(self) -> bool:
         return any(demand.wants_claim for demand in self._demands.values())
@@ -506,7 +493,7 @@ class Coordinator:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         if tick.stepped_back is not None:
             log.warning("clock_stepped_back seconds=%.3f whose=database", tick.stepped_back.total_seconds())
-            self._marks.clear()  # new jobs rank below them
+            self._forget_marks()  # new jobs rank below them
             self.stir_all()
         self.others = tick.others
         if turns == self._turns:

@@ -13,6 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.links import Link
+from headgate.dispatch.watermark import Watermark
 
 MOST_HINTS: Final = 1_000
 """Jobs that one demand looks for by their ids. A demand without credit may stand for hours: more than this many, and
@@ -37,6 +38,7 @@ class Demand:
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
     hints: dict[UUID, None] = field(default_factory=dict)
+    marks: Watermark = field(default_factory=Watermark)
     claiming: bool = False
     held_up: bool = False  # there may be work, but all that have credit are full
     plenty: bool = False  # the last claim brought all it asked for

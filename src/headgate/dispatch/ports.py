@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Protocol, Self, TypedDict, Unpack
 from uuid import UUID
 
+from headgate.domain.arrivals import ClaimNews, Seen
 from headgate.domain.errors import HeadgateError
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
@@ -48,6 +49,8 @@ class ClaimedJobs(Protocol):
     def payloads(self) -> Sequence[bytes]: ...
     @property
     def waits(self) -> Sequence[tuple[int, float | None]]: ...
+    @property
+    def news(self) -> ClaimNews | None: ...
     def __len__(self) -> int: ...
 
 
@@ -124,6 +127,7 @@ class ClaimCall(TypedDict):
     runs: Sequence[int]
     ranges: KeyRanges
     hints: Sequence[UUID]
+    seen: Seen | None
 
 
 class Claim(Protocol):

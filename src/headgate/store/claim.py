@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.arrivals import ClaimNews, RankRange, Seen
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
@@ -20,12 +22,12 @@ from headgate.store.errors import translating
 CLAIM: Final = """
 SELECT id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, created_at, lease_until, worker,
        headers, payload
-  FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+  FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
  ORDER BY rank_class, rank_at, id"""
 
 _NAMES: Final = (
     *("tenant_no", "topic_nos", "ranges", "ranges", "ranges", "ranges", "ranges", "hints"),
-    *("limit", "owner", "workers", "runs", "lease_ms"),
+    *("limit", "owner", "workers", "runs", "lease_ms", "seen", "seen"),
 )
 _TOPICS_MAX: Final = 100_000  # no tenant has that many; a list without any bound would be a way to fill the memory
 
@@ -50,8 +52,14 @@ class Claimed:
     waits: tuple[tuple[int, float | None], ...] = ()
     """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
 
+    news: ClaimNews | None = None
+    """What to know for the next claim; None: nothing was looked at."""
+
     def __len__(self) -> int:
         return len(self.ids)
+
+
+_COLUMNS: Final = Claimed.__slots__[:-2]
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes it three times as slow to make
@@ -59,7 +67,7 @@ class ClaimRequest:
     """What to claim: at most `limit` jobs, best first over all topics.
 
     `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
-    that may lie outside of `ranges`.
+    that may lie outside of `ranges`. `seen` is from the last claim's news: what has arrived since is looked at too.
     """
 
     tenant_no: int
@@ -71,6 +79,7 @@ class ClaimRequest:
     runs: Sequence[int] = ()
     ranges: KeyRanges | None = None
     hints: Sequence[UUID] = ()
+    seen: Seen | None = None
 
     def arguments(self) -> tuple[object, ...]:
         """Those of `claim_v1`, checked."""
@@ -105,6 +114,7 @@ class ClaimRequest:
             self.workers,
             self.runs,
             self.lease_ms,
+            *(self.seen or (None, None)),
         )
 
 
@@ -120,6 +130,7 @@ async def claim(
     runs: Sequence[int] = (),
     ranges: KeyRanges | None = None,
     hints: Sequence[UUID] = (),
+    seen: Seen | None = None,
 ) -> Claimed:
     """Claim; see ClaimRequest."""
     request = ClaimRequest(
@@ -132,6 +143,7 @@ async def claim(
         runs=runs,
         ranges=ranges,
         hints=hints,
+        seen=seen,
     )
     arguments = request.arguments()
     if not topic_nos:
@@ -143,15 +155,34 @@ async def claim(
 
 def claimed(rows: Sequence[Any]) -> Claimed:
     """Rows of `claim_v1`, sorted, as columns."""
-    waits: tuple[tuple[int, float | None], ...] = ()
-    if rows and rows[-1][0] is None:  # they come last, having no rank
-        waits = tuple(
-            (row[1], None if row[9] is None else (row[9] - row[8]).total_seconds()) for row in rows if row[0] is None
-        )
-        rows = rows[: -len(waits)]
-    if not rows:
-        return Claimed(waits=waits)
-    return Claimed(**dict(zip(Claimed.__slots__[:-1], zip(*rows, strict=True), strict=True)), waits=waits)
+    waits: list[tuple[int, float | None]] = []
+    news: ClaimNews | None = None
+    jobs = len(rows)
+    while jobs and (row := rows[jobs - 1])[0] is None:  # they come last, having no rank
+        jobs -= 1
+        if row[10] is not None:
+            news = _news(Seen(row[10], row[7]), row[11])
+        else:
+            waits.append((row[1], None if row[9] is None else (row[9] - row[8]).total_seconds()))
+    if not jobs:
+        return Claimed(waits=tuple(waits), news=news)
+    columns = zip(*rows[:jobs], strict=True)
+    return Claimed(**dict(zip(_COLUMNS, columns, strict=True)), waits=tuple(waits), news=news)
+
+
+def _news(seen: Seen, said: str | None) -> ClaimNews:
+    if said is None:
+        return ClaimNews(seen=seen)
+    told: dict[str, Any] = json.loads(said)
+    return ClaimNews(
+        seen=seen,
+        arrived=[RankRange(*one) for one in told.get("arrived", ())],
+        locked=[RankRange(*one) for one in told.get("locked", ())],
+        paused=frozenset(told.get("paused", ())),
+        limited=frozenset(told.get("limited", ())),
+        ended=(ended[0], ended[1]) if (ended := told.get("ended")) else None,
+        restart="restart" in told,
+    )
 
 
 def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:

@@ -22,6 +22,10 @@ _NO_TIMEOUT = "SET LOCAL statement_timeout = 0"
 _MOVE_ON = "UPDATE headgate.jobs SET epoch = epoch + $1"
 _MOST_SECONDS = 3600.0
 _FORGET = "DELETE FROM headgate.instances"
+# Their transaction numbers may be those of another cluster.
+_FORGET_ARRIVALS = "DELETE FROM headgate.arrivals"
+_NEW_FLOOR = """
+UPDATE headgate.arrivals_floor SET generation = generation + 2, snapshot = pg_current_snapshot(), gone_to = '0'"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ async def restored(db: Connection, *, actor: str) -> Restored:
             await db.execute(_NO_TIMEOUT)
             jobs = _rows(await db.execute(_MOVE_ON, EPOCHS_AHEAD, timeout=_MOST_SECONDS))
             instances = _rows(await db.execute(_FORGET))
+            await db.execute(_FORGET_ARRIVALS)
+            await db.execute(_NEW_FLOOR)
             await record(db, 0, actor=actor, verb="restored", target="database", detail={"jobs": jobs})
     return Restored(jobs=jobs, instances=instances)
 

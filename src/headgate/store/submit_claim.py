@@ -20,10 +20,11 @@ SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts,
        created_at, lease_until, worker, headers, payload"""
 HAND_OVER: Final = f"""{_COLUMNS}
   FROM headgate.hand_over_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                             $20, $21)"""
+                             $20, $21, $22, $23)"""
 SUBMIT_AND_CLAIM: Final = f"""{_COLUMNS}
   FROM headgate.submit_claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                                $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)"""
+                                $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36,
+                                $37)"""
 
 
 async def submit_and_claim(
@@ -44,7 +45,8 @@ async def submit_and_claim(
         answers = await answers_of(db, flush, [row[:4] for row in rows if row[0] is not None])
     got = sorted(
         (row[4:] for row in rows if row[0] is None),
-        key=lambda row: (row[0] is None, row[6], row[7], row[0]),  # what only tells of a wait comes last
+        # What is no job comes last.
+        key=lambda row: (False, row[6], row[7], row[0]) if row[0] is not None else (True, 0, 0, 0),
     )
     return answers, claimed(got)
 
@@ -73,4 +75,5 @@ def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tup
         request.workers,
         request.runs,
         request.lease_ms,
+        *(request.seen or (None, None)),
     )

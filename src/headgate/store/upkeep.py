@@ -23,6 +23,7 @@ HOT_TABLES: Final = (
     "limit_usage",
     "dependency_checks",
     "limit_line",
+    "arrivals",
 )
 DEAD_ROWS: Final = """
 SELECT c.relname, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0),
@@ -45,6 +46,8 @@ SELECT format('session %s (%s, user %s)', a.pid, coalesce(nullif(a.application_n
 SELECT format('prepared transaction %L', p.gid), now() - p.prepared
   FROM pg_catalog.pg_prepared_xacts p WHERE p.database = current_database() AND now() - p.prepared >= $1
  ORDER BY 2 DESC LIMIT 5"""
+ARRIVALS_APART_MS: Final = 30_000
+"""Arrivals are kept for once to twice this long. A demand that claims less often looks from the head."""
 SNAPSHOT_IS_OLD: Final = timedelta(minutes=2)
 # Oldest first, in bounded numbers, skipping what a submit is just using.
 EXPIRE_KEYS: Final = """
@@ -111,6 +114,14 @@ async def fold_flows(db: Connection, *, limit: int = 10_000) -> int:
     with translating(writing=True):
         folded: int = await db.fetchval("SELECT headgate.fold_flows_v1($1)", limit)
     return folded
+
+
+async def forget_arrivals(db: Connection, *, apart_ms: int = ARRIVALS_APART_MS) -> int:
+    """Delete the arrivals that all claimers have seen, unless that was done lately; returns how many there were."""
+    check_integer(apart_ms, field="apart_ms", low=0, high=86_400_000)
+    with translating(writing=True):
+        gone: int = await db.fetchval("SELECT headgate.forget_arrivals_v1($1)", apart_ms)
+    return gone
 
 
 async def mend_limits(db: Connection, after: tuple[int, str] = (0, ""), *, limit: int = 1_000) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.watermark import Watermark
+from headgate.domain.arrivals import RankRange
 from headgate.domain.outcomes import Abandon, Nack
 from headgate.domain.states import State
 from headgate.store import leases, reads, verbs
@@ -89,7 +90,7 @@ SECOND = 1_000_000
 
 
 class Marked:
-    """A claimer that keeps a watermark, as an instance does."""
+    """A claimer that keeps a watermark, as an instance does, but reads no arrivals: what the other ways find."""
 
     def __init__(self, queue: Queue, topic: Topic) -> None:
         self.queue = queue
@@ -99,7 +100,15 @@ class Marked:
     async def claim(self, n: int = 10, *, sweep_us: int = 0, hints: list[UUID] | None = None) -> tuple[UUID, ...]:
         ranges = self.mark.ranges(self._topic_nos, sweep_us=sweep_us)
         claimed = await self.queue.claim(n, ranges=ranges, hints=hints or [])
-        self.mark.claimed(claimed.topic_nos, claimed.rank_classes, claimed.ranks_at)
+        self.mark.learn(
+            self._topic_nos,
+            claimed.topic_nos,
+            claimed.rank_classes,
+            claimed.ranks_at,
+            full=len(claimed) == n,
+            from_head=False,
+            news=claimed.news,
+        )
         return claimed.ids
 
     async def sweeps_until(self, job_id: UUID, *, sweep_us: int, at_most: int) -> int:
@@ -210,7 +219,7 @@ async def test_a_job_moved_into_a_class_below_its_mark_is_found(
     assert await claimer.sweeps_until(by_sweep, sweep_us=SECOND, at_most=3) <= 2
 
 
-async def test_lowering_the_mark_finds_an_ageing_topics_urgent_job(queue: Queue, clock: Clock) -> None:
+async def test_a_gap_below_the_mark_finds_an_ageing_topics_urgent_job(queue: Queue, clock: Clock) -> None:
     # In an ageing topic every new job of a higher priority lands below the mark: its bonus is in the rank.
     await queue.db.execute("UPDATE headgate.topics SET ageing_step_us = 1000000")
     await queue.names.refresh(queue.db)
@@ -223,5 +232,5 @@ async def test_lowering_the_mark_finds_an_ageing_topics_urgent_job(queue: Queue,
     place = await reads.get(queue.db, await queue.tenant_no(), urgent)
     assert place.rank_class is not None
     assert place.rank_at is not None
-    claimer.mark.lower((await queue.topic()).no, place.rank_class, place.rank_at)
+    claimer.mark.missed([RankRange((await queue.topic()).no, place.rank_class, place.rank_at, place.rank_at)])
     assert await claimer.claim() == (urgent,)

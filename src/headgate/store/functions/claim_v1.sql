@@ -5,6 +5,9 @@
 -- rank_to)), in order within a topic. Without a watermark that is one whole range per topic; with one, the ranges leave
 -- out the dead prefix of each class (dispatch/watermark.py). hints_ are ids known to have come back below the mark.
 --
+-- seen_ and generation_ are what the claim before this one has told: which arrivals it has seen (arrivals_v1.sql). Where
+-- others have arrived since, outside of the ranges given, this claim looks as well. NULL: look at the ranges given only.
+--
 -- runs_ and workers_ say who gets what: the first runs_[1] jobs in order go to workers_[1], and so on.
 --
 -- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
@@ -12,9 +15,18 @@
 --
 -- Limits (limits_v1.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
 -- present time in created_at): now, at a time, or (NULL) when something of it ends.
+--
+-- One more row without an id tells what to pass next time: seen_ (worker) and generation_ (rank_at). Its headers are NULL,
+-- or tell the caller what it must know to keep its watermark right:
+--   arrived  ranges [topic, class, from, to] that were looked at although not given
+--   locked   such ranges with jobs that others had locked: they may be claimable again, should that claim fail
+--   paused   topics that were not looked at        limited  topics of which a limit may have held jobs back
+--   ended    [class, rank]: candidates were looked at up to here only, though more could have been taken
+--   restart  the arrivals since seen_ are no longer known: everything was looked at, from the head
 CREATE FUNCTION headgate.claim_v1(
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
-    rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
+    rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
+    seen_ text DEFAULT NULL, generation_ bigint DEFAULT NULL)
 RETURNS TABLE (id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -26,6 +38,20 @@ DECLARE
     v_paused   int[];
     v_topics   int[];
     v_chosen   uuid[];
+    v_chosen_topics int[];
+    v_classes  int[];
+    v_ranks    bigint[];
+    v_seen     pg_snapshot := seen_::pg_snapshot;
+    v_running  xid8[];               -- transactions that were under way in it
+    v_now_seen text;
+    v_generation bigint;
+    v_restart  boolean;
+    v_arrived  record;
+    v_arrivals jsonb;
+    v_tried    int;
+    v_locked   jsonb := '[]';
+    v_news     jsonb;
+    v_ended    jsonb;
     v_ids      uuid[] := '{}';       -- locked and still pending, best first
     v_got      uuid[];
     v_round    int := 0;
@@ -61,6 +87,46 @@ BEGIN
     ELSE
         v_topics := ARRAY(SELECT t FROM unnest(topics_) AS t WHERE t <> ALL (v_paused));
     END IF;
+
+    IF seen_ IS NOT NULL THEN v_running := ARRAY(SELECT pg_snapshot_xip(v_seen)); END IF;
+    -- One statement: the snapshot told is the one in which the arrivals were read.
+    -- explain: arrivals
+    SELECT pg_current_snapshot()::text AS seen, f.generation,
+           seen_ IS NOT NULL AND (generation_ + 1 < f.generation      -- some were deleted unseen
+                                  OR pg_snapshot_xmax(v_seen) > pg_snapshot_xmax(pg_current_snapshot())) AS restart,
+           n.topics, n.classes, n.froms, n.tos
+      INTO v_arrived
+      FROM headgate.arrivals_floor f
+      LEFT JOIN LATERAL (
+           SELECT array_agg(a.topic_no) AS topics, array_agg(a.rank_class) AS classes, array_agg(a.rank_from) AS froms,
+                  array_agg(a.rank_to) AS tos
+             FROM (SELECT a.topic_no, a.rank_class, a.rank_from, a.rank_to FROM headgate.arrivals a   -- index: arrivals_xid
+                    WHERE a.xid >= pg_snapshot_xmax(v_seen)
+                   UNION ALL
+                   SELECT a.topic_no, a.rank_class, a.rank_from, a.rank_to FROM headgate.arrivals a   -- index: arrivals_xid
+                    WHERE a.xid = ANY (v_running)) AS a
+            WHERE a.topic_no = ANY (v_topics)
+              AND NOT EXISTS (SELECT FROM unnest(range_topics_, class_from_, rank_from_, class_to_, rank_to_)
+                                          AS r(topic_no, class_from, rank_from, class_to, rank_to)
+                               WHERE r.topic_no = a.topic_no AND (r.class_from, r.rank_from) <= (a.rank_class, a.rank_from)
+                                 AND (r.class_to, r.rank_to) > (a.rank_class, a.rank_to))) AS n ON seen_ IS NOT NULL
+     WHERE f.one;
+    -- explain: end
+    v_now_seen := v_arrived.seen;
+    v_generation := v_arrived.generation;
+    v_restart := v_arrived.restart;
+    IF v_restart THEN
+        SELECT array_agg(t), array_agg(-2147483648), array_agg('-9223372036854775808'::bigint), array_agg(2147483647),
+               array_agg(9223372036854775807)
+          INTO range_topics_, class_from_, rank_from_, class_to_, rank_to_ FROM unnest(topics_) AS t;
+    ELSIF v_arrived.topics IS NOT NULL THEN
+        SELECT w.topics_, w.class_from_, w.rank_from_, w.class_to_, w.rank_to_
+          INTO range_topics_, class_from_, rank_from_, class_to_, rank_to_
+          FROM headgate.with_arrivals_v1(range_topics_, class_from_, rank_from_, class_to_, rank_to_, v_arrived.topics,
+                                         v_arrived.classes, v_arrived.froms, v_arrived.tos) AS w;
+        v_arrivals := (SELECT jsonb_agg(jsonb_build_array(a.t, a.c, a.f, a.l))
+                         FROM unnest(v_arrived.topics, v_arrived.classes, v_arrived.froms, v_arrived.tos) AS a(t, c, f, l));
+    END IF;
     IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.topic_no = ANY (v_topics) AND l.counted) THEN
         v_rooms := headgate.topic_room_v1(v_topics, n_);
         v_left := v_rooms;
@@ -71,9 +137,9 @@ BEGIN
     -- looking further each time. At most 15 × n_ candidates, so a crowd of claimers costs a bounded number of reads.
     WHILE v_round < 4 AND cardinality(v_ids) < n_ LOOP
         -- explain: choose
-        SELECT array_agg(k.id), (array_agg(k.rank_class))[count(*)], (array_agg(k.rank_at))[count(*)]
-          INTO v_chosen, v_class, v_rank
-          FROM (SELECT c.id, c.rank_class, c.rank_at
+        SELECT array_agg(k.id), array_agg(k.topic_no), array_agg(k.rank_class), array_agg(k.rank_at)
+          INTO v_chosen, v_chosen_topics, v_classes, v_ranks
+          FROM (SELECT c.id, c.rank_class, c.rank_at, t.topic_no
                   FROM unnest(v_topics, v_left) AS t(topic_no, room)
                  CROSS JOIN LATERAL (
                        -- The ranges come in order and each is read in order, so this LIMIT needs no sort and stops early.
@@ -106,13 +172,15 @@ BEGIN
                         WHERE r.topic_no = t.topic_no
                         LIMIT least(v_look, t.room)) AS c
                  UNION ALL
-                SELECT h.id, h.rank_class, h.rank_at
+                SELECT h.id, h.rank_class, h.rank_at, h.topic_no
                   FROM (SELECT j.id, j.topic_no, j.rank_class, j.rank_at, j.state FROM headgate.jobs j
                          WHERE v_round = 0 AND j.tenant_no = tenant_ AND j.id = ANY (hints_) OFFSET 0) AS h
                  WHERE h.state = 0 AND h.topic_no = ANY (v_topics)
                  ORDER BY 2, 3, 1 LIMIT v_look) AS k;
         -- explain: end
         EXIT WHEN v_chosen IS NULL;
+        v_class := v_classes[cardinality(v_classes)];
+        v_rank := v_ranks[cardinality(v_ranks)];
         -- explain: lock
         SELECT array_agg(l.id), array_agg(l.topic_no), bool_or(l.flags & 4 <> 0) INTO v_got, v_got_topics, v_keyed
           FROM (SELECT j.id, j.topic_no, j.flags FROM headgate.jobs j
@@ -122,6 +190,20 @@ BEGIN
                  ORDER BY j.rank_class, j.rank_at, j.id LIMIT n_ - cardinality(v_ids)
                    FOR UPDATE SKIP LOCKED) AS l;      -- never waits, so it can never be part of a deadlock
         -- explain: end
+        -- How many were tried: all, or as many as it took to have enough.
+        v_tried := CASE WHEN cardinality(v_got) = n_ - cardinality(v_ids)
+                        THEN array_position(v_chosen, v_got[cardinality(v_got)]) ELSE cardinality(v_chosen) END;
+        IF v_tried > coalesce(cardinality(v_got), 0) THEN
+            -- Taken by others meanwhile, or locked: then they may be claimable again without a new arrival, should the
+            -- transaction that holds them fail.
+            SELECT v_locked || coalesce(jsonb_agg(jsonb_build_array(r.topic_no, r.rank_class, r.rank_from, r.rank_to)), '[]')
+              INTO v_locked
+              FROM (SELECT array_agg(u.t) AS t, array_agg(u.c) AS c, array_agg(u.r) AS r
+                      FROM unnest(v_chosen[:v_tried], v_chosen_topics[:v_tried], v_classes[:v_tried], v_ranks[:v_tried])
+                           AS u(id, t, c, r)
+                     WHERE u.id NOT IN (SELECT g FROM unnest(v_got) AS g)) AS m
+             CROSS JOIN LATERAL headgate.key_ranges_v1(m.t, m.c, m.r) AS r;
+        END IF;
         IF (v_keyed OR v_rooms IS NOT NULL) AND v_got IS NOT NULL THEN
             v_taken := headgate.take_limited_v1(tenant_, v_got, v_got_topics, v_topics, v_left, v_keyed, v_at);
             v_at := v_taken.at_;
@@ -135,6 +217,7 @@ BEGIN
         v_round := v_round + 1;
         v_look := n_ << v_round;
     END LOOP;
+    IF v_round = 4 AND cardinality(v_ids) < n_ THEN v_ended := jsonb_build_array(v_class, v_rank); END IF;
     IF v_rooms IS NOT NULL THEN
         v_at := coalesce(v_at, headgate.clock_v1());
         SELECT v_waits || array_agg(w.topic_no), v_wait_ats || array_agg(w.at) INTO v_waits, v_wait_ats
@@ -147,6 +230,14 @@ BEGIN
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
                       WHERE cardinality(v_ids) < n_ OR w.at > v_now;
     END IF;
+    IF v_restart OR v_arrivals IS NOT NULL OR v_locked <> '[]' OR v_paused IS NOT NULL OR v_rooms IS NOT NULL
+       OR v_ended IS NOT NULL THEN
+        v_news := jsonb_strip_nulls(jsonb_build_object(
+            'arrived', v_arrivals, 'locked', nullif(v_locked, '[]'), 'ended', v_ended, 'restart', nullif(v_restart, false),
+            'paused', to_jsonb(v_paused), 'limited', to_jsonb(nullif(v_limited, '{}'))));
+    END IF;
+    RETURN QUERY SELECT NULL::uuid, 0, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, v_generation, v_now, v_now,
+                        v_now_seen, v_news, NULL::bytea;
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 
     -- Who gets which: a place in the order becomes a slot number, laid out in id order so that the update can find it

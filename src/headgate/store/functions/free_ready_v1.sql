@@ -89,6 +89,7 @@ BEGIN
                    'all it waited for has been done' FROM moved m)
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT v_tenant, m.topic_no, 4, m.state, count(*), v_now FROM moved m WHERE m.state <> 4 GROUP BY 2, 4;
+        PERFORM headgate.arrived_v1(v_tenant, v_free);
         IF v_lined IS NOT NULL THEN PERFORM headgate.line_up_v1(v_tenant, v_lined); END IF;
         RETURN QUERY SELECT v_tenant, j.topic_no, j.id FROM headgate.jobs j
                       WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free) AND j.state + 0 = 0;

@@ -9,7 +9,7 @@ CREATE FUNCTION headgate.hand_over_v1(
     tenant_ int, id_ uuid, topic_ int, payload_ bytea, priority_ int, rank_class_ int, rank_offset_ bigint,
     max_attempts_ int, policy_no_ int, headers_ jsonb,
     topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
-    n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
+    n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint, seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
                id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
@@ -20,7 +20,10 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now    timestamptz;
     v_now_us bigint;
+    v_seen   pg_snapshot := seen_::pg_snapshot;
+    v_running xid8[];
 BEGIN
+    IF seen_ IS NOT NULL THEN v_running := ARRAY(SELECT pg_snapshot_xip(v_seen)); END IF;
     IF topic_ = ANY (topics_) AND octet_length(payload_) <= 1024
        AND current_setting('transaction_isolation') = 'read committed' THEN
         PERFORM pg_advisory_xact_lock_shared(4847423, 1);      -- see claim_v1
@@ -34,6 +37,14 @@ BEGIN
             SELECT FROM headgate.topic_limits l WHERE l.topic_no = topic_
             UNION ALL
             SELECT FROM headgate.resent_ids
+            UNION ALL
+            -- Anything that has arrived since the last claim may be better, and lie outside of the ranges.
+            SELECT FROM headgate.arrivals a WHERE a.xid >= pg_snapshot_xmax(v_seen) AND a.topic_no = ANY (topics_)
+            UNION ALL
+            SELECT FROM headgate.arrivals a WHERE a.xid = ANY (v_running) AND a.topic_no = ANY (topics_)
+            UNION ALL
+            SELECT FROM headgate.arrivals_floor f WHERE generation_ + 1 < f.generation
+                OR pg_snapshot_xmax(v_seen) > pg_snapshot_xmax(pg_current_snapshot())
             UNION ALL
             SELECT FROM unnest(range_topics_, class_from_, rank_from_, class_to_, rank_to_)
                         AS r(topic_no, class_from, rank_from, class_to, rank_to)
@@ -89,5 +100,5 @@ BEGIN
                ARRAY[rank_offset_], '{}', '{}', ARRAY[max_attempts_], ARRAY[policy_no_], ARRAY[headers_], '{}',
                '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
                tenant_, topics_, range_topics_, class_from_, rank_from_, class_to_, rank_to_, '{}', n_, owner_, workers_,
-               runs_, lease_ms_);
+               runs_, lease_ms_, seen_, generation_);
 END $$;

@@ -162,6 +162,7 @@ BEGIN
                                                              WHERE p.topic_no = j.topic_no), 0)
                               ELSE j.rank_at END
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_got);
+        PERFORM headgate.arrived_v1(tenant_, v_got);
         DELETE FROM headgate.limit_line w WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_got);
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, v_topics[v_of[width_bucket(g.id, v_ids)]], 4, 0, count(*), v_now FROM unnest(v_got) AS g(id) GROUP BY 2;

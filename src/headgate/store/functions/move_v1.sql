@@ -44,6 +44,7 @@ BEGIN
                                                          WHERE o.topic_no = j.topic_no), 0)
                                - coalesce(j.priority * v_step, 0)
      WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.topic_no + 0 <> topic_;
+    PERFORM headgate.arrived_v1(tenant_, v_ids);
     RETURN QUERY
     SELECT u.n::int, u.id = ANY (coalesce(v_ids, '{}')), f.state, u.id = ANY (coalesce(v_keyed, '{}')), u.id, f.topic_no
       FROM unnest(ids_) WITH ORDINALITY AS u(id, n)

@@ -33,6 +33,9 @@ BEGIN
        -- Locked by us, so still as seen; the pair is checked because one id may live under two tenants.
        AND ((j.tenant_no, j.id) IN (SELECT u.t, u.i FROM unnest(v_tenants, v_ids) AS u(t, i))) IS TRUE
     RETURNING j.tenant_no, j.topic_no, j.id, j.rank_class, j.rank_at, j.run_at;
+    FOR v_one IN SELECT DISTINCT t FROM unnest(v_tenants) AS t ORDER BY t LOOP
+        PERFORM headgate.arrived_v1(v_one, v_ids);
+    END LOOP;
     IF 4 = ANY (v_tos) THEN
         FOR v_one IN SELECT DISTINCT u.t FROM unnest(v_tenants, v_tos) AS u(t, goes) WHERE u.goes = 4 ORDER BY 1 LOOP
             PERFORM headgate.line_up_v1(v_one, (SELECT array_agg(u.i) FROM unnest(v_tenants, v_ids, v_tos) AS u(t, i, goes)

@@ -52,6 +52,7 @@ BEGIN
         ELSE
             UPDATE headgate.jobs j SET state = v_state, run_at = coalesce(v_run, j.run_at) WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
         END IF;
+        IF v_state = 0 THEN PERFORM headgate.arrived_v1(tenant_, ARRAY[ids_[i]]); END IF;
         IF v_state <> v_job.state THEN
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
             VALUES (tenant_, v_job.topic_no, v_job.state, v_state, 1, v_now);

@@ -68,6 +68,7 @@ BEGIN
         SELECT tenant_, g.topic_no, g.state, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END, count(*), v_now
           FROM gone g JOIN told t ON t.id = g.id GROUP BY 2, 3, 4)
     SELECT t.n, m.id, m.topic_no, m.rank_class, m.rank_at FROM made m JOIN told t ON t.id = m.id;
+    PERFORM headgate.arrived_v1(tenant_, v_ids);
     IF cardinality(v_keyed) > 0 THEN PERFORM headgate.line_up_v1(tenant_, v_keyed); END IF;
     -- An edited body that is small again lives in the row; its old large copy is of no more use.
     IF cardinality(payloads_) > 0 THEN

@@ -27,6 +27,7 @@ BEGIN
                       j.rank_at + coalesce(j.priority * p.ageing_step_us, 0) - coalesce(priority_ * p.ageing_step_us, 0)
                  FROM headgate.topics p WHERE p.topic_no = j.topic_no)
      WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids);
+    PERFORM headgate.arrived_v1(tenant_, v_ids);
     IF v_keyed IS NOT NULL THEN PERFORM headgate.left_line_v1(tenant_, v_keyed, '{}', true); END IF;
     RETURN QUERY
     SELECT u.n::int, u.id = ANY (coalesce(v_ids, '{}')), f.state, u.id, f.topic_no, f.rank_class, f.rank_at

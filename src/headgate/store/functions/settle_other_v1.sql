@@ -113,6 +113,7 @@ BEGIN
             RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
                            FROM headgate.left_running_v1(tenant_, v_limited, v_now) AS r(topic_no);
         END IF;
+        IF 0 = ANY (v_states) THEN PERFORM headgate.arrived_v1(tenant_, v_ids); END IF;
         RETURN QUERY SELECT d.n, 0::smallint, d.state, CASE WHEN d.state IN (2, 3) THEN d.run_at END
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
     END IF;

@@ -8,7 +8,8 @@ CREATE FUNCTION headgate.submit_claim_v1(
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
     limit_ords_ int[], limit_keys_ text[], flags_ smallint[],
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
-    rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint)
+    rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
+    seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
                id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
@@ -25,5 +26,5 @@ BEGIN
     SELECT NULL::int, NULL::smallint, NULL::uuid, NULL::bigint[], c.id, c.topic_no, c.epoch, c.attempt, c.max_attempts,
            c.priority, c.rank_class, c.rank_at, c.created_at, c.lease_until, c.worker, c.headers, c.payload
       FROM headgate.claim_v1(tenant_, topics_, range_topics_, class_from_, rank_from_, class_to_, rank_to_, hints_, n_,
-                             owner_, workers_, runs_, lease_ms_) AS c;
+                             owner_, workers_, runs_, lease_ms_, seen_, generation_) AS c;
 END $$;

@@ -95,10 +95,13 @@ BEGIN
          WHERE cardinality(v_skip) = 0 OR u.n <> ALL (v_skip)
          ORDER BY u.tenant_no, u.id     -- two flushes may carry the same jobs, in any order: no deadlock
         ON CONFLICT (tenant_no, id) DO NOTHING
-        RETURNING tenant_no, id, topic_no, state),
+        RETURNING tenant_no, id, topic_no, state, rank_class, rank_at),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT m.tenant_no, m.topic_no, -1, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4)
+        SELECT m.tenant_no, m.topic_no, -1, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4),
+    arrived AS (      -- one range per topic and priority: the ranks of a flush are neighbours (arrivals_v1.sql)
+        INSERT INTO headgate.arrivals (topic_no, rank_class, rank_from, rank_to)
+        SELECT m.topic_no, m.rank_class, min(m.rank_at), max(m.rank_at) FROM made m WHERE m.state = 0 GROUP BY 1, 2)
     SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
 
     -- The plain case ends here: everything was fresh, everything is in, and nobody has sent anything twice lately.

@@ -132,6 +132,26 @@ CREATE TABLE headgate.payloads (
 );
 ALTER TABLE headgate.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;   -- compressing costs more than it saves here
 
+-- Where jobs have become claimable lately (functions/arrivals_v1.sql), by the transaction that made them so.
+CREATE TABLE headgate.arrivals (
+    xid         xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    topic_no    int NOT NULL,
+    rank_class  int NOT NULL,
+    rank_from   bigint NOT NULL,
+    rank_to     bigint NOT NULL                          -- included
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+CREATE INDEX arrivals_xid ON headgate.arrivals (xid);
+CREATE TABLE headgate.arrivals_floor (
+    one         boolean PRIMARY KEY DEFAULT true CHECK (one),
+    generation  bigint NOT NULL,
+    snapshot    pg_snapshot NOT NULL,                    -- what it shows goes next
+    gone_to     xid8 NOT NULL,                           -- all that was older has gone
+    taken_at    timestamptz NOT NULL
+) WITH (fillfactor = 50);
+INSERT INTO headgate.arrivals_floor (generation, snapshot, gone_to, taken_at)
+VALUES (1, pg_current_snapshot(), '0', clock_timestamp());
+
 -- ---------------------------------------------------------------- finished jobs and history (dropped by the day)
 
 CREATE TABLE headgate.archive (
@@ -333,6 +353,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/retry_delay_ms_v1.sql
 -- include: functions/receipts_v1.sql
 -- include: functions/intern_v1.sql
+-- include: functions/arrivals_v1.sql
 -- include: functions/submit_v1.sql
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql

@@ -1,0 +1,398 @@
+"""Across instances the order is exact to the batch in flight (promise 6): the very next claim of any instance takes
+first what has become claimable, wherever that lies below its watermark and whoever did it. Nobody is notified here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.dispatch.watermark import MAX_GAPS, Watermark
+from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
+from headgate.store import control, leases, linking, topics, verbs
+from headgate.store.connect import Connection
+from headgate.store.upkeep import forget_arrivals
+from tests.support.dispatching import Instance, Worker
+from tests.support.queue import Clock, Queue, links
+
+BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom"))
+SOON = RetryPolicy(kind=BackoffKind.EXPLICIT, delays_ms=(10_000,))
+
+
+class Other:
+    """The instance under test: it claims two at a time for topics with a backlog, and hears nothing from anybody."""
+
+    def __init__(self, dsn: str, instance: Instance, worker: Worker) -> None:
+        self.dsn, self.instance, self.worker = dsn, instance, worker
+
+    async def claim(self, count: int = 2) -> list[UUID]:
+        self.worker.ready(count)
+        assert await self.instance.coordinator.claim_once() == count, "it has a backlog: its claims are full"
+        return list((await self.worker.take()).ids)
+
+    @property
+    def marks(self) -> Watermark:
+        (demand,) = self.instance.coordinator._demands.values()
+        return demand.marks
+
+    @property
+    def from_head(self) -> bool:
+        return self.instance.store.asked[-1].from_head
+
+
+@pytest.fixture
+async def queue(db: Connection) -> Queue:
+    """The instance that does things."""
+    return Queue(db)
+
+
+@pytest.fixture
+async def other(database: str, queue: Queue) -> AsyncIterator[Other]:
+    async with Instance(database, name="other", running=False, claims_along=True) as instance:
+        await queue.topic("mail")
+        await queue.topic("side")
+        yield Other(database, instance, await instance.worker("w", "mail", "side"))
+
+
+async def passed(queue: Queue, other: Other, clock: Clock, *, priority: int = 0, topic: str = "mail") -> None:
+    """Put the other's watermark in this class above everything so far, with a backlog behind it."""
+    await clock.advance(seconds=1)
+    await queue.add(50)
+    await clock.advance(seconds=1)
+    await queue.add(6, topic, priority=priority)
+    first = await other.claim()
+    assert other.from_head
+    assert await other.claim() != first
+    assert not other.from_head, "it claims from its mark"
+
+
+async def claimed(queue: Queue, job: UUID, topic: str = "mail") -> int:
+    """Run a job here; its epoch."""
+    got = await queue.claim(1, topic, lease=timedelta(seconds=5))
+    assert got.ids == (job,)
+    return got.epochs[0]
+
+
+async def limit(queue: Queue, name: str, **changes: object) -> None:
+    await topics.set_topic(queue.db, queue.names, await queue.tenant_no(), name, changes=changes)
+
+
+Case = Callable[[Queue, Other, Clock], Awaitable[UUID]]
+
+
+async def abandoned(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    await queue.settle((job, epoch, Abandon()))
+    return job
+
+
+async def nacked(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    await queue.settle((job, epoch, Nack(delay=timedelta(0), reason="not me")))
+    return job
+
+
+async def promoted(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add(delay=timedelta(seconds=5))
+    await passed(queue, other, clock)
+    await clock.advance(seconds=5)
+    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    return job
+
+
+async def retried(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add(policy=SOON)
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    await queue.settle((job, epoch, BOOM))
+    await clock.advance(seconds=20)
+    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    return job
+
+
+async def reaped(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add(policy=SOON)
+    await claimed(queue, job)
+    await passed(queue, other, clock)
+    await clock.advance(seconds=10)
+    assert [one.id for one in await leases.reap(queue.db)] == [job]
+    await clock.advance(seconds=20)
+    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    return job
+
+
+async def not_received(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add()
+    await claimed(queue, job)
+    await passed(queue, other, clock)
+    gone = await queue.db.fetch("SELECT headgate.abandon_undeclared_v1($1, 'worker', '{}')", await queue.tenant_no())
+    assert [row[0] for row in gone] == [job]
+    return job
+
+
+async def unblocked(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (parent,) = await queue.add()
+    (job,) = await queue.add(depends_on=(parent,))
+    epoch = await claimed(queue, parent)
+    await passed(queue, other, clock)
+    await queue.settle((parent, epoch, Completed()))
+    freed, _ = await linking.free_ready(queue.db)
+    assert [job_id for _, _, job_id in freed] == [job]
+    return job
+
+
+async def let_in_by_its_key(queue: Queue, other: Other, clock: Clock) -> UUID:
+    await limit(queue, "side", max_running_per_key=1)
+    first, job = await queue.add(2, "side", limit_key="k", priority=1)
+    epoch = await claimed(queue, first, "side")
+    await passed(queue, other, clock, topic="side", priority=1)
+    await queue.settle((first, epoch, Completed()))
+    return job
+
+
+async def let_in_by_its_topic(queue: Queue, other: Other, clock: Clock) -> UUID:
+    await limit(queue, "side", max_running=1)
+    first, job = await queue.add(2, "side")
+    epoch = await claimed(queue, first, "side")
+    await passed(queue, other, clock)
+    await queue.settle((first, epoch, Completed()))
+    return job
+
+
+async def resumed(queue: Queue, other: Other, clock: Clock) -> UUID:
+    """It came back while its topic was paused, of which the other has heard nothing either."""
+    (job,) = await queue.add(topic="side")
+    epoch = await claimed(queue, job, "side")
+    await queue.add(4, "side")
+    await passed(queue, other, clock)
+    topic = await queue.topic("side")
+    await control.pause(queue.db, (topic.tenant_no, topic.no), who="me")
+    await queue.settle((job, epoch, Abandon()))
+    assert job not in await other.claim()
+    await control.resume(queue.db, (topic.tenant_no, topic.no))
+    return job
+
+
+async def reprioritised(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add()
+    await passed(queue, other, clock, priority=10)
+    await verbs.reprioritise(queue.db, await queue.tenant_no(), [job], priority=10)
+    return job
+
+
+async def moved(queue: Queue, other: Other, clock: Clock) -> UUID:
+    (job,) = await queue.add(topic="elsewhere")
+    await passed(queue, other, clock)
+    topic = await queue.topic()
+    await verbs.move(queue.db, await queue.tenant_no(), [job], topic_no=topic.no)
+    return job
+
+
+async def redriven(queue: Queue, other: Other, clock: Clock) -> UUID:
+    """Its rank is new, and its transaction commits when the other has passed that."""
+    (job,) = await queue.add(priority=10)
+    epoch = await claimed(queue, job)
+    await queue.settle((job, epoch, Failed(error=BOOM.error, permanent=True)))
+    async with links(other.dsn, 1) as (slow,), slow.transaction():
+        await verbs.redrive(slow, await queue.tenant_no(), [job])
+        await passed(queue, other, clock, priority=10)
+    return job
+
+
+async def replaced(queue: Queue, other: Other, clock: Clock) -> UUID:
+    """A submit with its unique key makes it due, and urgent."""
+    (job,) = await queue.add(delay=timedelta(minutes=1))
+    await passed(queue, other, clock, priority=10)
+    await queue.db.execute(
+        "SELECT headgate.push_unique_v1($1, ARRAY[$2::uuid], '{1}', '{NULL}', '{NULL}', '{0}', ARRAY['x'::bytea],"
+        " '{10}')",
+        await queue.tenant_no(),
+        job,
+    )
+    return job
+
+
+CASES: list[Case] = [
+    *(abandoned, nacked, promoted, retried, reaped, not_received, unblocked, let_in_by_its_key, let_in_by_its_topic),
+    *(resumed, reprioritised, moved, redriven, replaced),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_the_next_claim_of_another_instance_takes_it_first(
+    queue: Queue, other: Other, clock: Clock, case: Case
+) -> None:
+    job = await case(queue, other, clock)
+    assert (await other.claim())[0] == job
+
+
+# ---------------------------------------------------------------------- transactions that commit late
+
+
+async def test_a_flush_that_commits_late_is_taken_first(queue: Queue, other: Other, clock: Clock) -> None:
+    async with links(other.dsn, 1) as (slow,), slow.transaction():
+        late = await Queue(slow).add(30)
+        await passed(queue, other, clock)
+    got = [job for _ in range(10) for job in await other.claim(3)]
+    assert got == late, "all of them, in order, although no claim takes more than three"
+
+
+async def test_submits_in_open_transactions_are_taken_first_whichever_commits_when(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    async with links(other.dsn, 5) as slow:
+        spans = [one.transaction() for one in slow]
+        for span in spans:
+            await span.start()
+        late: dict[int, list[UUID]] = {n: [] for n in range(5)}
+        for n in [0, 1, 2, 3, 4] * 20:  # by turns: the ranks of one lie between those of the others
+            late[n].append(await submitted(slow[n]))
+            await clock.advance(milliseconds=50)
+        await passed(queue, other, clock)
+        for n in (3, 0, 4, 1, 2):
+            await spans[n].commit()
+            assert [job for _ in range(4) for job in await other.claim(5)] == late[n], f"of transaction {n}"
+    assert not other.from_head
+
+
+async def test_more_that_commits_late_than_a_watermark_can_tell_apart_comes_in_order(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    many = 3 * MAX_GAPS
+    async with links(other.dsn, 1) as (slow,), slow.transaction():
+        late = []
+        for _ in range(many):
+            late.append(await submitted(slow))
+            await clock.advance(seconds=1)
+        await passed(queue, other, clock)
+    assert [job for _ in range(many // 4) for job in await other.claim(4)] == late
+
+
+async def submitted(db: Connection) -> UUID:
+    job: UUID = await db.fetchval("SELECT headgate.submit('mail', ''::bytea, tenant => 'acme')")
+    return job
+
+
+async def test_what_is_rolled_back_has_not_arrived(queue: Queue, other: Other, clock: Clock) -> None:
+    async with links(other.dsn, 1) as (slow,):
+        span = slow.transaction()
+        await span.start()
+        gone = await submitted(slow)
+        await passed(queue, other, clock)
+        await span.rollback()
+    assert gone not in await other.claim()
+
+
+async def test_jobs_of_a_claim_that_fails_are_taken_first(queue: Queue, other: Other, clock: Clock) -> None:
+    """While it holds them, others pass them over. Nobody writes that they are claimable again."""
+    await passed(queue, other, clock)
+    async with links(other.dsn, 1) as (slow,):
+        span = slow.transaction()
+        await span.start()
+        held = await Queue(slow).claim(7)
+        assert len(held) == 7
+        for _ in range(3):
+            assert not {*await other.claim()} & {*held.ids}
+        await span.rollback()
+    assert [*await other.claim(4), *await other.claim(3)] == list(held.ids)
+
+
+async def test_a_row_locked_for_long_does_not_hold_the_watermark_back(queue: Queue, other: Other, clock: Clock) -> None:
+    await passed(queue, other, clock)
+    async with links(other.dsn, 1) as (slow,), slow.transaction():
+        locked = await slow.fetchval(
+            "SELECT id FROM headgate.jobs WHERE state = 0 ORDER BY rank_at, id LIMIT 1 FOR UPDATE"
+        )
+        for _ in range(4):
+            await other.claim(3)
+            await clock.advance(seconds=1)
+            await queue.add(3)
+        ((_, marks),) = [one for one in other.marks._marks.items() if one[1]]
+        (mark,) = marks.values()
+        assert [stop - start for start, stop in mark.gaps] == [1], "one place to look at, not all since then"
+    assert (await other.claim())[0] == locked
+
+
+# ---------------------------------------------------------------------- forgetting
+
+
+async def test_arrivals_are_forgotten_when_every_claimer_has_seen_them(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    left = "SELECT count(*) FROM headgate.arrivals"
+    await passed(queue, other, clock)
+    assert await queue.db.fetchval(left) == 2  # one for each flush
+    assert await forget_arrivals(queue.db) == 0, "too soon"
+    await clock.advance(seconds=30)
+    assert await forget_arrivals(queue.db) == 0, "those were not seen by anybody when it began"
+    assert await forget_arrivals(queue.db) == 0, "too soon again"
+    await clock.advance(seconds=30)
+    assert await forget_arrivals(queue.db) == 2
+    assert await queue.db.fetchval(left) == 0
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_one_that_has_not_claimed_since_looks_from_the_head(
+    queue: Queue, other: Other, clock: Clock, times: int
+) -> None:
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    await queue.settle((job, epoch, Abandon()))
+    for _ in range(times):
+        await forget_arrivals(queue.db, apart_ms=0)
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.arrivals") == (0 if times > 1 else 4)
+    assert (await other.claim())[0] == job
+    await queue.settle((job, epoch + 1, Abandon()))
+    assert (await other.claim())[0] == job, "and goes on from there"
+
+
+async def test_what_commits_long_after_it_was_written_is_not_forgotten_unseen(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    async with links(other.dsn, 1) as (slow,), slow.transaction():
+        late = await submitted(slow)
+        await passed(queue, other, clock)
+        for _ in range(3):
+            await forget_arrivals(queue.db, apart_ms=0)
+            await other.claim()
+    assert await forget_arrivals(queue.db, apart_ms=0) == 0
+    assert not other.from_head
+    assert (await other.claim())[0] == late
+    assert not other.from_head
+
+
+# ---------------------------------------------------------------------- what each claim brings along
+
+
+async def test_a_claim_without_news_asks_for_no_more_than_its_own_ranges(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    await passed(queue, other, clock)
+    for _ in range(5):
+        await queue.add(2)
+        await other.claim()
+        assert len(other.instance.store.asked[-1].ranges.topic_nos) == 3, "mail: two around its mark; side: one"
+
+
+async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    """On an idle instance a submit claims along: what has come back elsewhere is before it all the same."""
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await clock.advance(seconds=1)
+    await queue.add()
+    await other.claim(1)
+    other.worker.ready(1)
+    assert await other.instance.coordinator.claim_once() == 0
+    await queue.settle((job, epoch, Abandon()))
+    await other.instance.submit()
+    assert list((await other.worker.take()).ids) == [job]
