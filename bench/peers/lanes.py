@@ -145,6 +145,8 @@ class Bench:
                         handled = programs.count().handled - WARM_UP
                         spent = time.monotonic() - before
                         await sending
+                        if handled <= 0:
+                            raise Stuck(f"no job was handled within {self._sizes.cap:g} s")
                         return Round(jobs=handled, seconds=spent, capped=True)
                     sent = await sending
                 return await self._until_done(programs, eye, sent.count, since=sent.started, already=WARM_UP)
@@ -188,6 +190,8 @@ class Bench:
         until = since + self._sizes.cap
         while (count := programs.count()).handled < wanted and time.monotonic() < until:
             await asyncio.sleep(0.002)
+        if count.handled <= already:
+            raise Stuck(f"no job was handled within {self._sizes.cap:g} s")  # a rate of 0 compares with nothing
         if count.handled < wanted:
             return Round(jobs=count.handled - already, seconds=time.monotonic() - since, capped=True)
         until = time.monotonic() + 30

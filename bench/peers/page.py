@@ -142,8 +142,6 @@ class Page:
         yield "| | Headgate | the best of the others | Headgate is |"
         yield "|---|---|---|---|"
         for lane, size, words in self._lanes():
-            if lane == "single":
-                continue
             others = {name: rate for name in self._measured if name != OURS and (rate := self._rate(name, lane, size))}
             if others and (ours := self._rate(OURS, lane, size)):
                 name = max(others, key=lambda one: others[one]["median"])
@@ -166,7 +164,7 @@ class Page:
                 )
         yield ""
         yield (
-            "Bulk, drain and cycle are compared with every peer, pickup with every one on PostgreSQL. A figure is the "
+            "Rates are compared with every peer, pickup with every one on PostgreSQL. A figure is the "
             'median of the runs with the least and the most of them. "Ahead" and "behind" are said where the two '
             'spreads do not overlap; where they do, it is "level". The factor is that of the medians.'
         )
@@ -179,7 +177,8 @@ class Page:
         unknown = [line for found, line in compared if found is Standing.UNKNOWN]
         yield "## Where we lose"
         yield ""
-        yield from lost or ["- In no lane of this run."]
+        judged_lanes = "lane that has more than one run" if unknown else "lane of this run"
+        yield from lost or [f"- In no {judged_lanes}."]
         yield "- Headgate needs a server process between producers, workers and PostgreSQL; the libraries need none."
         yield (
             "- Redis without fsync answers before anything is on disk: for work that may be lost, its latency is hard "

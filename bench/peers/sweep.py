@@ -157,7 +157,7 @@ async def _measure(bench: Bench, peer: Peer, sizes: Sizes, lanes: Sequence[str])
     if "bulk" in lanes:
         found["bulk"] = await bench.bulk(sizes.scaled(peer.jobs.bulk))
     if "single" in lanes:
-        found["single"] = await bench.single(peer.jobs.single)
+        found["single"] = await bench.single(round(peer.jobs.single * min(1, sizes.scale)))
     if "drain" in lanes:
         _, found["drain"] = await bench.bulk_and_drain(sizes.scaled(peer.jobs.work))
     if "cycle" in lanes:

@@ -71,7 +71,7 @@ def test_what_overlaps_is_called_level_and_not_ahead(results: Results) -> None:
     changed = alike(results)
     put(changed["peers"]["headgate"]["lanes"]["cycle"]["small"], 12, 11, 13, runs=3)
     page = page_of(changed)
-    assert "ahead" not in section(page, "Headgate and the best of the others").partition("Bulk, drain")[0]
+    assert "ahead" not in section(page, "Headgate and the best of the others").partition("Rates are")[0]
     assert "- In no lane of this run." in section(page, "Where we lose")
     assert "- cycle, 20,000 jobs: PgQueuer (PostgreSQL) does 0.83 times as many" in section(page, "Where we lose")
     put(changed["peers"]["headgate"]["lanes"]["cycle"]["small"], 12, 11.5, 13, runs=3)

@@ -81,9 +81,9 @@ def test_only_what_is_clearly_better_replaces_the_settings_of_the_catalogue() ->
 
 def test_a_run_measures_what_the_sweep_chose_unless_the_catalogue_changed_since() -> None:
     peer = BY_NAME["pg_boss"]
-    sweep: Sweep = {"measured": "", "options": dict(peer.options), "chosen": {"WORKERS": 2}, "trials": []}
-    assert chosen(peer, {"pg_boss": sweep}).workers == 2
-    assert "worker processes 2" in chosen(peer, {"pg_boss": sweep}).settings
+    sweep: Sweep = {"measured": "", "options": dict(peer.options), "chosen": {"WORKERS": 3}, "trials": []}
+    assert chosen(peer, {"pg_boss": sweep}).workers == 3
+    assert "worker processes 3" in chosen(peer, {"pg_boss": sweep}).settings
     sweep["options"]["BATCH"] = 1
     assert chosen(peer, {"pg_boss": sweep}) is peer
     assert chosen(peer, {}) is peer
