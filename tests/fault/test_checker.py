@@ -12,7 +12,7 @@ from tests.fault.lab.checker.coverage import IN_A_MINUTE, IN_ALL, not_reached
 from tests.fault.lab.checker.model import Model
 from tests.fault.lab.story import Story, wall
 
-A, B = "a" * 32, "b" * 32
+A, B, C = "a" * 32, "b" * 32, "c" * 32
 Tell = Callable[[Story], Story]
 
 
@@ -126,6 +126,9 @@ HOLDS: dict[str, Tell] = {
         s.submitted(A, 1, topic="ranked", body=1, priority=10)
         .submitted(B, 2, topic="ranked", body=2)
         .fact(A, 1, 20, claimed=10, run_at=3_000)
+        .submitted(C, 1, body=3)
+        .fact(C, 1, 21, claimed=11, run_at=3_100)
+        .row(C, epoch=2, attempt=2, claimed=4_500, payload={"b": 3})
         .row(A, topic="ranked", epoch=2, attempt=2, claimed=5_000, finished=5_010)
         .row(B, topic="ranked", claimed=4_900, finished=4_910, payload={"b": 2})
     ),
@@ -445,6 +448,8 @@ def test_no_number_of_servers_may_invert_anything(servers: int) -> None:
 @pytest.mark.parametrize(("state", "run_at"), [(0, None), (3, 100)], ids=["handed back", "retried"])
 def test_a_job_that_came_back_is_not_passed_over(state: int, run_at: float | None) -> None:
     story = Story(servers=3).submitted(A, 1, topic="ranked", body=1, priority=10)
+    story.submitted(C, 1, topic="fast", body=3)  # due later, and claimed long before: so the other was claimable
+    story.fact(C, 1, 21, claimed=11, run_at=101).row(C, epoch=2, attempt=2, claimed=150, payload={"b": 3})
     story.submitted(B, 2, topic="ranked", body=2)
     story.fact(A, 1 if state else 4, 20, claimed=10, run_at=run_at, state=state)
     story.row(A, topic="ranked", epoch=2, attempt=2, claimed=5_000, finished=5_010)

@@ -243,7 +243,9 @@ class Load:
             await self._cancel(tenant, job)
 
     async def _do_ranked(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "ranked", ms=40, priority=self._chance.choice((-10, 0, 10)))
+        fails = self._chance.choice((0, 0, 0, 0, 1))  # it comes back at its old place
+        priority = self._chance.choice((-10, 0, 10))
+        await self.submit(tenant, "ranked", ms=40, extra={"fails": fails}, priority=priority)
 
     async def _do_rated(self, tenant: Tenant) -> None:
         await self.submit_many(tenant, "rated", 12)  # more at once than may start at once

@@ -99,6 +99,8 @@ class Handlers:
 
     async def _slow(self, job: Job, body: Body) -> None:
         await asyncio.sleep(body.get("ms", 10) / 1000)
+        if job.attempt <= body.get("fails", 0):
+            raise RuntimeError(f"attempt {job.attempt} fails")
 
     async def _flaky(self, job: Job, body: Body) -> None:
         if job.attempt <= body.get("fails", 1):

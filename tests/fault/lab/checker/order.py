@@ -3,11 +3,15 @@
 Judged is every attempt, first ones and later ones, over any number of servers. What the promise allows is one batch in
 flight for each server: a claim that had looked before the job was claimable. In a calm time no claim takes MARGIN_US,
 so whoever is claimed later than that after a better job was there has overtaken it, and not one may.
+
+A job that waits for a time becomes claimable when a server sees that it is due, which is not stored. Servers take the
+one that has been due for longest first: so it was claimable when one that was due later has been claimed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +20,6 @@ from tests.fault.lab.checker.model import Fact, Model, Operation, Violation, ok
 TOPIC: Final = "ranked"
 MARGIN_US: Final = 1_000_000
 """The longest that a claim may be in flight: it may have begun before the job was there."""
-TICK_US: Final = 1_000_000
-"""A job that waits for a time is claimable when a server has seen that it is due: at the next tick, at the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ def judged(model: Model) -> int:
 
 def _ranked(model: Model) -> list[_Ranked]:
     ends: dict[tuple[str, int], Fact] = {(fact.job, fact.epoch): fact for fact in model.facts if fact.claimed}
+    due = _Due(model, ends)
     found: list[_Ranked] = []
     for one in model.asked("submit"):
         if one.data["topic"] != TOPIC or not ok(one):
@@ -67,7 +70,7 @@ def _ranked(model: Model) -> list[_Ranked]:
         if job in model.verbs_of:  # a redrive gives a new rank, at a time that is not stored
             continue
         for claim in model.claims_of.get(job, ()):
-            available = _available(one, claim.epoch, ends.get((job, claim.epoch - 1)))
+            available = _available(one, claim.epoch, ends.get((job, claim.epoch - 1)), due)
             if available is not None:
                 found.append(
                     _Ranked(
@@ -83,12 +86,31 @@ def _ranked(model: Model) -> list[_Ranked]:
     return found
 
 
-def _available(submit: Operation, epoch: int, before: Fact | None) -> int | None:
-    """From when on an attempt could have been claimed; None: that is not stored."""
+class _Due:
+    """When a waiting job had been made claimable, at the latest: when one that was due after it was claimed."""
+
+    def __init__(self, model: Model, ends: Mapping[tuple[str, int], Fact]) -> None:
+        found = sorted(
+            (end.run_at, claim.at)
+            for claim in model.claims
+            if (end := ends.get((claim.job, claim.epoch - 1))) is not None and end.run_at is not None
+        )
+        self._due = [run_at for run_at, _ in found]
+        self._claimed = [claimed for _, claimed in found]
+        for place in reversed(range(len(found) - 1)):  # of it and all behind it
+            self._claimed[place] = min(self._claimed[place], self._claimed[place + 1])
+
+    def made(self, run_at: int) -> int | None:
+        place = bisect_right(self._due, run_at)
+        return self._claimed[place] if place < len(self._due) else None
+
+
+def _available(submit: Operation, epoch: int, before: Fact | None, due: _Due) -> int | None:
+    """From when on an attempt could surely have been claimed; None: that is not stored."""
     if epoch == 1:
         return submit.w_end
     if before is None:
         return None
-    if before.state == 0 or before.run_at is None:  # it went straight back
-        return before.at if before.state == 0 else None
-    return max(before.at, before.run_at) + TICK_US
+    if before.state == 0:  # it went straight back
+        return before.at
+    return None if before.run_at is None else due.made(before.run_at)

@@ -96,7 +96,7 @@ async def workers_freeze_and_fail_late(world: World) -> None:
     "C3",
     "one slow slot and a backlog of priorities",
     world={
-        "servers": 1,
+        "servers": 2,
         "workers": 2,
         "rate": 90,
         "weights": dict.fromkeys(WEIGHTS, 0) | {"ranked": 1},
