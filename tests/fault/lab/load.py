@@ -73,7 +73,7 @@ SCHEDULES: Final[dict[str, dict[str, Any]]] = {
 }
 WEIGHTS: Final[dict[str, int]] = {
     "fast": 14, "slow": 8, "delayed": 5, "flaky": 4, "failing": 2, "fatal": 1, "nacky": 2, "snoozy": 2, "handback": 2,
-    "progress": 2, "thread": 2, "cancellable": 3, "limited": 5, "rated": 3, "keyed": 5, "ordered": 3, "ranked": 8,
+    "progress": 2, "thread": 2, "cancellable": 3, "limited": 8, "rated": 3, "keyed": 5, "ordered": 3, "ranked": 8,
     "idempotent": 6, "own_id": 3, "unique": 8, "many": 2, "batch": 2, "depends": 2, "bulk": 1,
     "cancel": 3, "pause": 2, "redrive": 2, "discard": 1, "get": 2, "list": 2, "status": 1, "trigger": 1, "poison": 0,
 }  # fmt: skip

@@ -17,11 +17,18 @@ from tests.fault.lab.checker.pauses import target_of
 
 IN_A_MINUTE: Final = (
     "keyed_repeat", "instance_change", "reopened_stream", "lease_expired", "handed_back",
-    "lease_lost", "retried", "dead_letter", "redriven", "cancelled_running", "coalesced_fire", "paused_topic",
+    "lease_lost", "retried", "dead_letter", "redriven", "cancelled_running", "paused_topic",
     "paused_tenant", "paused_everything", "paused_with_end", "limit_full", "key_limit_full", "order_judged",
     "told_judged", "unique_kept", "unique_replaced", "callback_ran", "child_ran", "child_cancelled", "operation_done",
 )  # fmt: skip
-IN_ALL: Final = (*IN_A_MINUTE, "stale_result", "duplicate_result", "ambiguous_submit", "ambiguous_call")
+IN_ALL: Final = (
+    *IN_A_MINUTE,
+    "coalesced_fire",
+    "stale_result",
+    "duplicate_result",
+    "ambiguous_submit",
+    "ambiguous_call",
+)
 
 
 def not_reached(coverage: Mapping[str, int], wanted: Iterable[str]) -> list[str]:
