@@ -49,6 +49,7 @@ from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
+from headgate.dispatch.retention import Retention
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
@@ -58,7 +59,6 @@ from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
 from headgate.ops.files import connections_allowed
 from headgate.ops.services import Services, report_callback_errors
-from headgate.store import operations
 from headgate.store.batches import expire_batches
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
@@ -67,16 +67,10 @@ from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import forget_quiet, quiet_set
+from headgate.store.retention import RetentionStore
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
-from headgate.store.upkeep import (
-    fold_flows,
-    forget_arrivals,
-    forget_expired,
-    mend_limits,
-    vacuum_hot_tables,
-    warn_of_held_snapshots,
-)
+from headgate.store.upkeep import fold_flows, forget_arrivals, mend_limits, vacuum_hot_tables, warn_of_held_snapshots
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 log = logging.getLogger("headgate.server")
@@ -119,6 +113,7 @@ class ServerOptions:
     streams_per_peer: int = 10_000
     claim_limit: int = 500
     tick_seconds: float = 1.0
+    retention_seconds: float = 60.0
     notifications: bool = True
     wakes: bool = True
     name: str = ""
@@ -186,8 +181,16 @@ class Server:
         self.presence = Presence(
             self.operating, self.links, self.coordinator, topic_name=self.store.topic_name, now=time.monotonic
         )
+        retention = RetentionStore(self.store)
+        self.retention = Retention(retention, look_seconds=options.retention_seconds)
         self.operator = Operator(
-            OperatorParts(store=self.operating, dispatch=self.coordinator, presence=self.presence, endings=self.waiters)
+            OperatorParts(
+                store=self.operating,
+                dispatch=self.coordinator,
+                presence=self.presence,
+                endings=self.waiters,
+                retention=retention,
+            )
         )
         self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
         self.store.on_operations = self.operations.wake
@@ -249,6 +252,7 @@ class Server:
             ("operations", self.operations.run),
             ("schedules", self.scheduler.run),
             ("upkeep", self._upkeep),
+            ("retention", self.retention.run),
             ("tokens", self._check_tokens),
             ("loop lag", self._measure_lag),
             ("health", self._tell_health),
@@ -431,10 +435,8 @@ class Server:
                     await forget_arrivals(db)
                     await self.store.names.refresh(db)
                     if beat % 12 == 0:
-                        await forget_expired(db)
                         await forget_quiet(db)
                         await expire_batches(db)
-                        await operations.forget_old(db)
                         self._mended = await mend_limits(db, self._mended)
                         await ensure_partitions(db)
                         await warn_of_held_snapshots(db)

@@ -373,6 +373,48 @@ def test_the_manuals_commands_run_as_printed(
     assert {f"job {verb}" for verb in ("cancel", "redrive", "discard", "reprioritise", "move", "events")} <= ran
 
 
+@pytest.mark.usefixtures("shell")
+def test_the_page_on_retention_runs_as_printed_and_needs_admin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/retention.md").read_text()
+    for command in ("set", "run"):
+        code, _, error = headgate(capsys, "retention", command, *(["--dead", "9d"] if command == "set" else []))
+        assert (code != 0, "admin" in error) == (True, True)
+    monkeypatch.setenv("HEADGATE_TOKEN", ADMIN)
+    try:
+        printed = []
+        for block in re.findall(r"^```sh\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
+            for line in block.splitlines():
+                code, out, error = headgate(capsys, *shlex.split(line)[1:])
+                assert code == 0, f"{line}: {error}"
+                printed.append(out)
+        assert printed[0].startswith(
+            "kept: completed 7 days, dead 30 days, cancelled 7 days, audit 365 days; finished jobs"
+        )
+        assert "nothing waits to be removed" in printed[0]
+        assert printed[1] == "kept: completed 3 days, dead 60 days, cancelled 7 days, audit 365 days\n"
+        assert re.fullmatch(r"removed 0 jobs one by one, 0 day partitions, \d+ other rows\n", printed[2])
+        assert "kept      completed 1 day" in printed[3]
+        assert "dead 90 days" in printed[3]
+        assert "kept      dead 90 days" in printed[4]
+        code, out, _ = headgate(capsys, "status")
+        assert "kept: completed 3 days, dead 60 days" in out
+        code, out, _ = headgate(capsys, "retention", "show", "--output", "json")
+        told = json.loads(out)
+        assert (told["rules"]["dead"], told["days_waiting"]) == (60 * 86_400, 0)
+        for wrong, says in (
+            (["retention", "set"], "nothing to change"),
+            (["retention", "set", "--dead", "23h"], "--dead: must be a timedelta from 1 day"),
+            (["retention", "set", "--audit", "soon"], "--audit: is not a span"),
+            (["topic", "set", "mail", "--keep-dead", "4000d"], "--keep-dead: must be a timedelta from 1 day"),
+        ):
+            code, _, error = headgate(capsys, *wrong)
+            assert (code, says in error) == (2, True), error
+    finally:
+        headgate(capsys, "retention", "set", "--completed", "7d", "--dead", "30d")
+
+
 def test_the_manuals_program_runs_as_printed(server: ServerProcess, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "operate.py").write_text(code)

@@ -12,6 +12,7 @@ from headgate.control.operator_ports import Target, TargetKind
 from headgate.dispatch.presence import Presence
 from headgate.domain.identity import Identity, Scope
 from headgate.store.operating import OperatorStore
+from headgate.store.retention import RetentionStore
 from tests.support.dispatching import Instance
 
 EVERYTHING = Target(kind=TargetKind.EVERYTHING)
@@ -46,7 +47,13 @@ class Desk:
         )
         self.presence.instance = instance.name
         self.verbs = Operator(
-            OperatorParts(store=self.store, dispatch=instance.coordinator, presence=self.presence, endings=self.endings)
+            OperatorParts(
+                store=self.store,
+                dispatch=instance.coordinator,
+                presence=self.presence,
+                endings=self.endings,
+                retention=RetentionStore(instance.store),
+            )
         )
 
     async def pause(self, target: Target, reason: str = "") -> None:

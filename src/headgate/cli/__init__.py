@@ -37,6 +37,7 @@ for _name, _where, _help in (
         "restored:restored_command",
         "Once after the database came back older than it was: before servers start.",
     ),
+    ("retention", "retention:retention", "How long finished jobs are kept."),
     ("resume", "dispatch:resume_command", "Hand them out again."),
     ("schedule", "schedule:schedule", "Make jobs at given times."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),

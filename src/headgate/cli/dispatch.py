@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from headgate.cli import values
+from headgate.cli.retention import sentence
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 from headgate.sdk import Headgate
@@ -167,6 +168,7 @@ def show(status: Status) -> None:
         up = "" if one.started_at is None else _span(status.now - one.started_at)
         instances.add_row(one.name, one.version, str(one.workers), up)
     console.print(instances)
+    console.print(sentence(status.retention), soft_wrap=True)
 
 
 def as_json(value: Status | PauseInfo | AuditEntry) -> str:

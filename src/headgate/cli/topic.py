@@ -14,6 +14,7 @@ from cyclopts import App
 from headgate.cli import values
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
+from headgate.domain.retention import check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import shown
 from headgate.sdk import Headgate
@@ -83,6 +84,9 @@ def set_command(
     max_attempts: str = "",
     retry: str = "",
     ageing_step: str = "",
+    keep_completed: str = "",
+    keep_dead: str = "",
+    keep_cancelled: str = "",
     reason: str = "",
     output: Output = "text",
     url: str = "",
@@ -113,6 +117,8 @@ def set_command(
         fixed:30s, linear:5s, quadratic:1s, exponential:1s, exponential_full_jitter:1s:10m (base and cap).
     ageing_step
         How much waiting is worth one unit of priority: 30s. none: strict priority.
+    keep_completed, keep_dead, keep_cancelled
+        How long finished jobs are kept, by how they ended: 7d, or none for the rule of all topics (headgate retention).
     reason
         Why, for the audit.
     output
@@ -135,6 +141,15 @@ def set_command(
     for field, text in (("ordered_by_key", ordered_by_key), ("fair_by_key", fair_by_key)):
         if text:
             given[field] = _yes(text, field)
+    for field, text in (
+        ("keep_completed", keep_completed),
+        ("keep_dead", keep_dead),
+        ("keep_cancelled", keep_cancelled),
+    ):
+        if text:
+            given[field] = (
+                None if text == "none" else check_keep(values.span(text, field=_option(field)), field=_option(field))
+            )
     if ageing_step:
         given["ageing_step"] = None if ageing_step == "none" else values.span(ageing_step, field="--ageing-step")
     if retry:
@@ -203,6 +218,16 @@ def _report(info: TopicInfo, output: str) -> None:
         print(f"  in use    {info.running} running{tokens}")
     print(f"  rules     max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms")
     print(f"  priority  {'strict' if info.ageing_step is None else f'one unit for each {info.ageing_step} of waiting'}")
+    kept = [
+        f"{state} {span.total_seconds() / 86400:g} days"
+        for state, span in (
+            ("completed", info.keep_completed),
+            ("dead", info.keep_dead),
+            ("cancelled", info.keep_cancelled),
+        )
+        if span is not None
+    ]
+    print(f"  kept      {', '.join(kept) or 'as all topics'}")
     for state, count in sorted(info.counts.items()):
         print(f"  {state:9} {count}")
 

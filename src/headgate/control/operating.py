@@ -27,6 +27,7 @@ from headgate.control.operator_ports import (
     Presence,
     Quiet,
     Redrive,
+    RetentionStore,
     Standing,
     Status,
     Target,
@@ -35,6 +36,7 @@ from headgate.control.operator_ports import (
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge, WrongState
 from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.validation import (
     check_aware,
     check_delay,
@@ -65,6 +67,7 @@ class OperatorParts:
     dispatch: DispatchHere
     presence: Presence
     endings: Endings
+    retention: RetentionStore
 
 
 class Operator:
@@ -73,6 +76,7 @@ class Operator:
     def __init__(self, parts: OperatorParts) -> None:
         self._store, self._dispatch = parts.store, parts.dispatch
         self._presence, self._endings = parts.presence, parts.endings
+        self._retention = parts.retention
 
     # ------------------------------------------------------------------ what is dispatched
 
@@ -114,6 +118,23 @@ class Operator:
             ],
             topics=[one for one in status.topics if one.topic in seen],
         )
+
+    async def set_retention(
+        self, caller: Identity, changes: Mapping[str, timedelta], *, reason: str = ""
+    ) -> RetentionRules:
+        """Change how long finished jobs of all tenants are kept where their topic has no rule; needs `admin`."""
+        caller.require(Scope.ADMIN)
+        _check_whole_tenant(caller)
+        _check_reason(reason)
+        rules = await self._retention.set_rules(changes, actor=caller.subject, reason=reason)
+        log.warning("retention_set who=%s rules=%s", caller.subject, rules)
+        return rules
+
+    async def run_retention(self, caller: Identity) -> Removed:
+        """Make one bounded pass now, as every instance does by itself; needs `admin`, for it reaches all tenants."""
+        caller.require(Scope.ADMIN)
+        _check_whole_tenant(caller)
+        return await self._retention.run_pass()
 
     async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
         """What was changed and by whom, newest first."""

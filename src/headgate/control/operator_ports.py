@@ -10,6 +10,7 @@ from typing import Protocol
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError
+from headgate.domain.retention import Removed, RetentionRules, RetentionStatus
 from headgate.domain.states import State
 from headgate.domain.workers import WorkerView
 
@@ -75,6 +76,7 @@ class Status:
     pauses: Sequence[Pause]
     topics: Sequence[TopicStatus]
     instances: Sequence[InstanceView]
+    retention: RetentionStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,13 @@ class DispatchHere(Protocol):
     def stir(self, topic_no: int, hint: UUID | None = None) -> None: ...
     def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None: ...
     def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None: ...
+
+
+class RetentionStore(Protocol):
+    """Retention by hand: the same pass that every instance makes by itself."""
+
+    async def run_pass(self) -> Removed: ...
+    async def set_rules(self, changes: Mapping[str, timedelta], *, actor: str, reason: str) -> RetentionRules: ...
 
 
 class Presence(Protocol):

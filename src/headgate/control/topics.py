@@ -11,11 +11,12 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity
 from headgate.domain.jobs import TopicRules
+from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.states import State
 from headgate.domain.topic_limits import TopicLimits
 from headgate.domain.validation import check_topic
 
-RULES: Final = ("max_attempts", "retry", "ageing_step")
+RULES: Final = ("max_attempts", "retry", "ageing_step", *KEEP_RULES)
 LIMITS: Final = tuple(TopicLimits.__slots__)
 
 
@@ -104,7 +105,7 @@ def cleared(name: str) -> object:
     """What a setting is when nobody has set it."""
     if name in RULES:
         default = TopicRules()
-        return {"max_attempts": default.max_attempts, "retry": default.policy, "ageing_step": None}[name]
+        return {"max_attempts": default.max_attempts, "retry": default.policy}.get(name)
     return getattr(TopicLimits(), name)
 
 
@@ -118,4 +119,9 @@ def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRule
         raise InvalidInput("retry", f"must be a RetryPolicy, got {policy!r}")
     if step is not None and not isinstance(step, timedelta):
         raise InvalidInput("ageing_step", f"must be a timedelta, got {step!r}")
-    return TopicRules(max_attempts=attempts, policy=policy, ageing_step=step)
+    keep = {
+        name: None if value is None else check_keep(value, field=name)
+        for name in KEEP_RULES
+        for value in [changes.get(name, getattr(rules, name))]
+    }
+    return TopicRules(max_attempts=attempts, policy=policy, ageing_step=step, **keep)

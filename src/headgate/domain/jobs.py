@@ -18,6 +18,7 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.links import Links, Unique, checked_links
+from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.states import SubmitReceipt
 
 DIGEST_BYTES: Final = 16
@@ -30,12 +31,18 @@ class TopicRules:
     max_attempts: int = limits.MAX_ATTEMPTS_DEFAULT
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     ageing_step: timedelta | None = None  # None: strict priority
+    keep_completed: timedelta | None = None  # how long finished jobs are kept; None: the rule for all topics
+    keep_dead: timedelta | None = None
+    keep_cancelled: timedelta | None = None
 
     def __post_init__(self) -> None:
         check.check_max_attempts(self.max_attempts)
         _check_policy(self.policy)
         if self.ageing_step is not None:
             check.check_ageing_step(self.ageing_step)
+        for name in KEEP_RULES:
+            if getattr(self, name) is not None:
+                check_keep(getattr(self, name), field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,8 @@ SAME: Final = (
     "SELECT name = $3 AND needs = $4 AND on_failure = $5 FROM headgate.batches WHERE tenant_no = $1 AND id = $2"
 )
 GET: Final = """
-SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired, b.total, b.callback_id
+SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired, b.total, b.callback_id,
+       b.gone_completed, b.gone_dead, b.gone_cancelled
   FROM headgate.batches b WHERE b.tenant_no = $1 AND b.id = $2"""
 # By key, a member at a time. None can have ended before its batch was opened, so older days are not looked at.
 COUNTS: Final = """
@@ -126,7 +127,10 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         if row is None:
             raise NotFound("batch", str(batch_id))
         counts = await db.fetch(COUNTS, tenant_no, batch_id, limits.BATCH_COUNTED_MAX, row[3])
-        total = row[7] if row[7] is not None else await db.fetchval(MEMBERS, tenant_no, batch_id)
+        gone = {State.COMPLETED: row[9], State.DEAD: row[10], State.CANCELLED: row[11]}
+        total = row[7] if row[7] is not None else sum(gone.values()) + await db.fetchval(MEMBERS, tenant_no, batch_id)
+        found = {State(state): count for state, count in counts if state is not None}
+        found |= {state: found.get(state, 0) + count for state, count in gone.items() if count}
         callback = None if row[8] is None else await db.fetchrow(CALLBACK, tenant_no, row[8])
     return BatchStatus(
         id=row[0],
@@ -137,8 +141,8 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         sealed_at=row[5],
         expired=row[6],
         total=total,
-        counted=sum(count for state, count in counts if state is not None),
-        counts={State(state): count for state, count in counts if state is not None},
+        counted=sum(found.values()),
+        counts=found,
         callback_id=row[8],
         callback_state=None if callback is None else State(callback[0]),
         callback_topic="" if callback is None else callback[1],
@@ -146,7 +150,7 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
 
 
 async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
-    """Close batches that nobody sealed in time, and forget those whose members are gone; returns how many."""
+    """Close batches that nobody sealed in time; returns how many."""
     check_integer(limit, field="limit", low=1, high=100_000)
     with translating(writing=True):
         done: int = await db.fetchval("SELECT headgate.expire_batches_v1($1)", limit)

@@ -23,14 +23,14 @@ class Lane:
     """One connection for one kind of work, used by one caller at a time: `async with lane.use("submit") as db`."""
 
     def __init__(self, dsn: str, name: str, *, pooler: bool = False) -> None:
-        self._dsn, self._name, self._pooler = dsn, name, pooler
+        self._dsn, self._name, self.pooler = dsn, name, pooler
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
     def use(self, call: str = "") -> AbstractAsyncContextManager[Connection]:
         """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
-        if self._pooler or failpoints.armed:
+        if self.pooler or failpoints.armed:
             return self._use_with_more(call)
         return self
 
@@ -68,7 +68,7 @@ class Lane:
         async with self as connection:
             if failpoints.armed and call:
                 await failpoints.armed.reach(f"{call}.before_commit")
-            if self._pooler:
+            if self.pooler:
                 async with transaction(connection):
                     yield connection
             else:
@@ -78,7 +78,7 @@ class Lane:
 
     async def _open(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._dsn, application_name=f"headgate {self._name}", pooler=self._pooler)
+            self._connection = await connect(self._dsn, application_name=f"headgate {self._name}", pooler=self.pooler)
         return self._connection
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from headgate.control.operator_ports import (
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.workers import WorkerView
-from headgate.store import audit, control, quiet, reads, verbs
+from headgate.store import audit, control, quiet, reads, retention, verbs
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
@@ -121,6 +121,7 @@ class OperatorStore:
                 instances = await db.fetch(SEEN)
             rows = await control.controls(db)
             counts = await reads.counts(db, tenant_no)
+            kept = await retention.status(db)
         mine = [row for row in rows if row.tenant_no in (0, tenant_no) and (row.topic_no in topics or not row.topic_no)]
         paused = {row.topic_no for row in mine if row.paused}
         return Status(
@@ -156,6 +157,7 @@ class OperatorStore:
                 )
                 for _, name, version, started, seen, summary in instances
             ],
+            retention=kept,
         )
 
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from uuid import UUID
 
 import asyncpg
 
+from headgate.domain.retention import KEEP_MAX, KEEP_MIN
 from headgate.domain.validation import check_integer, check_span, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.lane import transaction
 
 DAYS_AHEAD: Final = 7
 CHUNK: Final = 1_000
-_RETENTION_MIN, _RETENTION_MAX = timedelta(days=1), timedelta(days=3650)
 
 # What ends one step and is no error: a reader holds the table; another instance is at it, or was quicker (the table is
 # no partition any more, or gone); a neighbour is still being detached.
-_IN_THE_WAY: Final = (
+IN_THE_WAY: Final = (
     asyncpg.LockNotAvailableError,
     asyncpg.DeadlockDetectedError,
     asyncpg.ObjectInUseError,
@@ -31,9 +31,9 @@ _IN_THE_WAY: Final = (
     asyncpg.ObjectNotInPrerequisiteStateError,
 )
 
-# Partitions of days before $1 (as in their names), oldest first, each with the statement that detaches it (the server
-# quotes the names). A detach that was interrupted is finished instead of begun again, and first of all: until then no
-# other partition of that table can be detached.
+# Partitions of days before $1 (as in their names), and those named in $2, oldest first, each with the statement that
+# detaches it (the server quotes the names). A detach that was interrupted is finished instead of begun again, and first
+# of all: until then no other partition of that table can be detached.
 OVERDUE: Final = """
 SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname, c.relname)
          || CASE WHEN i.inhdetachpending THEN 'FINALIZE' ELSE 'CONCURRENTLY' END
@@ -41,7 +41,7 @@ SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname
   JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
   JOIN pg_catalog.pg_class p ON p.oid = i.inhparent
  WHERE p.oid IN ('headgate.archive'::regclass, 'headgate.job_events'::regclass)
-   AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND right(c.relname, 8) < $1
+   AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND (right(c.relname, 8) < $1 OR c.relname = ANY ($2))
  ORDER BY i.inhdetachpending DESC, c.relname"""
 DETACHED: Final = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -74,47 +74,101 @@ async def fetch_into_days(db: Connection, statement: str, *arguments: object) ->
         return await db.fetch(statement, *arguments)
 
 
-async def drop_expired(db: Connection, *, keep: timedelta, lock_wait: timedelta = timedelta(seconds=2)) -> list[str]:
-    """Drop the days that ended more than `keep` ago; returns the names dropped.
+async def drop_expired(
+    db: Connection,
+    *,
+    keep: timedelta,
+    lock_wait: timedelta = timedelta(seconds=2),
+    on_session: bool = True,
+    chunks: int = 1_000_000,
+) -> list[str]:
+    """Drop the days that ended more than `keep` ago, and days that retention has emptied; returns the names dropped.
 
     Needs a connection that is in no transaction. Never waits for a lock longer than `lock_wait`: what could not be
-    dropped now is left for the next run.
+    dropped now is left for the next run, and so is what is over `chunks` of a thousand jobs. `on_session` is False
+    behind a transaction pooler, where a setting of the session would be somebody else's.
     """
-    check_span(keep, field="keep", low=_RETENTION_MIN, high=_RETENTION_MAX)
+    check_span(keep, field="keep", low=KEEP_MIN, high=KEEP_MAX)
     # Not 0: to PostgreSQL that means to wait for ever.
     check_span(lock_wait, field="lock_wait", low=timedelta(milliseconds=1), high=timedelta(minutes=10))
+    check_integer(chunks, field="chunks", low=1, high=1_000_000)
     dropped: list[str] = []
-    with translating(writing=True):
-        now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
-        oldest = f"{now.astimezone(UTC) - keep:%Y%m%d}"
-        before = await db.fetchval("SELECT current_setting('lock_timeout')")
-        await _set_lock_timeout(db, f"{to_ms(lock_wait)}ms")
-        try:
-            for (detach,) in await db.fetch(OVERDUE, oldest):
-                try:
-                    await db.execute(detach)
-                except _IN_THE_WAY:
-                    continue
-            for (name,) in await db.fetch(DETACHED, oldest):
-                if await _retire(db, name):
-                    dropped.append(name)
-        finally:
-            await _set_lock_timeout(db, before)
+    wait = f"{to_ms(lock_wait)}ms"
+    now, emptied = await _looked(db)
+    oldest = f"{now.astimezone(UTC) - keep:%Y%m%d}"
+    # Days that end from now on are written to; yesterday's may be again, after a clock was set back.
+    settled = f"{now.astimezone(UTC) - timedelta(days=1):%Y%m%d}"
+    await _detach(db, oldest, emptied, wait=wait if on_session else None)
+    async with transaction(db):
+        with translating(writing=False):
+            found = [row[0] for row in await db.fetch(DETACHED, settled)]
+    for name in found:
+        whole = name[-8:] < oldest
+        if whole and name.startswith("archive"):
+            used, cleared = await _cleared(db, name, wait, most=chunks)
+            chunks -= used
+            if not cleared:
+                continue
+        if await _dropped(db, name, wait, whole=whole):
+            dropped.append(name)
     return dropped
 
 
-async def _retire(db: Connection, name: str) -> bool:
-    try:
-        if name.startswith("archive"):
-            tenant_no, job_id = 0, UUID(int=0)
-            while last := await db.fetchrow(
-                "SELECT tenant_no, id FROM headgate.retire_chunk_v1($1, $2, $3, $4)", name, tenant_no, job_id, CHUNK
-            ):
-                tenant_no, job_id = last
-        await db.execute("SELECT headgate.retire_day_v1($1)", name)
-    except _IN_THE_WAY:
-        return False
-    return True
+async def _looked(db: Connection) -> tuple[datetime, list[str]]:
+    """The clock, and the names of days that are empty."""
+    async with transaction(db):
+        with translating(writing=False):
+            now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+            emptied = await db.fetch("SELECT name FROM headgate.empty_days_v1() AS name")
+    return now, [row[0] for row in emptied]
+
+
+async def _detach(db: Connection, oldest: str, emptied: list[str], *, wait: str | None) -> None:
+    async with transaction(db):
+        with translating(writing=False):
+            overdue = await db.fetch(OVERDUE, oldest, emptied)
+            before = await db.fetchval("SELECT current_setting('lock_timeout')")
+    if not overdue:
+        return
+    with translating(writing=True):
+        if wait is not None:
+            await _set_lock_timeout(db, wait)
+        try:
+            for (detach,) in overdue:
+                try:
+                    await db.execute(detach)
+                except IN_THE_WAY:
+                    continue
+        finally:
+            if wait is not None:
+                await _set_lock_timeout(db, before)
+
+
+async def _cleared(db: Connection, name: str, wait: str, *, most: int) -> tuple[int, bool]:
+    """Delete what hangs on the jobs of a detached day: in how many chunks, and whether nothing is left."""
+    day = datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date()
+    for used in range(most):
+        with translating(writing=True):
+            try:
+                async with db.transaction():
+                    await db.fetchval("SELECT set_config('lock_timeout', $1, true)", wait)
+                    row = await db.fetchrow("SELECT done FROM headgate.retire_chunk_v1($1, $2, true)", day, CHUNK)
+            except IN_THE_WAY:
+                return used, False
+        if row is None or row[0]:  # None: another instance is at it
+            return used + 1, row is not None
+    return most, False
+
+
+async def _dropped(db: Connection, name: str, wait: str, *, whole: bool) -> bool:
+    with translating(writing=True):
+        try:
+            async with db.transaction():
+                await db.fetchval("SELECT set_config('lock_timeout', $1, true)", wait)
+                done: bool = await db.fetchval("SELECT headgate.retire_day_v1($1, $2)", name, whole)
+        except IN_THE_WAY:
+            return False
+    return done
 
 
 async def _set_lock_timeout(db: Connection, value: str) -> None:

@@ -73,6 +73,8 @@ class Store:
             name: Lane(dsn, name, pooler=pooler)
             for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free", "list", "schedule")
         }
+        # Past a pooler where there is a way: dropping a day needs a setting of the session.
+        self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
         self.names = Names()
         self.instance_no = 0
         self._promote_floor = leases.BEGINNING

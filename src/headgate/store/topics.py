@@ -29,7 +29,8 @@ SELECT t.topic_no, t.name, t.ageing_step_us, t.max_attempts, t.created_at, p.kin
        l.key_rate_period_ms, l.key_rate_burst, coalesce(l.ordered_by_key, false), coalesce(l.fair_by_key, false),
        l.max_backlog, l.changed_at, coalesce(u.running, 0),
        CASE WHEN l.rate_count IS NOT NULL THEN headgate.tokens_v1(
-           u.tokens, u.refilled_at, l.rate_count, l.rate_period_ms, l.rate_burst, headgate.clock_v1()) END
+           u.tokens, u.refilled_at, l.rate_count, l.rate_period_ms, l.rate_burst, headgate.clock_v1()) END,
+       t.keep_completed_ms, t.keep_dead_ms, t.keep_cancelled_ms
   FROM headgate.topics t
   JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
   LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
@@ -47,7 +48,10 @@ SELECT c.topic_no, c.state, sum(c.n)::bigint
          WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)) AS c
  WHERE c.state >= 0 GROUP BY 1, 2"""
 SET_RULES: Final = """
-UPDATE headgate.topics SET ageing_step_us = $2, max_attempts = $3, policy_no = $4 WHERE topic_no = $1"""
+UPDATE headgate.topics
+   SET ageing_step_us = $2, max_attempts = $3, policy_no = $4, keep_completed_ms = $5, keep_dead_ms = $6,
+       keep_cancelled_ms = $7
+ WHERE topic_no = $1"""
 SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
 
@@ -80,7 +84,14 @@ async def topics(
                 no=row[0],
                 name=row[1],
                 created_at=row[4],
-                rules=TopicRules(max_attempts=row[3], policy=policy, ageing_step=step),
+                rules=TopicRules(
+                    max_attempts=row[3],
+                    policy=policy,
+                    ageing_step=step,
+                    keep_completed=_span(row[23]),
+                    keep_dead=_span(row[24]),
+                    keep_cancelled=_span(row[25]),
+                ),
                 limits=found,
                 changed_at=row[20],
                 running=row[21] if counted else None,
@@ -127,7 +138,14 @@ async def set_topic(
         step = new_rules.ageing_step
         with translating(writing=True):
             await db.execute(
-                SET_RULES, no, None if step is None else step // MICROSECOND, new_rules.max_attempts, policy_no
+                SET_RULES,
+                no,
+                None if step is None else step // MICROSECOND,
+                new_rules.max_attempts,
+                policy_no,
+                _ms(new_rules.keep_completed),
+                _ms(new_rules.keep_dead),
+                _ms(new_rules.keep_cancelled),
             )
             rate, key_rate = wanted.rate, wanted.key_rate
             await db.execute(
@@ -170,8 +188,19 @@ def described(view: TopicView) -> dict[str, object]:
         "ordered_by_key": view.limits.ordered_by_key or None,
         "fair_by_key": view.limits.fair_by_key or None,
         "max_backlog": view.limits.max_backlog,
+        "keep_completed_ms": _ms(view.rules.keep_completed),
+        "keep_dead_ms": _ms(view.rules.keep_dead),
+        "keep_cancelled_ms": _ms(view.rules.keep_cancelled),
     }
     return {name: value for name, value in words.items() if value is not None}
+
+
+def _span(ms: int | None) -> timedelta | None:
+    return None if ms is None else ms * MILLISECOND
+
+
+def _ms(span: timedelta | None) -> int | None:
+    return None if span is None else span // MILLISECOND
 
 
 def _words(rate: Rate | None) -> dict[str, object] | None:

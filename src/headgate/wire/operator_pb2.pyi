@@ -204,6 +204,7 @@ class StatusResponse(_message.Message):
     PAUSES_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     now_us: _builtins.int
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseInfo]:
@@ -213,6 +214,8 @@ class StatusResponse(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]: ...
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceInfo]: ...
+    @_builtins.property
+    def retention(self) -> Global___RetentionStatus: ...
     def __init__(
         self,
         *,
@@ -220,14 +223,149 @@ class StatusResponse(_message.Message):
         pauses: _abc.Iterable[Global___PauseInfo] | None = ...,
         topics: _abc.Iterable[Global___TopicStatus] | None = ...,
         instances: _abc.Iterable[Global___InstanceInfo] | None = ...,
+        retention: Global___RetentionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class RetentionStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    OLDEST_DAY_FIELD_NUMBER: _builtins.int
+    DAYS_WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_WAITING_FIELD_NUMBER: _builtins.int
+    oldest_day: _builtins.str
+    """of finished jobs: 2026-11-16, in UTC; empty: there is none"""
+    days_waiting: _builtins.int
+    """days with jobs that are old and not removed yet; 0: nothing is behind"""
+    oldest_waiting: _builtins.str
+    """the oldest of them"""
+    @_builtins.property
+    def rules(self) -> Global___RetentionRules: ...
+    def __init__(
+        self,
+        *,
+        rules: Global___RetentionRules | None = ...,
+        oldest_day: _builtins.str = ...,
+        days_waiting: _builtins.int = ...,
+        oldest_waiting: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days_waiting", b"days_waiting", "oldest_day", b"oldest_day", "oldest_waiting", b"oldest_waiting", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionStatus: _TypeAlias = RetentionStatus  # noqa: Y015
+
+@_typing.final
+class RetentionRules(_message.Message):
+    """Each from 1 day to 10 years; counted by whole days, so that a job is kept for up to a day longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETED_MS_FIELD_NUMBER: _builtins.int
+    DEAD_MS_FIELD_NUMBER: _builtins.int
+    CANCELLED_MS_FIELD_NUMBER: _builtins.int
+    AUDIT_MS_FIELD_NUMBER: _builtins.int
+    completed_ms: _builtins.int
+    dead_ms: _builtins.int
+    cancelled_ms: _builtins.int
+    audit_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        completed_ms: _builtins.int = ...,
+        dead_ms: _builtins.int = ...,
+        cancelled_ms: _builtins.int = ...,
+        audit_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_ms", b"audit_ms", "cancelled_ms", b"cancelled_ms", "completed_ms", b"completed_ms", "dead_ms", b"dead_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionRules: _TypeAlias = RetentionRules  # noqa: Y015
+
+@_typing.final
+class SetRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def rules(self) -> Global___RetentionRules:
+        """0: that one stays as it is"""
+
+    def __init__(
+        self,
+        *,
+        rules: Global___RetentionRules | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRetentionRequest: _TypeAlias = SetRetentionRequest  # noqa: Y015
+
+@_typing.final
+class RunRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRetentionRequest: _TypeAlias = RunRetentionRequest  # noqa: Y015
+
+@_typing.final
+class RunRetentionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    jobs: _builtins.int
+    """removed one by one"""
+    days: _builtins.int
+    """dropped whole"""
+    other: _builtins.int
+    """expired keys, audit entries, counts by minute, batches, instances"""
+    more: _builtins.bool
+    """it stopped at its bound"""
+    def __init__(
+        self,
+        *,
+        jobs: _builtins.int = ...,
+        days: _builtins.int = ...,
+        other: _builtins.int = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "jobs", b"jobs", "more", b"more", "other", b"other"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRetentionResponse: _TypeAlias = RunRetentionResponse  # noqa: Y015
 
 @_typing.final
 class TopicStatus(_message.Message):

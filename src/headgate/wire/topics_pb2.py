@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import producer_pb2 as headgate_dot_v1_dot_producer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headgate/v1/topics.proto\x12\x0bheadgate.v1\x1a\x1aheadgate/v1/producer.proto\"7\n\x04Rate\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tperiod_ms\x18\x02 \x01(\x03\x12\r\n\x05\x62urst\x18\x03 \x01(\r\"\xc2\x03\n\rTopicSettings\x12\x19\n\x0cmax_attempts\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05retry\x18\x02 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x1b\n\x0e\x61geing_step_us\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x04rate\x18\x05 \x01(\x0b\x32\x11.headgate.v1.Rate\x12 \n\x13max_running_per_key\x18\x06 \x01(\rH\x03\x88\x01\x01\x12#\n\x08key_rate\x18\x07 \x01(\x0b\x32\x11.headgate.v1.Rate\x12\x1b\n\x0eordered_by_key\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x18\n\x0b\x66\x61ir_by_key\x18\t \x01(\x08H\x05\x88\x01\x01\x12\x18\n\x0bmax_backlog\x18\n \x01(\x04H\x06\x88\x01\x01\x42\x0f\n\r_max_attemptsB\x11\n\x0f_ageing_step_usB\x0e\n\x0c_max_runningB\x16\n\x14_max_running_per_keyB\x11\n\x0f_ordered_by_keyB\x0e\n\x0c_fair_by_keyB\x0e\n\x0c_max_backlog\"\x94\x02\n\tTopicInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\x12\n\ncreated_us\x18\x03 \x01(\x03\x12\x12\n\nchanged_us\x18\x04 \x01(\x03\x12\x14\n\x07running\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x06\x63ounts\x18\x07 \x03(\x0b\x32\".headgate.v1.TopicInfo.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\n\n\x08_runningB\t\n\x07_tokens\"1\n\x11ListTopicsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"J\n\x12ListTopicsResponse\x12&\n\x06topics\x18\x01 \x03(\x0b\x32\x16.headgate.v1.TopicInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x1f\n\x0fGetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"l\n\x0fSetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\r\n\x05\x63lear\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xe1\x01\n\x0cTopicService\x12M\n\nListTopics\x12\x1e.headgate.v1.ListTopicsRequest\x1a\x1f.headgate.v1.ListTopicsResponse\x12@\n\x08GetTopic\x12\x1c.headgate.v1.GetTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12@\n\x08SetTopic\x12\x1c.headgate.v1.SetTopicRequest\x1a\x16.headgate.v1.TopicInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headgate/v1/topics.proto\x12\x0bheadgate.v1\x1a\x1aheadgate/v1/producer.proto\"7\n\x04Rate\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tperiod_ms\x18\x02 \x01(\x03\x12\r\n\x05\x62urst\x18\x03 \x01(\r\"\xda\x04\n\rTopicSettings\x12\x19\n\x0cmax_attempts\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05retry\x18\x02 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x1b\n\x0e\x61geing_step_us\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x04rate\x18\x05 \x01(\x0b\x32\x11.headgate.v1.Rate\x12 \n\x13max_running_per_key\x18\x06 \x01(\rH\x03\x88\x01\x01\x12#\n\x08key_rate\x18\x07 \x01(\x0b\x32\x11.headgate.v1.Rate\x12\x1b\n\x0eordered_by_key\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x18\n\x0b\x66\x61ir_by_key\x18\t \x01(\x08H\x05\x88\x01\x01\x12\x18\n\x0bmax_backlog\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x1e\n\x11keep_completed_ms\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x19\n\x0ckeep_dead_ms\x18\x0c \x01(\x03H\x08\x88\x01\x01\x12\x1e\n\x11keep_cancelled_ms\x18\r \x01(\x03H\t\x88\x01\x01\x42\x0f\n\r_max_attemptsB\x11\n\x0f_ageing_step_usB\x0e\n\x0c_max_runningB\x16\n\x14_max_running_per_keyB\x11\n\x0f_ordered_by_keyB\x0e\n\x0c_fair_by_keyB\x0e\n\x0c_max_backlogB\x14\n\x12_keep_completed_msB\x0f\n\r_keep_dead_msB\x14\n\x12_keep_cancelled_ms\"\x94\x02\n\tTopicInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\x12\n\ncreated_us\x18\x03 \x01(\x03\x12\x12\n\nchanged_us\x18\x04 \x01(\x03\x12\x14\n\x07running\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x06\x63ounts\x18\x07 \x03(\x0b\x32\".headgate.v1.TopicInfo.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\n\n\x08_runningB\t\n\x07_tokens\"1\n\x11ListTopicsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"J\n\x12ListTopicsResponse\x12&\n\x06topics\x18\x01 \x03(\x0b\x32\x16.headgate.v1.TopicInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x1f\n\x0fGetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"l\n\x0fSetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\r\n\x05\x63lear\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xe1\x01\n\x0cTopicService\x12M\n\nListTopics\x12\x1e.headgate.v1.ListTopicsRequest\x1a\x1f.headgate.v1.ListTopicsResponse\x12@\n\x08GetTopic\x12\x1c.headgate.v1.GetTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12@\n\x08SetTopic\x12\x1c.headgate.v1.SetTopicRequest\x1a\x16.headgate.v1.TopicInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RATE']._serialized_start=69
   _globals['_RATE']._serialized_end=124
   _globals['_TOPICSETTINGS']._serialized_start=127
-  _globals['_TOPICSETTINGS']._serialized_end=577
-  _globals['_TOPICINFO']._serialized_start=580
-  _globals['_TOPICINFO']._serialized_end=856
-  _globals['_TOPICINFO_COUNTSENTRY']._serialized_start=788
-  _globals['_TOPICINFO_COUNTSENTRY']._serialized_end=833
-  _globals['_LISTTOPICSREQUEST']._serialized_start=858
-  _globals['_LISTTOPICSREQUEST']._serialized_end=907
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=909
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=983
-  _globals['_GETTOPICREQUEST']._serialized_start=985
-  _globals['_GETTOPICREQUEST']._serialized_end=1016
-  _globals['_SETTOPICREQUEST']._serialized_start=1018
-  _globals['_SETTOPICREQUEST']._serialized_end=1126
-  _globals['_TOPICSERVICE']._serialized_start=1129
-  _globals['_TOPICSERVICE']._serialized_end=1354
+  _globals['_TOPICSETTINGS']._serialized_end=729
+  _globals['_TOPICINFO']._serialized_start=732
+  _globals['_TOPICINFO']._serialized_end=1008
+  _globals['_TOPICINFO_COUNTSENTRY']._serialized_start=940
+  _globals['_TOPICINFO_COUNTSENTRY']._serialized_end=985
+  _globals['_LISTTOPICSREQUEST']._serialized_start=1010
+  _globals['_LISTTOPICSREQUEST']._serialized_end=1059
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=1061
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=1135
+  _globals['_GETTOPICREQUEST']._serialized_start=1137
+  _globals['_GETTOPICREQUEST']._serialized_end=1168
+  _globals['_SETTOPICREQUEST']._serialized_start=1170
+  _globals['_SETTOPICREQUEST']._serialized_end=1278
+  _globals['_TOPICSERVICE']._serialized_start=1281
+  _globals['_TOPICSERVICE']._serialized_end=1506
 # @@protoc_insertion_point(module_scope)

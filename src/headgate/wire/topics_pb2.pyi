@@ -63,6 +63,9 @@ class TopicSettings(_message.Message):
     ORDERED_BY_KEY_FIELD_NUMBER: _builtins.int
     FAIR_BY_KEY_FIELD_NUMBER: _builtins.int
     MAX_BACKLOG_FIELD_NUMBER: _builtins.int
+    KEEP_COMPLETED_MS_FIELD_NUMBER: _builtins.int
+    KEEP_DEAD_MS_FIELD_NUMBER: _builtins.int
+    KEEP_CANCELLED_MS_FIELD_NUMBER: _builtins.int
     max_attempts: _builtins.int
     """For jobs submitted from now on, where they do not say otherwise."""
     ageing_step_us: _builtins.int
@@ -73,6 +76,10 @@ class TopicSettings(_message.Message):
     ordered_by_key: _builtins.bool
     fair_by_key: _builtins.bool
     max_backlog: _builtins.int
+    keep_completed_ms: _builtins.int
+    """How long finished jobs are kept, by how they ended: 1 day to 10 years; not set: as RetentionRules say."""
+    keep_dead_ms: _builtins.int
+    keep_cancelled_ms: _builtins.int
     @_builtins.property
     def retry(self) -> _producer_pb2.RetryPolicy: ...
     @_builtins.property
@@ -92,15 +99,24 @@ class TopicSettings(_message.Message):
         ordered_by_key: _builtins.bool | None = ...,
         fair_by_key: _builtins.bool | None = ...,
         max_backlog: _builtins.int | None = ...,
+        keep_completed_ms: _builtins.int | None = ...,
+        keep_dead_ms: _builtins.int | None = ...,
+        keep_cancelled_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "rate", b"rate", "retry", b"retry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "rate", b"rate", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "rate", b"rate", "retry", b"retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "rate", b"rate", "retry", b"retry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ageing_step_us: _TypeAlias = _typing.Literal["ageing_step_us"]  # noqa: Y015
     _WhichOneofArgType__ageing_step_us: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us"]  # noqa: Y015
     _WhichOneofReturnType__fair_by_key: _TypeAlias = _typing.Literal["fair_by_key"]  # noqa: Y015
     _WhichOneofArgType__fair_by_key: _TypeAlias = _typing.Literal["_fair_by_key", b"_fair_by_key"]  # noqa: Y015
+    _WhichOneofReturnType__keep_cancelled_ms: _TypeAlias = _typing.Literal["keep_cancelled_ms"]  # noqa: Y015
+    _WhichOneofArgType__keep_cancelled_ms: _TypeAlias = _typing.Literal["_keep_cancelled_ms", b"_keep_cancelled_ms"]  # noqa: Y015
+    _WhichOneofReturnType__keep_completed_ms: _TypeAlias = _typing.Literal["keep_completed_ms"]  # noqa: Y015
+    _WhichOneofArgType__keep_completed_ms: _TypeAlias = _typing.Literal["_keep_completed_ms", b"_keep_completed_ms"]  # noqa: Y015
+    _WhichOneofReturnType__keep_dead_ms: _TypeAlias = _typing.Literal["keep_dead_ms"]  # noqa: Y015
+    _WhichOneofArgType__keep_dead_ms: _TypeAlias = _typing.Literal["_keep_dead_ms", b"_keep_dead_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
     _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
     _WhichOneofReturnType__max_backlog: _TypeAlias = _typing.Literal["max_backlog"]  # noqa: Y015
@@ -115,6 +131,12 @@ class TopicSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ageing_step_us) -> _WhichOneofReturnType__ageing_step_us | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_by_key) -> _WhichOneofReturnType__fair_by_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_cancelled_ms) -> _WhichOneofReturnType__keep_cancelled_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_completed_ms) -> _WhichOneofReturnType__keep_completed_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_dead_ms) -> _WhichOneofReturnType__keep_dead_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
     @_typing.overload

@@ -11,7 +11,7 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import ID_BYTES, at_us, state_of
+from headgate.api.grpc.codec import ID_BYTES, at_us, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import unary
 from headgate.control.auth import TokenValidator
@@ -21,7 +21,8 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.rank import MICROSECOND
-from headgate.domain.validation import check_integer
+from headgate.domain.retention import RetentionRules
+from headgate.domain.validation import check_integer, to_ms
 from headgate.wire import operator_pb2 as pb
 
 NAME: Final = "headgate.v1.OperatorService"
@@ -118,8 +119,8 @@ class OperatorService:
         """Give a worker no more jobs."""
         who = self._operating(call)
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
-        span = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
-        quiet = await self._operator.quiet(who, request.worker, reason=request.reason, span=span)
+        quiet_for = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
+        quiet = await self._operator.quiet(who, request.worker, reason=request.reason, span=quiet_for)
         return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
 
     async def unquiet_worker(self, request: pb.UnquietWorkerRequest, call: Call) -> pb.UnquietWorkerResponse:
@@ -150,6 +151,21 @@ class OperatorService:
             ]
         )
 
+    async def set_retention(self, request: pb.SetRetentionRequest, call: Call) -> pb.RetentionRules:
+        """Change how long things are kept."""
+        who = caller(self._validator, call, Scope.ADMIN)
+        changes = {
+            name: span(getattr(request.rules, f"{name}_ms"), name)
+            for name in ("completed", "dead", "cancelled", "audit")
+            if getattr(request.rules, f"{name}_ms")
+        }
+        return _rules(await self._operator.set_retention(who, changes, reason=request.reason))
+
+    async def run_retention(self, _request: pb.RunRetentionRequest, call: Call) -> pb.RunRetentionResponse:
+        """Remove what is old, for about a second."""
+        done = await self._operator.run_retention(caller(self._validator, call, Scope.ADMIN))
+        return pb.RunRetentionResponse(jobs=done.jobs, days=done.days, other=done.other, more=done.more)
+
 
 def methods(validator: TokenValidator, operator: Operator) -> grpc.GenericRpcHandler:
     """The service, ready to be added to a server."""
@@ -169,6 +185,8 @@ def methods(validator: TokenValidator, operator: Operator) -> grpc.GenericRpcHan
             "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
             "UnquietWorker": unary(service.unquiet_worker, pb.UnquietWorkerRequest, pb.UnquietWorkerResponse),
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
+            "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
+            "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),
         },
     )
 
@@ -230,6 +248,21 @@ def _status(status: Status) -> pb.StatusResponse:
             )
             for one in status.instances
         ],
+        retention=pb.RetentionStatus(
+            rules=_rules(status.retention.rules),
+            oldest_day=str(status.retention.oldest_day or ""),
+            days_waiting=status.retention.days_waiting,
+            oldest_waiting=str(status.retention.oldest_waiting or ""),
+        ),
+    )
+
+
+def _rules(rules: RetentionRules) -> pb.RetentionRules:
+    return pb.RetentionRules(
+        completed_ms=to_ms(rules.completed),
+        dead_ms=to_ms(rules.dead),
+        cancelled_ms=to_ms(rules.cancelled),
+        audit_ms=to_ms(rules.audit),
     )
 
 

@@ -71,6 +71,12 @@ def changes_of(settings: pb.TopicSettings) -> dict[str, object]:
         changes["retry"] = retry_policy(settings.retry)
     if settings.HasField("ageing_step_us"):
         changes["ageing_step"] = settings.ageing_step_us * _US if settings.ageing_step_us else None
+    if settings.HasField("keep_completed_ms"):
+        changes["keep_completed"] = span(settings.keep_completed_ms, "keep_completed_ms")
+    if settings.HasField("keep_dead_ms"):
+        changes["keep_dead"] = span(settings.keep_dead_ms, "keep_dead_ms")
+    if settings.HasField("keep_cancelled_ms"):
+        changes["keep_cancelled"] = span(settings.keep_cancelled_ms, "keep_cancelled_ms")
     for name in ("rate", "key_rate"):
         if settings.HasField(name):
             rate: pb.Rate = getattr(settings, name)
@@ -100,6 +106,9 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
             ordered_by_key=limits.ordered_by_key or None,
             fair_by_key=limits.fair_by_key or None,
             max_backlog=limits.max_backlog,
+            keep_completed_ms=_ms(rules.keep_completed),
+            keep_dead_ms=_ms(rules.keep_dead),
+            keep_cancelled_ms=_ms(rules.keep_cancelled),
         ),
     )
 
@@ -111,6 +120,10 @@ def _policy(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
         cap_ms=policy.cap_ms,
         delays_ms=policy.delays_ms,
     )
+
+
+def _ms(span: timedelta | None) -> int | None:
+    return None if span is None else span // _MS
 
 
 def _rate(rate: Rate | None) -> pb.Rate | None:

@@ -12,6 +12,7 @@ from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
 from headgate.sdk.admin.operations import Operations
+from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.admin.topics import TopicsAdmin
 from headgate.sdk.admin.workers import WorkerInfo, Workers
@@ -52,6 +53,11 @@ class Admin:
     def schedules(self) -> Schedules:
         """Schedules: put, get, list, pause, resume, trigger, next, delete."""
         return Schedules(self._connection)
+
+    @property
+    def retention(self) -> RetentionAdmin:
+        """How long finished jobs are kept."""
+        return RetentionAdmin(self._connection)
 
     @property
     def workers(self) -> Workers:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.retention import RetentionStatus
 from headgate.domain.validation import check_aware, check_topic
+from headgate.sdk.admin.retention import rules_of
 from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
@@ -64,6 +66,7 @@ class Status:
     pauses: tuple[PauseInfo, ...]
     topics: tuple[TopicStatus, ...]
     instances: tuple[InstanceInfo, ...]
+    retention: RetentionStatus
 
     @property
     def paused(self) -> tuple[PauseInfo, ...]:
@@ -121,7 +124,17 @@ async def status(connection: Connection) -> Status:
             )
             for one in answer.instances
         ),
+        retention=RetentionStatus(
+            rules=rules_of(answer.retention.rules),
+            oldest_day=_day(answer.retention.oldest_day),
+            days_waiting=answer.retention.days_waiting,
+            oldest_waiting=_day(answer.retention.oldest_waiting),
+        ),
     )
+
+
+def _day(text: str) -> date | None:
+    return date.fromisoformat(text) if text else None
 
 
 def _pause(pause: pb.PauseInfo) -> PauseInfo:

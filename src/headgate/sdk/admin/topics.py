@@ -9,6 +9,7 @@ from typing import Final, TypedDict, Unpack
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
+from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import check_ageing_step, check_integer, check_topic, shown
 from headgate.sdk.admin.texts import utf8_text
@@ -38,6 +39,9 @@ class TopicSettings(TypedDict, total=False):
     ordered_by_key: bool | None
     fair_by_key: bool | None
     max_backlog: int | None
+    keep_completed: timedelta | None
+    keep_dead: timedelta | None
+    keep_cancelled: timedelta | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,9 @@ class TopicInfo:
     ordered_by_key: bool
     fair_by_key: bool
     max_backlog: int | None
+    keep_completed: timedelta | None  # how long finished jobs are kept; None: the rule for all topics
+    keep_dead: timedelta | None
+    keep_cancelled: timedelta | None
     running: int | None
     tokens: float | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -120,6 +127,8 @@ def _put(settings: pb.TopicSettings, name: str, value: object) -> None:
         settings.retry.CopyFrom(wire_policy(value))
     elif name == "ageing_step":
         settings.ageing_step_us = check_ageing_step(value) // _US
+    elif name in KEEP_RULES:
+        setattr(settings, f"{name}_ms", check_keep(value, field=name) // _MS)
     elif name in ("ordered_by_key", "fair_by_key"):
         if not isinstance(value, bool):
             raise InvalidInput(name, f"must be True or False, got {shown(value)}")
@@ -150,6 +159,9 @@ def _info(topic: pb.TopicInfo) -> TopicInfo:
         ordered_by_key=found.ordered_by_key,
         fair_by_key=found.fair_by_key,
         max_backlog=found.max_backlog if found.HasField("max_backlog") else None,
+        keep_completed=found.keep_completed_ms * _MS if found.HasField("keep_completed_ms") else None,
+        keep_dead=found.keep_dead_ms * _MS if found.HasField("keep_dead_ms") else None,
+        keep_cancelled=found.keep_cancelled_ms * _MS if found.HasField("keep_cancelled_ms") else None,
         running=topic.running if topic.HasField("running") else None,
         tokens=topic.tokens if topic.HasField("tokens") else None,
         counts=dict(topic.counts),

@@ -30,8 +30,34 @@ CREATE TABLE headgate.topics (
     ageing_step_us  bigint CHECK (ageing_step_us BETWEEN 1000 AND 3600000000),
     max_attempts    int NOT NULL DEFAULT 20 CHECK (max_attempts BETWEEN 1 AND 10000),
     policy_no       int NOT NULL DEFAULT 1 REFERENCES headgate.retry_policies,
+    -- How long finished jobs are kept; NULL: as headgate.retention says.
+    keep_completed_ms  bigint CHECK (keep_completed_ms BETWEEN 86400000 AND 315360000000),
+    keep_dead_ms       bigint CHECK (keep_dead_ms BETWEEN 86400000 AND 315360000000),
+    keep_cancelled_ms  bigint CHECK (keep_cancelled_ms BETWEEN 86400000 AND 315360000000),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (tenant_no, name)
+);
+
+-- How long things are kept where a topic has no rule of its own. One row, the same for all instances: with settings of
+-- their own, two of them would undo each other's walks, and the shorter rule would win without anybody having chosen it.
+CREATE TABLE headgate.retention (
+    one           boolean PRIMARY KEY DEFAULT true CHECK (one),
+    completed_ms  bigint NOT NULL DEFAULT 604800000 CHECK (completed_ms BETWEEN 86400000 AND 315360000000),
+    dead_ms       bigint NOT NULL DEFAULT 2592000000 CHECK (dead_ms BETWEEN 86400000 AND 315360000000),
+    cancelled_ms  bigint NOT NULL DEFAULT 604800000 CHECK (cancelled_ms BETWEEN 86400000 AND 315360000000),
+    audit_ms      bigint NOT NULL DEFAULT 31536000000 CHECK (audit_ms BETWEEN 86400000 AND 315360000000)
+);
+INSERT INTO headgate.retention DEFAULT VALUES;
+-- How far each day of the archive is cleared. The row's lock is the right to work on the day.
+CREATE TABLE headgate.retention_days (
+    day         date PRIMARY KEY,
+    rules       text,                                    -- those the walk removes by: see rules_due_v1
+    tenant_no   int NOT NULL DEFAULT 0,                  -- the last job looked at
+    id          uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
+    missed      boolean NOT NULL DEFAULT false,          -- some were locked by others
+    rest_until  timestamptz,
+    done        boolean NOT NULL DEFAULT false,
+    empty       boolean NOT NULL DEFAULT false
 );
 
 -- Limits a topic may carry; no row means no limit, and no cost.

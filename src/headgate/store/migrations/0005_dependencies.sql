@@ -44,11 +44,14 @@ CREATE TABLE headgate.batches (
     sealed_at    timestamptz,
     expired      boolean NOT NULL DEFAULT false,
     total        int,                                    -- how many members, once sealed
+    gone_completed int NOT NULL DEFAULT 0,               -- members that retention has removed, by how they ended
+    gone_dead      int NOT NULL DEFAULT 0,
+    gone_cancelled int NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant_no, id),
     CHECK ((sealed_at IS NULL) = (total IS NULL))
 );
 CREATE INDEX batches_open ON headgate.batches (expires_at) WHERE sealed_at IS NULL;
-CREATE INDEX batches_sealed ON headgate.batches (sealed_at) WHERE sealed_at IS NOT NULL;
+CREATE INDEX batches_sealed ON headgate.batches (sealed_at, id) WHERE sealed_at IS NOT NULL;
 CREATE TABLE headgate.batch_jobs (
     tenant_no  int NOT NULL,
     batch_id   uuid NOT NULL,

@@ -1,0 +1,140 @@
+"""`headgate retention …`: how long finished jobs are kept, and their removal by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from datetime import date, timedelta
+from typing import Literal
+
+from cyclopts import App
+
+from headgate.cli import values
+from headgate.domain.retention import Removed, RetentionRules, RetentionStatus, check_keep
+from headgate.sdk import Headgate
+
+retention = App(name="retention", help="How long finished jobs are kept.")
+Output = Literal["text", "json"]
+
+
+@retention.command(name="show")
+def show_command(*, output: Output = "text", url: str = "") -> None:
+    """Show how long finished jobs are kept, and how far behind their removal is.
+
+    Parameters
+    ----------
+    output
+        text or json.
+    url
+        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
+    """
+
+    async def run() -> RetentionStatus:
+        async with Headgate(url or None) as hg:
+            return (await hg.admin.status()).retention
+
+    found = asyncio.run(run())
+    print(_json(found) if output == "json" else sentence(found))
+
+
+@retention.command(name="set")
+def set_command(
+    *,
+    completed: str = "",
+    dead: str = "",
+    cancelled: str = "",
+    audit: str = "",
+    reason: str = "",
+    output: Output = "text",
+    url: str = "",
+) -> None:
+    """Change how long finished jobs are kept, for topics without a rule of their own. Needs the scope admin.
+
+    Parameters
+    ----------
+    completed, dead, cancelled
+        How long, by how a job ended: 7d, or 36h. What is left out stays.
+    audit
+        How long entries of the audit are kept.
+    reason
+        Why, for the audit.
+    output
+        text or json.
+    url
+        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
+    """
+    given = {"completed": completed, "dead": dead, "cancelled": cancelled, "audit": audit}
+    spans = {
+        name: check_keep(values.span(text, field=f"--{name}"), field=f"--{name}")
+        for name, text in given.items()
+        if text
+    }
+
+    async def run() -> RetentionRules:
+        async with Headgate(url or None) as hg:
+            return await hg.admin.retention.set(reason=reason, **spans)
+
+    rules = asyncio.run(run())
+    print(_json(rules) if output == "json" else kept(rules))
+
+
+@retention.command(name="run")
+def run_command(*, output: Output = "text", url: str = "") -> None:
+    """Remove what is old now, until nothing is left. Servers do this by themselves. Needs the scope admin.
+
+    Parameters
+    ----------
+    output
+        text or json.
+    url
+        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
+    """
+
+    async def run() -> Removed:
+        total = Removed(more=True)
+        async with Headgate(url or None) as hg:
+            while total.more:
+                done = await hg.admin.retention.run_pass()
+                total = replace(
+                    done, jobs=total.jobs + done.jobs, days=total.days + done.days, other=total.other + done.other
+                )
+        return total
+
+    done = asyncio.run(run())
+    if output == "json":
+        print(_json(done))
+    else:
+        print(f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows")
+
+
+def kept(rules: RetentionRules) -> str:
+    """The rules in a line."""
+    return (
+        f"kept: completed {_days(rules.completed)}, dead {_days(rules.dead)}, cancelled {_days(rules.cancelled)}, "
+        f"audit {_days(rules.audit)}"
+    )
+
+
+def sentence(status: RetentionStatus) -> str:
+    """What is kept, and how far behind, in a line."""
+    behind = (
+        "nothing waits to be removed"
+        if not status.days_waiting
+        else f"{status.days_waiting} days wait to be cleared, the oldest is {status.oldest_waiting}"
+    )
+    since = f"; finished jobs since {status.oldest_day}" if status.oldest_day else ""
+    return f"{kept(status.rules)}{since}; {behind}"
+
+
+def _days(span: timedelta) -> str:
+    days = span / timedelta(days=1)
+    return f"{days:g} day{'' if days == 1 else 's'}"
+
+
+def _json(value: RetentionStatus | RetentionRules | Removed) -> str:
+    return json.dumps(asdict(value), default=_plain)
+
+
+def _plain(value: object) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else str(value) if isinstance(value, date) else value

@@ -1,0 +1,236 @@
+"""Retention: removes finished jobs whose time is over, and other history that nobody needs any more.
+
+One pass is bounded in rows and in time, and every step of it commits by itself, so that it may be cut off anywhere and
+run on every instance at once. Days that are old as a whole are dropped (partitions.py); in others rows are deleted in
+chunks (functions/retire_v1.sql).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from headgate.domain.errors import InvalidInput
+from headgate.domain.retention import Removed, RetentionRules, RetentionStatus
+from headgate.domain.validation import MILLISECOND, check_integer, to_ms
+from headgate.store import audit, operations, partitions
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.lane import transaction
+from headgate.store.partitions import IN_THE_WAY, drop_expired
+from headgate.store.service import Store
+from headgate.store.upkeep import forget_expired
+
+CHUNK: Final = 1_000
+DROP_AT_ONCE: Final = 20_000
+"""Jobs of days that are dropped whole, looked at in one pass."""
+LOCK_WAIT: Final = timedelta(seconds=2)
+MINUTES_KEPT: Final = timedelta(days=30)
+"""Of the counts by minute."""
+INSTANCES_KEPT: Final = timedelta(days=30)
+"""Since a server was last seen."""
+_BEGINNING: Final = (datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+
+RULES: Final = "SELECT completed_ms, dead_ms, cancelled_ms, audit_ms FROM headgate.retention"
+LOCK_RULES: Final = "SELECT completed_ms, dead_ms, cancelled_ms, audit_ms FROM headgate.retention FOR UPDATE"
+SET_RULES: Final = "UPDATE headgate.retention SET completed_ms = $1, dead_ms = $2, cancelled_ms = $3, audit_ms = $4"
+LONGEST: Final = "SELECT longest_ms FROM headgate.keep_bounds_v1()"
+DUE: Final = "SELECT day FROM headgate.days_due_v1() WHERE due"
+# Committed before a walk begins: whoever made the row within it would hold up the others for as long.
+NOTE_DAYS: Final = """
+INSERT INTO headgate.retention_days (day) SELECT d FROM unnest($1::date[]) AS d ON CONFLICT DO NOTHING"""
+RETIRE: Final = "SELECT removed, done FROM headgate.retire_chunk_v1($1, $2, false)"
+# Days that are detached and not dropped yet, because their clearing stopped at its bound, or another instance is at it.
+HALF_DROPPED: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = 'headgate' AND c.relkind = 'r' AND NOT c.relispartition
+                  AND c.relname ~ '^archive_[0-9]{8}$' AND right(c.relname, 8) < $1)"""
+# Days as in the names of their tables: the oldest, how many wait to be cleared or dropped, and the oldest of those.
+STATUS: Final = """
+WITH bounds AS MATERIALIZED (
+    SELECT to_char((headgate.clock_v1() - b.longest_ms * interval '1 ms') AT TIME ZONE 'UTC', 'YYYYMMDD') AS day
+      FROM headgate.keep_bounds_v1() AS b),
+tables AS MATERIALIZED (
+    SELECT right(c.relname, 8) AS day
+      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE n.nspname = 'headgate' AND c.relkind = 'r' AND c.relname ~ '^archive_[0-9]{8}$')
+SELECT (SELECT min(t.day) FROM tables t), count(*), min(w.day)
+  FROM (SELECT to_char(d.day, 'YYYYMMDD') AS day FROM headgate.days_due_v1() AS d WHERE d.due
+         UNION
+        SELECT t.day FROM tables t, bounds b WHERE t.day < b.day) AS w"""
+# By the primary key, whose first column is the minute.
+FORGET_MINUTES: Final = """
+WITH gone AS (
+    DELETE FROM headgate.flow_minutes m
+     WHERE m.ctid = ANY (ARRAY(SELECT x.ctid FROM headgate.flow_minutes x
+                                WHERE x.minute < headgate.clock_v1() - $1::interval
+                                ORDER BY x.minute LIMIT $2 FOR UPDATE SKIP LOCKED))
+    RETURNING 1)
+SELECT count(*) FROM gone"""
+# The oldest by number are the oldest by time, but for those that were written at the same moment.
+FORGET_AUDIT: Final = """
+WITH gone AS (
+    DELETE FROM headgate.audit a
+     WHERE a.audit_no = ANY (ARRAY(SELECT x.audit_no FROM headgate.audit x ORDER BY x.audit_no LIMIT $1))
+       AND a.at < headgate.clock_v1() - (SELECT r.audit_ms FROM headgate.retention r) * interval '1 ms'
+    RETURNING 1)
+SELECT count(*) FROM gone"""
+# A server that comes back after so long is told that it is not known any more, and ends.
+FORGET_INSTANCES: Final = """
+WITH gone AS (
+    DELETE FROM headgate.instances i
+     WHERE i.instance_no = ANY (ARRAY(SELECT x.instance_no FROM headgate.instances x
+                                       WHERE x.seen_at < headgate.clock_v1() - $1::interval LIMIT $2
+                                         FOR UPDATE SKIP LOCKED))
+    RETURNING 1)
+SELECT count(*) FROM gone"""
+FORGET_BATCHES: Final = "SELECT forgotten, sealed, id FROM headgate.forget_batches_v1($1, $2, $3)"
+
+
+async def rules(db: Connection) -> RetentionRules:
+    """The rules for topics that have none of their own."""
+    async with transaction(db):
+        with translating(writing=False):
+            return _rules(await db.fetch(RULES))
+
+
+async def set_rules(db: Connection, changes: Mapping[str, timedelta], *, actor: str, reason: str) -> RetentionRules:
+    """Change what is named; audited with what was before. Every instance goes by it with its next pass."""
+    if not changes:
+        raise InvalidInput("retention", "nothing to change is given", hint="completed, dead, cancelled or audit")
+    async with transaction(db):
+        with translating(writing=True):
+            before = _rules(await db.fetch(LOCK_RULES))
+            after = replace(before, **changes)
+            await db.execute(
+                SET_RULES, to_ms(after.completed), to_ms(after.dead), to_ms(after.cancelled), to_ms(after.audit)
+            )
+        detail = {"old": _words(before), "new": _words(after)}
+        await audit.record(db, 0, actor=actor, verb="set_retention", target="everything", reason=reason, detail=detail)
+    return after
+
+
+async def status(db: Connection) -> RetentionStatus:
+    """What is kept, and how far behind the removal is."""
+    found = await rules(db)
+    async with transaction(db):
+        with translating(writing=False):
+            ((oldest, waiting, oldest_waiting),) = await db.fetch(STATUS)
+    return RetentionStatus(
+        rules=found, oldest_day=_day(oldest), days_waiting=waiting, oldest_waiting=_day(oldest_waiting)
+    )
+
+
+async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, on_session: bool = True) -> Removed:
+    """Remove what is old, for about so many seconds. Needs a connection that is in no transaction."""
+    check_integer(chunk, field="chunk", low=1, high=100_000)
+    ends = time.monotonic() + seconds
+    other, more = await _small_things(db, chunk)
+    async with transaction(db):
+        with translating(writing=False):
+            longest: int = await db.fetchval(LONGEST)
+            days = [row[0] for row in await db.fetch(DUE)]
+    async with transaction(db):
+        with translating(writing=True):
+            await db.execute(NOTE_DAYS, days)
+    dropped = await drop_expired(
+        db,
+        keep=longest * MILLISECOND,
+        lock_wait=LOCK_WAIT,
+        on_session=on_session,
+        chunks=max(1, DROP_AT_ONCE // partitions.CHUNK),
+    )
+    jobs = 0
+    for day in days:
+        while True:
+            if time.monotonic() >= ends:
+                return Removed(jobs=jobs, days=len(dropped), other=other, more=True)
+            with translating(writing=True):
+                try:
+                    async with db.transaction():
+                        await db.fetchval("SELECT set_config('lock_timeout', $1, true)", f"{to_ms(LOCK_WAIT)}ms")
+                        row = await db.fetchrow(RETIRE, day, chunk)
+                except IN_THE_WAY:  # a long lock, or the day was dropped: see the next pass
+                    break
+            if row is None:  # another instance is at it
+                break
+            jobs += row[0]
+            if row[1]:
+                break
+    async with transaction(db):
+        with translating(writing=False):
+            now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+            oldest = f"{now.astimezone(UTC) - longest * MILLISECOND:%Y%m%d}"
+            more = more or await db.fetchval(HALF_DROPPED, oldest)
+    return Removed(jobs=jobs, days=len(dropped), other=other, more=more)
+
+
+async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
+    """What is not about jobs, a chunk of each: how many rows, and whether some may be left."""
+    async with transaction(db):
+        counts = [await forget_expired(db, limit=chunk)]
+        await operations.forget_old(db)
+        with translating(writing=True):
+            for statement, arguments in (
+                (FORGET_MINUTES, (MINUTES_KEPT, chunk)),
+                (FORGET_AUDIT, (chunk,)),
+                (FORGET_INSTANCES, (INSTANCES_KEPT, chunk)),
+            ):
+                counts.append(await db.fetchval(statement, *arguments))
+    return sum(counts), any(count >= chunk for count in counts)
+
+
+async def forget_batches(
+    db: Connection, after: tuple[datetime, UUID] = _BEGINNING, *, limit: int = CHUNK
+) -> tuple[int, tuple[datetime, UUID]]:
+    """Of the next `limit` sealed batches, forget those whose jobs are gone: how many, and where to go on next time."""
+    check_integer(limit, field="limit", low=1, high=100_000)
+    async with transaction(db):
+        with translating(writing=True):
+            ((forgotten, sealed, last),) = await db.fetch(FORGET_BATCHES, *after, limit)
+    return forgotten, _BEGINNING if sealed is None else (sealed, last)
+
+
+class RetentionStore:
+    """Retention over a lane of its own: a detach may wait for readers, and nobody should wait for that."""
+
+    def __init__(self, store: Store) -> None:
+        self._lane = store.lane("retention")
+        self._batches = _BEGINNING
+
+    async def run_pass(self) -> Removed:
+        """One bounded pass. Two calls on one instance follow each other."""
+        async with self._lane as db:  # in no transaction, behind a pooler too
+            done = await run_pass(db, on_session=not self._lane.pooler)
+            forgotten, self._batches = await forget_batches(db, self._batches)
+        more = done.more or self._batches != _BEGINNING
+        return replace(done, other=done.other + forgotten, more=more)
+
+    async def set_rules(self, changes: Mapping[str, timedelta], *, actor: str, reason: str) -> RetentionRules:
+        async with self._lane as db:
+            return await set_rules(db, changes, actor=actor, reason=reason)
+
+
+def _rules(rows: Sequence[asyncpg.Record]) -> RetentionRules:
+    ((completed, dead, cancelled, kept_audit),) = rows
+    return RetentionRules(
+        completed=completed * MILLISECOND,
+        dead=dead * MILLISECOND,
+        cancelled=cancelled * MILLISECOND,
+        audit=kept_audit * MILLISECOND,
+    )
+
+
+def _day(text: str | None) -> date | None:
+    return None if text is None else datetime.strptime(text, "%Y%m%d").replace(tzinfo=UTC).date()
+
+
+def _words(rules: RetentionRules) -> dict[str, float]:
+    """In seconds, for the audit."""
+    return {name: getattr(rules, name).total_seconds() for name in ("completed", "dead", "cancelled", "audit")}
