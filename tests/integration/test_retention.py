@@ -25,7 +25,6 @@ from headgate.store import (
     control,
     linking,
     operations,
-    partitions,
     quiet,
     reads,
     retention,

@@ -77,6 +77,7 @@ def put_command(
     after: str = "",
     overlap: str = "allow",
     catch_up: str = "one",
+    when_full: str = "wait",
     priority: str = "0",
     max_attempts: int | None = None,
     tags: str = "",
@@ -111,6 +112,8 @@ def put_command(
         While an earlier job is not finished: allow, skip, replace.
     catch_up
         For what was missed: one, none, all, or how many at most.
+    when_full
+        When its topic takes no more jobs (max_backlog): wait until there is room, or skip the occurrence.
     priority
         A number, or a tier: bulk, normal, high, urgent.
     max_attempts
@@ -123,6 +126,7 @@ def put_command(
     options: ScheduleOptions = {
         "overlap": overlap,
         "catch_up": catch_up if (most := values.number(catch_up)) is None else most,
+        "when_full": when_full,
         "priority": values.priority(priority),
     }
     if max_attempts is not None:
@@ -286,8 +290,11 @@ def _report(info: ScheduleInfo, output: str) -> None:
     print(f"{info.name}  {info.state}   version {info.version}")
     print(f"  when      {info.when}")
     print(f"  topic     {info.topic}   priority {info.priority}   overlap {info.overlap}   catch-up {info.catch_up}")
+    print(f"  when full {info.when_full}")
     if info.next_at is not None:
         print(f"  next      {_utc(info.next_at)}")
+    if info.full_since is not None:
+        print(f"  waits     since {_utc(info.full_since)} for room: the backlog of {info.topic} is full")
     if info.last_at is not None:
         print(f"  last      {_utc(info.last_at)}   {info.fired} made, {info.skipped} skipped")
     if info.last_skip:

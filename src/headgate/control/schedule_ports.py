@@ -25,6 +25,7 @@ class ScheduleView:
     last_job_id: JobId | None
     fired: int
     skipped: int
+    full_since: datetime | None  # since when the next occurrence waits for room in its topic
     last_skip: str
     last_skip_at: datetime | None
     last_error: str

@@ -46,12 +46,16 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fired:
-    """What was done: schedules fired here, jobs made, occurrences skipped, schedules put off after an error."""
+    """What was done: schedules fired here, jobs made, occurrences skipped, schedules put off after an error.
+
+    `waiting` are schedules whose topic has no room for their job: they stay due, and are looked at again later.
+    """
 
     schedules: int = 0
     made: int = 0
     skipped: int = 0
     postponed: int = 0
+    waiting: int = 0
     topic_nos: frozenset[int] = field(default_factory=frozenset)
     seen: int = 0
     wait: float = LOOK_SECONDS
@@ -62,6 +66,7 @@ class Fired:
             made=self.made + other.made,
             skipped=self.skipped + other.skipped,
             postponed=self.postponed + other.postponed,
+            waiting=self.waiting + other.waiting,
             topic_nos=self.topic_nos | other.topic_nos,
             seen=self.seen + other.seen,
             wait=min(self.wait, other.wait),
@@ -138,7 +143,7 @@ class Scheduler:
             done += await self._store.fire(part)
             if done.topic_nos:
                 self._fed(done.topic_nos)
-        if not done.schedules + done.postponed:
+        if not done.schedules + done.postponed + done.waiting:
             # Another instance was quicker, or is at it. What it leaves is seen in a moment; they should not keep step.
             done = replace(done, wait=_CONTENDED * uniform(0.2, 1.0))  # noqa: S311 - not a secret
         return done

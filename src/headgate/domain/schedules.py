@@ -48,6 +48,13 @@ class CatchUp(StrEnum):
     NONE = "none"
 
 
+class WhenFull(StrEnum):
+    """What becomes of an occurrence for whose job the backlog of its topic has no room (max_backlog)."""
+
+    WAIT = "wait"  # it stays due until there is room
+    SKIP = "skip"  # it is left out, and counted as skipped
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
     """Once, at a moment."""
@@ -131,6 +138,7 @@ class ScheduleSpec:
     overlap: Overlap = Overlap.ALLOW
     catch_up: CatchUp = CatchUp.ONE
     catch_up_most: int = limits.CATCH_UP_MAX  # of catch_up ALL
+    when_full: WhenFull = WhenFull.WAIT
     ends_at: datetime | None = None
     source: str = ""  # which program declared it; empty: a person
 
@@ -170,6 +178,11 @@ def parse_overlap(value: object) -> Overlap:
 def parse_catch_up(value: object) -> CatchUp:
     """The policy of that name; refuses others and lists what there is."""
     return CatchUp(_choice(value, [policy.value for policy in CatchUp], field="catch_up"))
+
+
+def parse_when_full(value: object) -> WhenFull:
+    """The policy of that name; refuses others and lists what there is."""
+    return WhenFull(_choice(value, [policy.value for policy in WhenFull], field="when_full"))
 
 
 def _choice(value: object, known: list[str], *, field: str) -> str:

@@ -11,7 +11,7 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.cron import check_zone, parse_cron
 from headgate.domain.errors import InvalidInput
 from headgate.domain.rank import unix_us
-from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap
+from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap, parse_when_full
 from headgate.domain.validation import check_aware, check_integer, shown
 from headgate.sdk.options import PLAIN, JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
@@ -25,6 +25,8 @@ class ScheduleOptions(TypedDict, total=False):
     """allow (default), skip: no job while an earlier one is not finished, replace: cancel the earlier one first."""
     catch_up: str | int
     """one (default): what was missed becomes one job; a number n: a job each, the newest n; all: 100; none."""
+    when_full: str
+    """When its topic takes no more jobs (max_backlog): wait (default) until there is room, or skip the occurrence."""
     priority: int | str
     max_attempts: int
     retry: RetryPolicy
@@ -111,6 +113,7 @@ def spec(
         catch_up_most=most,
         ends_us=0 if ends_at is None else unix_us(check_aware(ends_at, field="ends_at")),
         source=source,
+        when_full=pb.WhenFull.Value(f"WHEN_FULL_{parse_when_full(options.get('when_full', 'wait')).name}"),
     )
 
 

@@ -27,6 +27,7 @@ from headgate.domain.schedules import (
     Overlap,
     ScheduleSpec,
     Timing,
+    WhenFull,
     first_occurrence,
     never_fires,
     triggered_job_id,
@@ -41,6 +42,7 @@ from headgate.store.partitions import fetch_into_days
 
 OVERLAPS: Final = (Overlap.ALLOW, Overlap.SKIP, Overlap.REPLACE)  # by their numbers in the table
 CATCH_UPS: Final = (CatchUp.ONE, CatchUp.ALL, CatchUp.NONE)
+WHEN_FULLS: Final = (WhenFull.WAIT, WhenFull.SKIP)
 AGAIN_AFTER_ERROR: Final = timedelta(seconds=60)
 KEEP_ENDED: Final = timedelta(days=7)
 
@@ -55,7 +57,21 @@ SELECT schedule_no, tenant_no, version, kind, at, span_ms, expression, zone, ove
        ends_at
   FROM headgate.schedules WHERE look_at <= $1 ORDER BY look_at LIMIT $2"""
 FIRE: Final = """
-SELECT schedule_no, topic_no, made, skipped FROM headgate.fire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+SELECT schedule_no, topic_no, made, skipped, waits FROM headgate.fire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+# A schedule that replaces its earlier job, and for the new one there is no room: the earlier one stays. As in fire_v1
+# the occurrence waits (when_full 0) or is skipped (1); $4 is the next one then, $5 the newest that was to be fired.
+NO_ROOM: Final = """
+UPDATE headgate.schedules s
+   SET next_at = CASE s.when_full WHEN 0 THEN s.next_at ELSE $4 END,
+       look_at = CASE s.when_full WHEN 0 THEN headgate.look_again_v1(coalesce(s.full_since, c.now), c.now) ELSE $4 END,
+       full_since = CASE s.when_full WHEN 0 THEN coalesce(s.full_since, c.now) END,
+       skipped = s.skipped + s.when_full,
+       last_skip = CASE s.when_full WHEN 0 THEN s.last_skip ELSE 'refused' END,
+       last_skip_at = CASE s.when_full WHEN 0 THEN s.last_skip_at ELSE $5 END,
+       last_at = CASE s.when_full WHEN 0 THEN s.last_at ELSE greatest(s.last_at, $5) END
+  FROM headgate.clock_v1() AS c(now)
+ WHERE s.schedule_no = $1 AND s.version = $2 AND s.next_at = $3 AND s.look_at IS NOT NULL
+RETURNING s.when_full"""
 POSTPONE: Final = """
 UPDATE headgate.schedules SET look_at = headgate.clock_v1() + $4, last_error = $5
  WHERE schedule_no = $1 AND version = $2 AND next_at = $3 AND look_at IS NOT NULL"""
@@ -73,7 +89,7 @@ SHOW: Final = """
 SELECT s.schedule_no, s.name, s.version, t.name, s.priority, s.max_attempts, s.policy_no, s.payload, s.headers, s.tags,
        s.kind, s.at, s.span_ms, s.expression, s.zone, s.overlap, s.catch_up, s.catch_up_most, s.ends_at, s.next_at,
        s.last_at, s.last_job_id, s.fired, s.skipped, s.last_skip, s.last_skip_at, s.last_error, s.paused, s.paused_by,
-       s.paused_at, s.reason, s.source, s.created_at, s.changed_at, s.changed_by
+       s.paused_at, s.reason, s.source, s.created_at, s.changed_at, s.changed_by, s.when_full, s.full_since
   FROM headgate.schedules s JOIN headgate.topics t ON t.topic_no = s.topic_no
  WHERE s.tenant_no = $1 AND ($2::text IS NULL OR s.name = $2) AND s.name > $3
    AND ($4::text[] IS NULL OR t.name = ANY ($4)) AND ($5::text IS NULL OR s.source = $5)
@@ -82,23 +98,24 @@ LOCK: Final = "SELECT FROM headgate.schedules WHERE tenant_no = $1 AND name = $2
 INSERT: Final = """
 INSERT INTO headgate.schedules (
        tenant_no, name, topic_no, priority, max_attempts, policy_no, payload, headers, tags, kind, at, span_ms,
-       expression, zone, overlap, catch_up, catch_up_most, ends_at, source, next_at, look_at, created_at,
+       expression, zone, overlap, catch_up, catch_up_most, ends_at, source, when_full, next_at, look_at, created_at,
        changed_at, changed_by)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $20, $21, $21, $22)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $21, $22, $22,
+        $23)
 ON CONFLICT (tenant_no, name) DO NOTHING RETURNING schedule_no"""
 UPDATE: Final = """
 UPDATE headgate.schedules
    SET topic_no = $3, priority = $4, max_attempts = $5, policy_no = $6, payload = $7, headers = $8, tags = $9,
        kind = $10, at = $11, span_ms = $12, expression = $13, zone = $14, overlap = $15, catch_up = $16,
-       catch_up_most = $17, ends_at = $18, source = $19, next_at = $20,
-       look_at = CASE WHEN paused THEN NULL ELSE $20::timestamptz END,
-       last_error = NULL, changed_at = $21, changed_by = $22, version = version + 1
+       catch_up_most = $17, ends_at = $18, source = $19, when_full = $20, next_at = $21,
+       look_at = CASE WHEN paused THEN NULL ELSE $21::timestamptz END, full_since = NULL,
+       last_error = NULL, changed_at = $22, changed_by = $23, version = version + 1
  WHERE tenant_no = $1 AND name = $2"""
 # What it made stays, and the note of it: that goes with the jobs, day by day.
 DELETE: Final = "DELETE FROM headgate.schedules WHERE tenant_no = $1 AND schedule_no = $2"
 PAUSE: Final = """
 UPDATE headgate.schedules
-   SET paused = true, look_at = NULL, paused_by = $3, reason = $4, paused_at = headgate.clock_v1(),
+   SET paused = true, look_at = NULL, full_since = NULL, paused_by = $3, reason = $4, paused_at = headgate.clock_v1(),
        version = version + 1
  WHERE tenant_no = $1 AND schedule_no = $2"""
 RESUME: Final = """
@@ -167,10 +184,12 @@ async def fire(db: Connection, firings: Sequence[Firing]) -> Fired:
             except asyncpg.PostgresError as error:
                 if (error.sqlstate or "")[:2] in _OF_ALL:
                     raise
-                if len(firings) > 1:
+                if len(firings) > 1:  # each alone in the end: those that replace a job and find no room, too
                     middle = len(firings) // 2
                     first = await fire(db, firings[:middle])
                     return first + await fire(db, firings[middle:])
+                if error.sqlstate == "HG002":
+                    return await _no_room(db, firings[0])
                 raise Refused(f"schedule cannot be fired: {translate(error, writing=True)}") from error
     except Refused as error:
         await postpone(db, firings[0].schedule, error)
@@ -179,8 +198,17 @@ async def fire(db: Connection, firings: Sequence[Firing]) -> Fired:
         schedules=len(rows),
         made=sum(row[2] for row in rows),
         skipped=sum(row[3] for row in rows),
+        waiting=sum(row[4] for row in rows),
         topic_nos=frozenset(row[1] for row in rows if row[2]),
     )
+
+
+async def _no_room(db: Connection, firing: Firing) -> Fired:
+    one = firing.schedule
+    skips = await db.fetchval(
+        NO_ROOM, one.schedule_no, one.version, one.due, firing.next_at, firing.runs[-1].occurrence
+    )
+    return Fired() if skips is None else Fired(schedules=skips, skipped=skips, waiting=1 - skips)
 
 
 async def postpone(db: Connection, schedule: DueSchedule, error: HeadgateError) -> None:
@@ -440,6 +468,7 @@ async def _view(db: Connection, names: Names, row: asyncpg.Record) -> ScheduleVi
         catch_up_most=row[17],
         ends_at=row[18],
         source=row[31],
+        when_full=WHEN_FULLS[row[35]],
     )
     return ScheduleView(
         schedule_no=row[0],
@@ -461,6 +490,7 @@ async def _view(db: Connection, names: Names, row: asyncpg.Record) -> ScheduleVi
         created_at=row[32],
         changed_at=row[33],
         changed_by=row[34],
+        full_since=row[36],
     )
 
 
@@ -512,6 +542,7 @@ def _values(spec: ScheduleSpec, topic_no: int, policy_no: int | None, first: dat
         spec.catch_up_most,
         spec.ends_at,
         spec.source,
+        WHEN_FULLS.index(spec.when_full),
         first,
     )
 
@@ -544,6 +575,7 @@ def summary(view: ScheduleView) -> dict[str, object]:
         "priority": spec.priority,
         "overlap": spec.overlap.value,
         "catch_up": spec.catch_up.value,
+        "when_full": spec.when_full.value,
         "paused": view.paused,
         "payload_bytes": len(spec.payload),
     }

@@ -65,6 +65,26 @@ CATCH_UP_NONE: CatchUp.ValueType  # 2
 """what was missed is left out"""
 Global___CatchUp: _TypeAlias = CatchUp  # noqa: Y015
 
+class _WhenFull:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenFullEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WhenFull.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHEN_FULL_WAIT: _WhenFull.ValueType  # 0
+    """the occurrence stays due until there is room"""
+    WHEN_FULL_SKIP: _WhenFull.ValueType  # 1
+    """it is left out, and counted as skipped (last_skip: refused)"""
+
+class WhenFull(_WhenFull, metaclass=_WhenFullEnumTypeWrapper):
+    """When the backlog of the topic has no room for the job (max_backlog)."""
+
+WHEN_FULL_WAIT: WhenFull.ValueType  # 0
+"""the occurrence stays due until there is room"""
+WHEN_FULL_SKIP: WhenFull.ValueType  # 1
+"""it is left out, and counted as skipped (last_skip: refused)"""
+Global___WhenFull: _TypeAlias = WhenFull  # noqa: Y015
+
 @_typing.final
 class After(_message.Message):
     """Once, so long after it was stored."""
@@ -208,6 +228,7 @@ class ScheduleSpec(_message.Message):
     CATCH_UP_FIELD_NUMBER: _builtins.int
     CATCH_UP_MOST_FIELD_NUMBER: _builtins.int
     ENDS_US_FIELD_NUMBER: _builtins.int
+    WHEN_FULL_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     payload: _builtins.bytes
@@ -220,6 +241,7 @@ class ScheduleSpec(_message.Message):
     """of CATCH_UP_ALL; 0: 100"""
     ends_us: _builtins.int
     """no occurrence after it; 0: no end"""
+    when_full: Global___WhenFull.ValueType
     source: _builtins.str
     """the program that declares it; empty: a person"""
     @_builtins.property
@@ -247,11 +269,12 @@ class ScheduleSpec(_message.Message):
         catch_up: Global___CatchUp.ValueType = ...,
         catch_up_most: _builtins.int = ...,
         ends_us: _builtins.int = ...,
+        when_full: Global___WhenFull.ValueType = ...,
         source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "catch_up_most", b"catch_up_most", "ends_us", b"ends_us", "headers", b"headers", "max_attempts", b"max_attempts", "overlap", b"overlap", "payload", b"payload", "priority", b"priority", "retry", b"retry", "source", b"source", "tags", b"tags", "timing", b"timing", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "catch_up_most", b"catch_up_most", "ends_us", b"ends_us", "headers", b"headers", "max_attempts", b"max_attempts", "overlap", b"overlap", "payload", b"payload", "priority", b"priority", "retry", b"retry", "source", b"source", "tags", b"tags", "timing", b"timing", "topic", b"topic", "when_full", b"when_full"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,6 +302,7 @@ class Schedule(_message.Message):
     CREATED_US_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
     CHANGED_BY_FIELD_NUMBER: _builtins.int
+    FULL_SINCE_US_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.int
     """grows with every change; firing is none"""
@@ -300,6 +324,8 @@ class Schedule(_message.Message):
     created_us: _builtins.int
     changed_us: _builtins.int
     changed_by: _builtins.str
+    full_since_us: _builtins.int
+    """since when its next occurrence waits for room in its topic; 0: it does not"""
     @_builtins.property
     def spec(self) -> Global___ScheduleSpec: ...
     def __init__(
@@ -323,10 +349,11 @@ class Schedule(_message.Message):
         created_us: _builtins.int = ...,
         changed_us: _builtins.int = ...,
         changed_by: _builtins.str = ...,
+        full_since_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "created_us", b"created_us", "fired", b"fired", "last_error", b"last_error", "last_job_id", b"last_job_id", "last_skip", b"last_skip", "last_skip_us", b"last_skip_us", "last_us", b"last_us", "name", b"name", "next_us", b"next_us", "paused", b"paused", "paused_by", b"paused_by", "paused_us", b"paused_us", "reason", b"reason", "skipped", b"skipped", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "created_us", b"created_us", "fired", b"fired", "full_since_us", b"full_since_us", "last_error", b"last_error", "last_job_id", b"last_job_id", "last_skip", b"last_skip", "last_skip_us", b"last_skip_us", "last_us", b"last_us", "name", b"name", "next_us", b"next_us", "paused", b"paused", "paused_by", b"paused_by", "paused_us", b"paused_us", "reason", b"reason", "skipped", b"skipped", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

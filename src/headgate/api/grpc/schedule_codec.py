@@ -10,7 +10,7 @@ from headgate.control.schedule_ports import ScheduledJob, ScheduleView
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
-from headgate.domain.schedules import EPOCH, After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing
+from headgate.domain.schedules import EPOCH, After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing, WhenFull
 from headgate.domain.validation import to_ms
 from headgate.wire import producer_pb2
 from headgate.wire import schedules_pb2 as pb
@@ -25,6 +25,8 @@ _CATCH_UPS: Final = {
     pb.CATCH_UP_ALL: CatchUp.ALL,
     pb.CATCH_UP_NONE: CatchUp.NONE,
 }
+_WHEN_FULLS: Final = {pb.WHEN_FULL_WAIT: WhenFull.WAIT, pb.WHEN_FULL_SKIP: WhenFull.SKIP}
+_WHEN_FULLS_OUT: Final = {policy: number for number, policy in _WHEN_FULLS.items()}
 _OVERLAPS_OUT: Final = {policy: number for number, policy in _OVERLAPS.items()}
 _CATCH_UPS_OUT: Final = {policy: number for number, policy in _CATCH_UPS.items()}
 
@@ -52,6 +54,8 @@ def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
         raise InvalidInput("overlap", f"{spec.overlap} is not one of allow, skip, replace")
     if spec.catch_up not in _CATCH_UPS:
         raise InvalidInput("catch_up", f"{spec.catch_up} is not one of one, all, none")
+    if spec.when_full not in _WHEN_FULLS:
+        raise InvalidInput("when_full", f"{spec.when_full} is not one of wait, skip")
     return ScheduleSpec(
         topic=spec.topic,
         timing=timing_of(spec.timing),
@@ -66,6 +70,7 @@ def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
         catch_up_most=spec.catch_up_most or limits.CATCH_UP_MAX,
         ends_at=moment(spec.ends_us, field="ends_at") if spec.ends_us else None,
         source=spec.source,
+        when_full=_WHEN_FULLS[spec.when_full],
     )
 
 
@@ -90,6 +95,7 @@ def schedule(view: ScheduleView) -> pb.Schedule:
         created_us=at_us(view.created_at),
         changed_us=at_us(view.changed_at),
         changed_by=view.changed_by,
+        full_since_us=at_us(view.full_since),
     )
 
 
@@ -139,6 +145,7 @@ def _spec(spec: ScheduleSpec) -> pb.ScheduleSpec:
         catch_up_most=spec.catch_up_most if spec.catch_up is CatchUp.ALL else 0,
         ends_us=at_us(spec.ends_at),
         source=spec.source,
+        when_full=_WHEN_FULLS_OUT[spec.when_full],
     )
 
 

@@ -48,6 +48,7 @@ class ScheduleInfo:
     zone: str
     overlap: str
     catch_up: str
+    when_full: str
     priority: int
     max_attempts: int
     payload: bytes
@@ -59,6 +60,7 @@ class ScheduleInfo:
     last_job_id: JobId | None
     fired: int
     skipped: int
+    full_since: datetime | None  # since when its next occurrence waits for room in its topic
     last_skip: str
     last_skip_at: datetime | None
     last_error: str
@@ -247,6 +249,7 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
         zone=zone,
         overlap=pb.Overlap.Name(made.overlap).removeprefix("OVERLAP_").lower(),
         catch_up=f"all up to {made.catch_up_most}" if catch_up == "all" else catch_up,
+        when_full=pb.WhenFull.Name(made.when_full).removeprefix("WHEN_FULL_").lower(),
         priority=made.priority,
         max_attempts=made.max_attempts,
         payload=made.payload,
@@ -258,6 +261,7 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
         last_job_id=id_from_bytes(found.last_job_id) if found.last_job_id else None,
         fired=found.fired,
         skipped=found.skipped,
+        full_since=_moment(found.full_since_us),
         last_skip=found.last_skip,
         last_skip_at=_moment(found.last_skip_us),
         last_error=found.last_error,

@@ -1,3 +1,9 @@
+-- When to look again at a schedule whose topic is full: after a second at first, after 15 at the most.
+CREATE FUNCTION headgate.look_again_v1(since_ timestamptz, now_ timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT now_ + least(interval '15 seconds', greatest(interval '1 second', (now_ - since_) / 4))
+$$;
+
 -- Fires due schedules: in one transaction their cursors move, their jobs are made, and who made what is noted. So there is
 -- no moment at which a crash could leave a mark without its job, or a job without its mark.
 --
@@ -5,13 +11,19 @@
 -- or somebody has changed, is passed over. An occurrence that has its job already (the clock was set back, a backup was
 -- restored) counts as fired and makes no second one: the key of schedule_jobs holds it.
 --
+-- A job for which its topic's backlog has no room is not made, and its schedule says what then (when_full). wait: the cursor
+-- stays at the oldest occurrence without a job, and the schedule is looked at again after a while that grows from a second
+-- to 15. So a full topic costs little and holds up nobody else; what comes due meanwhile is caught up by the schedule's own
+-- policy. skip: the occurrence is counted as skipped. A schedule that replaces its earlier job must not lose that for
+-- nothing: then the call fails with HG002, and the caller, who finds that schedule by halving, has it wait.
+--
 -- Per schedule: number, version, due (the next_at that was read), the next one (NULL: it has ended), an occurrence left out
 -- for being late (or NULL). Per job: ord of its schedule, id, occurrence, and from where on it stands for others, too.
--- Returns the schedules that were fired: how many jobs, how many skipped.
+-- Returns the schedules that were fired: how many jobs, how many skipped, and whether the rest waits for room.
 CREATE FUNCTION headgate.fire_v1(
     schedule_nos_ int[], versions_ int[], dues_ timestamptz[], nexts_ timestamptz[], missed_ timestamptz[],
     run_ords_ int[], run_ids_ uuid[], run_ats_ timestamptz[], run_froms_ timestamptz[])
-RETURNS TABLE (schedule_no int, topic_no int, made int, skipped int)
+RETURNS TABLE (schedule_no int, topic_no int, made int, skipped int, waits boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -43,6 +55,7 @@ DECLARE
     v_tag_ords int[];
     v_tags     text[];
     v_refused  int[];                                    -- ords a limit of the topic did not let in
+    v_replaced int[] := '{}';                            -- an earlier job of these was cancelled just now
 BEGIN
     -- Compare and swap, on the newest version of each row; what another instance holds at this moment is its own.
     SELECT coalesce(array_agg(h.schedule_no), '{}') INTO v_won
@@ -73,6 +86,9 @@ BEGIN
              GROUP BY 1 ORDER BY 1
         LOOP
             PERFORM FROM headgate.cancel_v1(v_tenant, v_ids, 'scheduler', 'replaced by the next run of its schedule');
+            v_replaced := v_replaced || ARRAY(
+                SELECT u.no FROM unnest(v_open_nos, v_open_tenants, v_open_jobs) AS u(no, tenant_no, id)
+                 WHERE u.tenant_no = v_tenant AND u.id = ANY (v_ids));
         END LOOP;
     END IF;
 
@@ -119,6 +135,10 @@ BEGIN
             UPDATE headgate.jobs j SET flags = j.flags | 64 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids);
         END LOOP;
         IF cardinality(v_refused) > 0 THEN
+            IF EXISTS (SELECT FROM unnest(v_refused) AS r(o) JOIN headgate.schedules s ON s.schedule_no = v_nos[r.o]
+                        WHERE v_nos[r.o] = ANY (v_replaced)) THEN
+                RAISE EXCEPTION 'the backlog of the topic is full' USING ERRCODE = 'HG002';
+            END IF;
             DELETE FROM headgate.schedule_jobs j
              WHERE (j.tenant_no, j.schedule_no, j.occurrence)
                    IN (SELECT v_tenants[r.o], v_nos[r.o], v_ats[r.o] FROM unnest(v_refused) AS r(o));
@@ -128,27 +148,34 @@ BEGIN
     -- Counted before they are joined: looking through the jobs once per schedule would be quadratic.
     RETURN QUERY
     WITH jobs AS (
-        SELECT m.no, count(*)::int AS made, (array_agg(m.id ORDER BY m.n DESC))[1] AS newest
-          FROM unnest(v_nos, v_jobs) WITH ORDINALITY AS m(no, id, n)
+        SELECT m.no, count(*)::int AS made, (array_agg(m.id ORDER BY m.n DESC))[1] AS newest, max(m.at) AS newest_at
+          FROM unnest(v_nos, v_jobs, v_ats) WITH ORDINALITY AS m(no, id, at, n)
          WHERE m.n <> ALL (coalesce(v_refused, '{}')) GROUP BY 1),
-    refused AS (SELECT v_nos[r.o] AS no, count(*)::int AS n FROM unnest(v_refused) AS r(o) GROUP BY 1),
+    refused AS (SELECT v_nos[r.o] AS no, count(*)::int AS n, min(v_ats[r.o]) AS first FROM unnest(v_refused) AS r(o) GROUP BY 1),
     asked AS (SELECT r.o, max(r.at) AS newest FROM unnest(run_ords_, run_ats_) AS r(o, at) GROUP BY 1),
     told AS MATERIALIZED (
-        SELECT u.no, u.next, u.missed, greatest(u.due, u.missed, a.newest) AS handled, coalesce(j.made, 0) AS made, j.newest,
+        SELECT u.no, u.missed, coalesce(j.made, 0) AS made, j.newest,
+               CASE WHEN w.waits THEN r.first ELSE u.next END AS next, w.waits,
+               CASE WHEN w.waits THEN j.newest_at ELSE greatest(u.due, u.missed, a.newest) END AS handled,
                CASE WHEN u.no = ANY (v_busy) THEN 'overlap' WHEN u.missed IS NOT NULL THEN 'late'
-                    WHEN r.n > 0 THEN 'refused' END AS skip,
-               (CASE WHEN u.no = ANY (v_busy) OR u.missed IS NOT NULL THEN 1 ELSE coalesce(r.n, 0) END) AS skipped
+                    WHEN r.n > 0 AND NOT w.waits THEN 'refused' END AS skip,
+               (CASE WHEN u.no = ANY (v_busy) OR u.missed IS NOT NULL THEN 1 WHEN w.waits THEN 0
+                     ELSE coalesce(r.n, 0) END) AS skipped
           FROM unnest(schedule_nos_, dues_, nexts_, missed_) WITH ORDINALITY AS u(no, due, next, missed, n)
           LEFT JOIN jobs j ON j.no = u.no
           LEFT JOIN refused r ON r.no = u.no
           LEFT JOIN asked a ON a.o = u.n
+         CROSS JOIN LATERAL (SELECT coalesce(r.n > 0 AND s.when_full = 0 /* wait */, false) AS waits
+                               FROM headgate.schedules s WHERE s.schedule_no = u.no) AS w
          WHERE u.no = ANY (v_won))
     UPDATE headgate.schedules s
-       SET next_at = k.next, look_at = k.next, last_error = NULL, last_at = greatest(s.last_at, k.handled),
+       SET next_at = k.next,
+           look_at = CASE WHEN k.waits THEN headgate.look_again_v1(coalesce(s.full_since, v_now), v_now) ELSE k.next END,
+           full_since = CASE WHEN k.waits THEN coalesce(s.full_since, v_now) END, last_error = NULL, last_at = greatest(s.last_at, k.handled),
            last_job_id = coalesce(k.newest, s.last_job_id), fired = s.fired + k.made, skipped = s.skipped + k.skipped,
            last_skip = coalesce(k.skip, s.last_skip),
            last_skip_at = CASE WHEN k.skip IS NULL THEN s.last_skip_at ELSE k.handled END
       FROM told k
      WHERE s.schedule_no = k.no
-    RETURNING s.schedule_no, s.topic_no, k.made, k.skipped;
+    RETURNING s.schedule_no, s.topic_no, k.made, k.skipped, k.waits;
 END $$;

@@ -23,12 +23,14 @@ CREATE TABLE headgate.schedules (
     overlap         smallint NOT NULL CHECK (overlap BETWEEN 0 AND 2),     -- 0 allow, 1 skip, 2 replace
     catch_up        smallint NOT NULL CHECK (catch_up BETWEEN 0 AND 2),    -- 0 one, 1 all, 2 none
     catch_up_most   int NOT NULL CHECK (catch_up_most BETWEEN 1 AND 100),
+    when_full       smallint NOT NULL DEFAULT 0 CHECK (when_full BETWEEN 0 AND 1),   -- 0 wait, 1 skip
     ends_at         timestamptz,
     -- how it stands
     next_at         timestamptz,                         -- the next occurrence; NULL: it has ended
     look_at         timestamptz,                         -- when instances look at it: then, or later after an error;
                                                          -- NULL while it is paused and when it has ended
     last_at         timestamptz,                         -- the newest occurrence that was dealt with
+    full_since      timestamptz,                         -- next_at has come, and its topic has no room for the job
     last_job_id     uuid,
     fired           bigint NOT NULL DEFAULT 0,
     skipped         bigint NOT NULL DEFAULT 0,
