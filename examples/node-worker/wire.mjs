@@ -35,6 +35,7 @@ export function jobsOf(jobs) {
     createdUs: jobs.createdUs[place],
     leaseUntilUs: jobs.leaseUntilUs,
     headers: jobs.headers.find((one) => one.place === place)?.headers ?? {},
+    schedule: jobs.headers.find((one) => one.place === place)?.schedule ?? "",
   }));
 }
 

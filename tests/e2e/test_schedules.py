@@ -18,11 +18,14 @@ import pytest
 from headgate import Headgate, InvalidInput, NotFound
 from headgate.cli import main
 from headgate.domain.errors import AlreadyExists, VersionConflict
+from headgate.domain.ids import JobId
+from headgate.domain.rank import unix_us
 from headgate.sdk.errors import Forbidden
+from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
-from tests.support.wire import served
+from tests.support.wire import Wire, served
 
 OWNER, OTHER, READER, MAIL, WORKER = (
     f"a-token-of-the-{name}" for name in ("owner", "other", "reader", "mailer", "worker")
@@ -204,6 +207,51 @@ def application(address: str, token: str = OWNER, *, minutes: int = 5) -> tuple[
 
 
 @pytest.mark.req("H10")
+@pytest.mark.req("W20")
+async def test_a_handler_sees_the_schedule_and_the_occurrence_of_its_job(hg: Headgate, server: ServerProcess) -> None:
+    schedules = hg.admin.schedules
+    seen: dict[str, Any] = {}
+    await schedules.put("seen-each-second", "seen", every=1, headers={"trace": "abc"}, overlap="skip")
+    await hg.submit("seen", b"plain", headers={"trace": "def"})
+
+    async def made() -> bool:
+        return len(await schedules.jobs("seen-each-second")) > 0
+
+    await until_async(made, "a job was made")
+    await schedules.pause("seen-each-second")
+    await schedules.trigger("seen-each-second")
+    runs = {run.job_id: run for run in await schedules.jobs("seen-each-second")}
+    assert len(runs) == 2
+    info = await hg.get(next(iter(runs)))
+    assert (info.headers, info.schedule) == ({"trace": "abc"}, "seen-each-second")  # nothing of ours among them
+    async with Wire(server.address, token=OWNER) as wire:  # a script, first: what it takes goes back
+        claim = worker_pb2.ClaimRequest(worker_id="script", topics=["seen"], count=3, wait_ms=30_000)
+        told = list((await wire.call("Claim", claim)).jobs)
+        for job in told:
+            run = runs.get(JobId(UUID(bytes=job.id)))
+            assert job.schedule == ("" if run is None else "seen-each-second")
+            assert job.occurrence_us == (0 if run is None else unix_us(run.occurrence))
+            assert dict(job.headers) == {"trace": "def" if run is None else "abc"}
+        outcomes = [jobs_pb2.Outcome(id=job.id, epoch=job.epoch, abandon=jobs_pb2.Abandon()) for job in told]
+        await wire.call("ReportOutcome", worker_pb2.ReportOutcomeRequest(worker_id="script", outcomes=outcomes))
+    app = Headgate(server.address, token=OWNER)
+    app.register("seen", lambda job: seen.update({job.id: (job.schedule, job.occurrence, dict(job.headers))}))
+    worker = app.worker(concurrency=2)
+    working = asyncio.create_task(worker.run())
+
+    async def all_seen() -> bool:
+        return len(seen) == 3
+
+    await until_async(all_seen, "three jobs have run")
+    worker.stop()
+    await working
+    await app.close()
+    expected = {job: ("seen-each-second", run.occurrence, {"trace": "abc"}) for job, run in runs.items()}
+    (plain,) = seen.keys() - runs.keys()
+    assert seen == expected | {plain: (None, None, {"trace": "def"})}
+    await schedules.delete("seen-each-second")
+
+
 async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, server: ServerProcess) -> None:
     schedules = hg.admin.schedules
     app, ran = application(server.address)

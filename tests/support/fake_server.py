@@ -109,6 +109,7 @@ class WorkLink(Peer):
         epoch: int = 1,
         attempt: int = 1,
         headers: dict[str, str] | None = None,
+        schedule: str = "",
     ) -> list[bytes]:
         """Send jobs of one topic in one frame; gives their ids."""
         ids = ids or [_ids.next_id().bytes for _ in payloads]
@@ -123,8 +124,8 @@ class WorkLink(Peer):
             created_us=[1_700_000_000_000_000] * count,
             lease_until_us=1_700_000_060_000_000,
         )
-        if headers:
-            jobs.headers.add(place=0, headers=headers)
+        if headers or schedule:
+            jobs.headers.add(place=0, headers=headers, schedule=schedule, occurrence_us=1_700_000_000_000_000)
         self.say(jobs=jobs)
         return ids
 

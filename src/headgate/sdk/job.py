@@ -21,6 +21,7 @@ from headgate.domain.validation import check_integer, clean_text, shown
 from headgate.sdk.outcomes import Cancelled, Seconds, delay_in_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NOBODY: Final = ("", 0)
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _INT64: Final = 2**63 - 1
 PROGRESS_TEXT_MAX_CHARS: Final = 1_000
@@ -112,6 +113,7 @@ class Job:
     __slots__ = (
         "_headers",
         "_id",
+        "_made_by",
         "_reports",
         "_token",
         "abandoned",
@@ -178,6 +180,7 @@ class Job:
         self.lease_until_us = lease_until_us
         self._reports = reports
         self._headers: Mapping[str, str] = _NO_HEADERS
+        self._made_by: tuple[str, int] = _NOBODY
         self._id: JobId | None = None
         self._token: CancelToken | None = None
 
@@ -195,6 +198,17 @@ class Job:
     def headers(self) -> Mapping[str, str]:
         """What the producer sent along: trace context and the like."""
         return self._headers
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that made the job; None if none did."""
+        return self._made_by[0] or None
+
+    @property
+    def occurrence(self) -> datetime | None:
+        """For which occurrence of its schedule the job was made; of a triggered one, when that was."""
+        name, at_us = self._made_by
+        return _EPOCH + timedelta(microseconds=at_us) if name else None
 
     @property
     def created_at(self) -> datetime:
@@ -256,9 +270,15 @@ class Job:
 
     # --- for the worker ----------------------------------------------------------------------------------------------
 
-    def with_headers(self, headers: Mapping[str, str]) -> None:
-        """Few jobs have some, so they are no argument."""
+    def with_headers(self, headers: Mapping[str, str], made_by: tuple[str, int] = _NOBODY) -> None:
+        """Few jobs have some, or were made by a schedule (its name, and the occurrence in µs): so it is no argument."""
         self._headers = dict(headers)
+        self._made_by = made_by
+
+    @property
+    def made_by(self) -> tuple[str, int]:
+        """As `with_headers` was told."""
+        return self._made_by
 
     def ask_to_stop(self) -> None:
         """Set the flag first: a token made just now looks at it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId
+from headgate.domain.rank import unix_us
 from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared
@@ -58,13 +60,16 @@ def fake_job(
     max_attempts: int = 20,
     priority: int = 0,
     headers: dict[str, str] | None = None,
+    schedule: str = "",
+    occurrence: datetime | None = None,
     job_id: JobId | None = None,
     notebook: Notebook | None = None,
 ) -> Job:
     """A Job as a handler gets it; call its `ask_to_stop()` to play a cancellation."""
     raw = (job_id or _ids.next_id()).bytes
     job = Job(raw, 1, topic, payload, attempt, max_attempts, priority, 0, 0, "test", notebook or Notebook())
-    job.with_headers(headers or {})
+    at = occurrence or datetime(1970, 1, 1, tzinfo=UTC)
+    job.with_headers(headers or {}, (schedule, unix_us(at)))
     return job
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import NotFound
+from headgate.domain.headers import of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
@@ -140,7 +141,7 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         lease_until=row[15],
         finished_at=row[16],
         last_error=row[17],
-        headers=json.loads(row[18] or "{}"),
+        headers=of_caller(json.loads(row[18] or "{}")),
         rank_class=row[19],
         rank_at=row[20],
         flags=row[21],

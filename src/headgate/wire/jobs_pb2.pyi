@@ -160,6 +160,8 @@ class Job(_message.Message):
     LEASE_UNTIL_US_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    OCCURRENCE_US_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     topic: _builtins.str
     payload: _builtins.bytes
@@ -171,6 +173,10 @@ class Job(_message.Message):
     created_us: _builtins.int
     lease_until_us: _builtins.int
     tenant: _builtins.str
+    schedule: _builtins.str
+    """the schedule that made the job, by its name then; empty: none did"""
+    occurrence_us: _builtins.int
+    """for which of its occurrences"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -187,10 +193,12 @@ class Job(_message.Message):
         lease_until_us: _builtins.int = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tenant: _builtins.str = ...,
+        schedule: _builtins.str = ...,
+        occurrence_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_us", b"created_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payload", b"payload", "priority", b"priority", "tenant", b"tenant", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_us", b"created_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "occurrence_us", b"occurrence_us", "payload", b"payload", "priority", b"priority", "schedule", b"schedule", "tenant", b"tenant", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

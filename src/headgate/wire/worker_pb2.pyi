@@ -513,7 +513,13 @@ class JobHeaders(_message.Message):
 
     PLACE_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    OCCURRENCE_US_FIELD_NUMBER: _builtins.int
     place: _builtins.int
+    schedule: _builtins.str
+    """the schedule that made the job, by its name then; empty: none did"""
+    occurrence_us: _builtins.int
+    """for which of its occurrences"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -521,10 +527,12 @@ class JobHeaders(_message.Message):
         *,
         place: _builtins.int = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        schedule: _builtins.str = ...,
+        occurrence_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "occurrence_us", b"occurrence_us", "place", b"place", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

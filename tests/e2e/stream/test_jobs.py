@@ -198,7 +198,10 @@ async def test_four_slots_in_batches_of_eight_settle_each_job_when_it_is_done(wi
 
 @pytest.mark.req("W20")
 async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) -> None:
-    """All fields there are; trace context travels in the headers. Left of W20: webhook, schedule, deadline."""
+    """All fields there are; trace context travels in the headers. Left of W20: webhook, deadline.
+
+    The schedule that made a job: tests/e2e/test_schedules.py.
+    """
     before = time.time_ns() // 1000
     job_id = await wire.submit(
         topic,

@@ -16,6 +16,7 @@ from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.headers import made_by, of_caller
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.jobs import Submission
 from headgate.domain.links import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
@@ -104,18 +105,20 @@ def jobs_frame(delivery: Delivery, topic_name: Callable[[int], str]) -> worker_p
             priorities=delivery.priorities if any(delivery.priorities) else [],
             created_us=delivery.created_us,
             lease_until_us=delivery.lease_until_us,
-            headers=[
-                worker_pb2.JobHeaders(place=place, headers=json.loads(text))
-                for place, text in enumerate(delivery.headers)
-                if text
-            ],
+            headers=[_job_headers(place, json.loads(text)) for place, text in enumerate(delivery.headers) if text],
             seq=delivery.seq,
         )
     )
 
 
+def _job_headers(place: int, found: dict[str, str]) -> worker_pb2.JobHeaders:
+    schedule, occurrence_us = made_by(found)
+    return worker_pb2.JobHeaders(place=place, headers=of_caller(found), schedule=schedule, occurrence_us=occurrence_us)
+
+
 def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: str) -> list[jobs_pb2.Job]:
     """Jobs as messages, for the simple streams."""
+    found = [json.loads(text) if text else {} for text in delivery.headers]
     return [
         jobs_pb2.Job(
             id=delivery.ids[place].bytes,
@@ -127,8 +130,10 @@ def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: s
             priority=delivery.priorities[place],
             created_us=delivery.created_us[place],
             lease_until_us=delivery.lease_until_us,
-            headers=json.loads(delivery.headers[place] or "{}"),
+            headers=of_caller(found[place]),
             tenant=tenant,
+            schedule=made_by(found[place])[0],
+            occurrence_us=made_by(found[place])[1],
         )
         for place in range(len(delivery))
     ]

@@ -31,6 +31,8 @@ from headgate.sdk.worker.execution import attempt_sync
 
 Facts: TypeAlias = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
 """What a child needs to know of a job, in the order of Job's own arguments."""
+Extra: TypeAlias = tuple[dict[str, str], tuple[str, int]]
+"""What few jobs have: headers, and the schedule that made it."""
 Where: TypeAlias = tuple[str, str]
 """The module and the name in it that a handler is found by."""
 
@@ -49,7 +51,7 @@ class Child:
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()  # one message at a time, whichever thread sends it
-        self._inbox: SimpleQueue[tuple[int, Where, Facts, dict[str, str]] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[int, Where, Facts, Extra] | None] = SimpleQueue()
         self._main = threading.get_ident()
         self._busy = False
         self._number = 0  # of the job that runs: what the parent says of an older one came too late
@@ -73,9 +75,9 @@ class Child:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, number: int, where: Where, facts: Facts, headers: dict[str, str]) -> None:
+    def _attempt(self, number: int, where: Where, facts: Facts, extra: Extra) -> None:
         try:
-            outcome = self._outcome(number, where, facts, headers)
+            outcome = self._outcome(number, where, facts, extra)
         except Cancelled as error:  # it came in the moment between the handler's end and the shield
             outcome = outcome_of(error, cancelled=True)
         self._shielded, self._job = True, None
@@ -85,13 +87,13 @@ class Child:
         else:
             self.send(("done", number, False, outcome.SerializeToString()))
 
-    def _outcome(self, number: int, where: Where, facts: Facts, headers: dict[str, str]) -> Any:
+    def _outcome(self, number: int, where: Where, facts: Facts, extra: Extra) -> Any:
         try:
             task = find(*where)
         except BaseException as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
             return failure("HandlerNotFound", f"{where[0]}.{where[1]} cannot be imported in another process: {error}")
         job = Job(*facts, _ToParent(self))
-        job.with_headers(headers)
+        job.with_headers(*extra)
         self._number, self._job = number, job
         if self._cancelled == number:  # asked for while the module was imported
             job.ask_to_stop()

@@ -137,7 +137,7 @@ class Ledger:
             seen[at] = job
         for extra in frame.headers:
             if extra.place in seen:
-                seen[extra.place].with_headers(extra.headers)
+                seen[extra.place].with_headers(extra.headers, (extra.schedule, extra.occurrence_us))
         return new, replaced
 
     def _refuse(self, job: Job) -> None:

@@ -201,7 +201,8 @@ class _Slot:
             return failure("Cancelled", "the job was cancelled on request before it started")
         task = cast("Task[Any, Any]", job.handler)
         self._number += 1
-        order = ("run", self._number, (task.function.__module__, task.name), facts_of(job), dict(job.headers))
+        where = (task.function.__module__, task.name)
+        order = ("run", self._number, where, facts_of(job), (dict(job.headers), job.made_by))
         try:
             self.prepare()
             self._send(order)

@@ -1,3 +1,11 @@
+-- The headers of a job that a schedule makes: its handler sees the name and the occurrence. Under names that no caller may
+-- use (they begin with a dot), beside the caller's own: so a job that no schedule made has nothing more to carry.
+CREATE FUNCTION headgate.made_by_v1(headers_ jsonb, name_ text, occurrence_ timestamptz) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(headers_, '{}') || jsonb_build_object(
+        '.schedule', name_, '.occurrence_us', (extract(epoch FROM occurrence_) * 1000000)::bigint::text)
+$$;
+
 -- When to look again at a schedule whose topic is full: after a second at first, after 15 at the most.
 CREATE FUNCTION headgate.look_again_v1(since_ timestamptz, now_ timestamptz) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE AS $$
@@ -112,7 +120,8 @@ BEGIN
                array_agg(CASE WHEN t.ageing_step_us IS NULL THEN -1 - s.priority ELSE -1 END ORDER BY u.n),
                array_agg(-coalesce(s.priority * t.ageing_step_us, 0) ORDER BY u.n),
                array_agg(coalesce(s.max_attempts, t.max_attempts) ORDER BY u.n),
-               array_agg(coalesce(s.policy_no, t.policy_no) ORDER BY u.n), array_agg(s.headers ORDER BY u.n)
+               array_agg(coalesce(s.policy_no, t.policy_no) ORDER BY u.n),
+               array_agg(headgate.made_by_v1(s.headers, s.name, v_ats[u.n]) ORDER BY u.n)
           INTO v_tenants, v_topics, v_payloads, v_priorities, v_classes, v_offsets, v_attempts, v_policies, v_headers
           FROM unnest(v_nos) WITH ORDINALITY AS u(no, n)
           JOIN headgate.schedules s ON s.schedule_no = u.no
