@@ -13,6 +13,7 @@ import pytest
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import BacklogFull, InvalidInput, NotFound
 from headgate.domain.jobs import TopicRules
+from headgate.domain.links import Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.topic_limits import Rate
@@ -21,7 +22,7 @@ from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import fill
 from headgate.store.service import Store
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, new_id
 
 BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
 SECOND = timedelta(seconds=1)
@@ -483,4 +484,80 @@ async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Conne
         assert len(await queue.claim(5)) == 1  # of two that may, one at a time
     finally:
         await store.close()
+    await no_drift(db)
+
+
+# ---------------------------------------------------------------- redrives
+
+
+async def test_a_paced_redrive_of_jobs_with_keys_lines_each_up_when_it_is_due(db: Connection) -> None:
+    """The first at once, the others at their times: each waits for its key, none before it is due."""
+    clock, queue = await Clock.install(db), Queue(db)
+    await limit(queue, max_running_per_key=1)
+    tenant = await queue.tenant_no()
+    jobs = await queue.add(6, limit_key="a", max_attempts=1)
+    for _ in jobs:
+        claimed = await queue.claim(1)
+        await queue.settle((claimed.ids[0], claimed.epochs[0], BOOM))
+    await no_drift(db)
+    # Not in the order of their ids: the pace follows the order that was asked for.
+    order = [jobs[place] for place in (3, 0, 5, 1, 4, 2)]
+    assert set(await verbs.redrive(db, tenant, order, apart=10 * SECOND)) == set(order)
+    due = [(await reads.get(db, tenant, job_id)).run_at - clock.now for job_id in order]
+    assert due == [place * 10 * SECOND for place in range(6)]
+    assert await states(queue) == {State.PENDING: 1, State.SCHEDULED: 5}
+    await no_drift(db)
+    assert (await queue.claim(10)).ids == (order[0],)
+    ran = [order[0]]
+    epoch = (await reads.get(db, tenant, order[0])).epoch
+    for place in range(1, 6):
+        await clock.advance(seconds=10)
+        assert [job.id for job in await leases.promote(db)] == [order[place]]
+        assert len(await queue.claim(10)) == 0  # its key is taken
+        assert (await reads.get(db, tenant, order[place])).state is State.BLOCKED
+        await no_drift(db)
+        await queue.settle((ran[-1], epoch, Completed()))
+        claimed = await queue.claim(10)
+        assert claimed.ids == (order[place],)
+        ran, epoch = [*ran, claimed.ids[0]], claimed.epochs[0]
+    await queue.settle((ran[-1], epoch, Completed()))
+    assert await states(queue) == {}
+    await no_drift(db)
+
+
+@pytest.mark.parametrize("first_is", ["unknown", "alive", "later"])
+async def test_a_paced_redrive_whose_first_is_not_due_lines_nobody_up(db: Connection, first_is: str) -> None:
+    clock, queue = await Clock.install(db), Queue(db)
+    await limit(queue, max_running_per_key=1)
+    tenant = await queue.tenant_no()
+    jobs = await queue.add(3, limit_key="a", max_attempts=1)
+    for _ in jobs:
+        claimed = await queue.claim(1)
+        await queue.settle((claimed.ids[0], claimed.epochs[0], BOOM))
+    (alive,) = await queue.add(1, "other")
+    asked = {"unknown": [new_id(), *jobs], "alive": [alive, *jobs], "later": jobs}[first_is]
+    delay = SECOND if first_is == "later" else timedelta(0)
+    assert set(await verbs.redrive(db, tenant, asked, delay=delay, apart=10 * SECOND)) == set(jobs)
+    due = [(await reads.get(db, tenant, job_id)).run_at - clock.now for job_id in jobs]
+    assert due == [delay + asked.index(job_id) * 10 * SECOND for job_id in jobs]
+    assert [(await reads.get(db, tenant, job_id)).state for job_id in jobs] == [State.SCHEDULED] * 3
+    assert await db.fetchval("SELECT count(*) FROM headgate.limit_line") == 0
+    await no_drift(db)
+
+
+async def test_a_paced_redrive_leaves_out_a_unique_key_that_is_taken_and_keeps_the_pace_of_the_rest(
+    db: Connection,
+) -> None:
+    clock, queue = await Clock.install(db), Queue(db)
+    tenant = await queue.tenant_no()
+    jobs = []
+    for n in range(3):
+        jobs += await queue.add(1, unique=Unique(key=f"u{n}"), limit_key="a", max_attempts=1)
+        claimed = await queue.claim(1)
+        await queue.settle((claimed.ids[0], claimed.epochs[0], BOOM))
+    await queue.add(1, unique=Unique(key="u0"))  # the first one's key is another's now
+    assert set(await verbs.redrive(db, tenant, jobs, apart=10 * SECOND)) == set(jobs[1:])
+    found = [await reads.get(db, tenant, job_id) for job_id in jobs]
+    assert [job.state for job in found] == [State.DEAD, State.SCHEDULED, State.SCHEDULED]
+    assert [job.run_at - clock.now for job in found[1:]] == [10 * SECOND, 20 * SECOND]
     await no_drift(db)

@@ -438,6 +438,51 @@ async def test_replace_cancels_the_queued_one_and_asks_the_running_one_to_stop(b
     assert (await bench.jobs())[0].state is State.PENDING
 
 
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+async def test_an_occurrence_without_a_job_replaces_none(bench: Bench, state: State) -> None:
+    """Missed and not caught up: there is nothing to take the place of the earlier job."""
+    await bench.put(overlap=Overlap.REPLACE, catch_up=CatchUp.NONE)
+    await bench.put("other", topic="other", overlap=Overlap.REPLACE)  # fires in the same call, and replaces its own
+    await bench.clock.advance(minutes=1)
+    assert (await bench.scheduler.run_once()).made == 2
+    if state is State.RUNNING:
+        await bench.queue.claim()
+    await bench.clock.advance(seconds=91)
+    done = await bench.scheduler.run_once()
+    assert (done.made, done.skipped) == (1, 1)
+    tenant = await bench.queue.tenant_no()
+    (kept,) = await bench.jobs()
+    found = await reads.get(bench.db, tenant, kept.job_id)
+    assert (found.state, found.cancel_requested) == (state, False)
+    assert [job.state for job in await bench.jobs("other")] == [State.PENDING, State.CANCELLED]
+
+
+async def test_an_occurrence_that_has_its_job_does_not_replace_it_by_nothing(bench: Bench) -> None:
+    """A restored backup, or a clock that was set back: the cursor stands at an occurrence whose job lives."""
+    await bench.put(overlap=Overlap.REPLACE)
+    await bench.clock.advance(minutes=1)
+    await bench.scheduler.run_once()
+    await bench.db.execute("UPDATE headgate.schedules SET next_at = $1, look_at = $1", NOON + MINUTE)
+    assert (await bench.scheduler.run_once()).made == 0
+    assert [job.state for job in await bench.jobs()] == [State.PENDING]
+    assert (await bench.get()).next_at == NOON + 2 * MINUTE
+
+
+async def test_an_edit_keeps_an_occurrence_that_is_exactly_at_the_new_end(bench: Bench) -> None:
+    await bench.put()
+    kept, _ = await bench.put(ends_at=NOON + MINUTE)
+    assert kept.next_at == NOON + MINUTE
+    gone, _ = await bench.put(ends_at=NOON + MINUTE - timedelta(microseconds=1))
+    assert gone.next_at is None
+    with pytest.raises(InvalidInput, match="never fires"):
+        await bench.put("none", ends_at=NOON + MINUTE - timedelta(microseconds=1))
+    last, _ = await bench.put("last", ends_at=NOON + MINUTE)
+    assert last.next_at == NOON + MINUTE
+    await bench.clock.advance(minutes=1)
+    assert (await bench.scheduler.run_once()).made == 1
+    assert ((await bench.get("last")).next_at, await bench.occurrences("last")) == (None, [NOON + MINUTE])
+
+
 @pytest.mark.req("T34")
 async def test_allow_lets_them_pile_up(bench: Bench) -> None:
     await bench.put(overlap=Overlap.ALLOW)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
 
@@ -151,6 +151,45 @@ def test_what_begins_with_a_star_follows_real_time() -> None:
         "2026-04-05T01:45+10:30",
         "2026-04-05T02:45+10:30",
     ]
+
+
+@pytest.mark.req("T34")
+@pytest.mark.parametrize(
+    ("expression", "start", "expected"),
+    [
+        # Troll, 29 March 2026: 01:00 becomes 03:00. Each named time that is left out runs once, at the end of the gap.
+        ("30 1 * * *", "2026-03-28T12:00", ["03-29T03:00+02:00", "03-30T01:30+02:00"]),
+        ("30 2 * * *", "2026-03-28T12:00", ["03-29T03:00+02:00", "03-30T02:30+02:00"]),
+        ("0,30 1,2,3 * * *", "2026-03-28T12:00", ["03-29T03:00+02:00", "03-29T03:30+02:00", "03-30T01:00+02:00"]),
+        ("30 * * * *", "2026-03-28T23:45", ["03-29T00:30+00:00", "03-29T03:30+02:00", "03-29T04:30+02:00"]),
+        ("*/30 2 * * *", "2026-03-28T12:00", ["03-30T02:00+02:00", "03-30T02:30+02:00"]),
+        # 25 October: 03:00 becomes 01:00. Named times run the first time that they come.
+        ("30 1 * * *", "2026-10-24T12:00", ["10-25T01:30+02:00", "10-26T01:30+00:00"]),
+        ("30 2 * * *", "2026-10-24T12:00", ["10-25T02:30+02:00", "10-26T02:30+00:00"]),
+        ("0 1,2,3 * * *", "2026-10-25T00:30", ["10-25T01:00+02:00", "10-25T02:00+02:00", "10-25T03:00+00:00"]),
+        (
+            "30 * * * *",
+            "2026-10-25T01:00",
+            ["10-25T01:30+02:00", "10-25T02:30+02:00", "10-25T01:30+00:00", "10-25T02:30+00:00", "10-25T03:30+00:00"],
+        ),
+    ],
+)
+def test_clocks_that_change_by_two_hours(expression: str, start: str, expected: list[str]) -> None:
+    found = local_times(expression, "Antarctica/Troll", start, len(expected))
+    assert found == [f"2026-{at}" for at in expected]
+
+
+@pytest.mark.req("T34")
+@pytest.mark.parametrize("minutes", [0, 1, 59, 61, 89, 119])
+@pytest.mark.parametrize("expression", ["30 1 * * *", "30 2 * * *", "59 2 * * *"])
+def test_in_both_of_two_hours_that_come_twice_their_named_times_have_had_their_run(
+    expression: str, minutes: int
+) -> None:
+    zone = ZoneInfo("Antarctica/Troll")
+    again = datetime(2026, 10, 25, 1, tzinfo=UTC) + timedelta(minutes=minutes)
+    found = next_occurrence(parse_cron(expression), zone, again)
+    assert found is not None
+    assert found.astimezone(zone).date() == date(2026, 10, 26)
 
 
 @pytest.mark.req("T34")

@@ -89,7 +89,7 @@ BEGIN
             SELECT u.tenant_no, array_agg(u.id ORDER BY u.id)
               FROM unnest(v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live)
                    AS u(no, tenant_no, overlap, id, live)
-             WHERE u.live AND u.overlap = 2
+             WHERE u.live AND u.overlap = 2 AND u.id <> ALL (run_ids_)      -- not the job of this very occurrence
                AND u.no = ANY (ARRAY(SELECT schedule_nos_[r.o] FROM unnest(run_ords_) AS r(o)))
              GROUP BY 1 ORDER BY 1
         LOOP
