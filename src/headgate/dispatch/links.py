@@ -35,6 +35,9 @@ FRAME_BYTES = 1_000_000
 LINK_BYTES = 4 * 1024 * 1024
 """Payloads that wait to be written to one link. Past that nothing more is claimed for it until its peer has read:
 credit bounds the jobs, and a thousand jobs may be a gigabyte."""
+RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
+"""How long receipts may wait for a frame of jobs to go with, and how many of them. A frame costs each side as much as
+ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
 
 
 class LinkEnded(HeadgateError):
@@ -178,6 +181,8 @@ class Link:
     finishing: bool = False  # the worker has said its last word
     _parts: deque[Delivery | Told] = field(default_factory=deque)
     _words: int = 0  # the weight of all Told among them
+    _receipts: deque[Told] = field(default_factory=deque)  # those that wait for jobs to go with; bounded as words
+    _receipts_timer: asyncio.TimerHandle | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -210,14 +215,56 @@ class Link:
 
     def tell(self, told: Told) -> None:
         """Queue anything else. A link that has ended hears nothing."""
+        if self._weigh(told):
+            self.send_receipts()  # in the order in which they were said
+            self._parts.append(told)
+            self._ready.set()
+
+    def answer(self, receipts: Told) -> None:
+        """Queue receipts. They go with the next jobs if some are about to come, and alone if none have come soon."""
+        if self.finishing or not self._expects_jobs():
+            self.tell(receipts)
+        elif self._weigh(receipts):
+            self._receipts.append(receipts)
+            if len(self._receipts) > RECEIPTS_WAITING:  # its outcomes come in more frames than its jobs
+                self.send_receipts()
+            elif self._receipts_timer is None:
+                self._receipts_timer = asyncio.get_running_loop().call_later(RECEIPTS_SECONDS, self.send_receipts)
+
+    def take_receipts(self) -> Told | None:
+        """Receipts to go with the jobs that `next_part` gave just now, if any wait for that."""
+        if not self._receipts:
+            return None
+        receipts = self._receipts.popleft()
+        self._words -= receipts.weight
+        if not self._receipts and self._receipts_timer is not None:
+            self._receipts_timer.cancel()
+            self._receipts_timer = None
+        return receipts
+
+    def _expects_jobs(self) -> bool:
+        """Whether it has asked for jobs, and the last claim for them left some."""
+        return any(demand.plenty and (count or demand.claiming) for demand, count in self.credit.items())
+
+    def send_receipts(self) -> None:
+        """Receipts that wait for jobs go alone: none will come soon, or something else is to be told after them."""
+        if self._receipts_timer is not None:
+            self._receipts_timer.cancel()
+            self._receipts_timer = None
+        if self._receipts:
+            self._parts.extend(self._receipts)
+            self._receipts.clear()
+            self._ready.set()
+
+    def _weigh(self, told: Told) -> bool:
+        """Count what is to be queued; False when the link has ended, or ends here because its peer does not read."""
         if self.ended is not None:
-            return
+            return False
         self._words += told.weight
         if self._words > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
             self.end(LinkOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
-            return
-        self._parts.append(told)
-        self._ready.set()
+            return False
+        return True
 
     def holds(self, job_id: UUID, epoch: int) -> bool:
         """Whether this very attempt is here."""
@@ -272,6 +319,7 @@ class Link:
     def finish(self) -> None:
         """The worker says nothing more. It still gets the receipts of what it said; then the writer ends."""
         self.finishing = True
+        self.send_receipts()
         self._ready.set()
 
     async def next_part(self) -> Delivery | Told | None:
@@ -321,6 +369,7 @@ class Link:
         """End the link; its writer and reader notice. The first reason counts."""
         if self.ended is None:
             self.ended = reason
+        self.send_receipts()
         self._ready.set()
         self._over.set()
 

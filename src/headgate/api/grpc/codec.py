@@ -88,12 +88,15 @@ def held_of(pairs: Sequence[tuple[UUID, int]]) -> worker_pb2.Held:
 # ---------------------------------------------------------------------- to workers
 
 
-def jobs_frame(delivery: Delivery, topic_name: Callable[[int], str]) -> worker_pb2.ServerFrame:
-    """Jobs as parallel arrays."""
+def jobs_frame(
+    delivery: Delivery, topic_name: Callable[[int], str], receipts: Told | None = None
+) -> worker_pb2.ServerFrame:
+    """Jobs as parallel arrays, and the receipts that go with them."""
     numbers = delivery.topic_nos
     distinct = sorted(set(numbers))
     places = {number: place for place, number in enumerate(distinct)}
     return worker_pb2.ServerFrame(
+        receipts=None if receipts is None else _receipts(receipts),
         jobs=worker_pb2.Jobs(
             ids=raw_ids(delivery.ids),
             epochs=delivery.epochs,
@@ -107,7 +110,7 @@ def jobs_frame(delivery: Delivery, topic_name: Callable[[int], str]) -> worker_p
             lease_until_us=delivery.lease_until_us,
             headers=[_job_headers(place, json.loads(text)) for place, text in enumerate(delivery.headers) if text],
             seq=delivery.seq,
-        )
+        ),
     )
 
 
@@ -143,8 +146,7 @@ def told_frame(told: Told) -> worker_pb2.ServerFrame:
     """Everything a link is told that is not jobs."""
     frame = worker_pb2.ServerFrame()
     if told.receipts_seq is not None:
-        frame.receipts.seq = told.receipts_seq
-        frame.receipts.odd.extend(told.receipts_odd)  # type: ignore[arg-type]  # made by receipt()
+        frame.receipts.CopyFrom(_receipts(told))
     if told.beat_ack:
         frame.beat_ack.SetInParent()
     if told.lost:
@@ -159,6 +161,10 @@ def told_frame(told: Told) -> worker_pb2.ServerFrame:
     if told.quieted:
         frame.quieted.SetInParent()
     return frame
+
+
+def _receipts(told: Told) -> worker_pb2.Receipts:
+    return worker_pb2.Receipts(seq=told.receipts_seq, odd=told.receipts_odd)  # type: ignore[arg-type]  # by receipt()
 
 
 def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:

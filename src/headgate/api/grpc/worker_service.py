@@ -214,7 +214,7 @@ class WorkerService:
         name = self._parts.store.topic_name
         while (part := await link.next_part()) is not None:
             if isinstance(part, Delivery):
-                await stream.write(codec.jobs_frame(part, name))
+                await stream.write(codec.jobs_frame(part, name, link.take_receipts()))
                 link.written()  # at once: the link may end before the next part is asked for
                 if failpoints.armed:
                     await failpoints.armed.reach("deliver.after_send")
@@ -276,7 +276,7 @@ class WorkerService:
                     continue
                 wire_place = keep[place] if place < len(keep) else first_other + places[place - len(keep)]
                 odd.append(codec.receipt(wire_place, settled))
-            link.tell(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
+            link.answer(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
             link.reported(number)
 
         def failed(error: HeadgateError) -> None:

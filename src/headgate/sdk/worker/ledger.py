@@ -70,6 +70,11 @@ class Ledger:
         ahead = self._ahead.jobs if self._prefetch is None else self._prefetch
         return max(0, self._concurrency + ahead - self.active - self.asked)
 
+    @property
+    def may_speak(self) -> bool:
+        """Whether a frame from here might have something in it: for a writer that is not to be woken for nothing."""
+        return self.resting or self.outbox.unsent or self.credit() > 0
+
     # --- deliveries --------------------------------------------------------------------------------------------------
 
     def deliver(self, frame: pb.Jobs) -> list[Job]:

@@ -205,7 +205,8 @@ class Link:
                 if failpoints.armed and frame.HasField("jobs"):
                     await failpoints.armed.reach("worker.after_delivery")
                 self.inbound.take(frame)
-                self._wake.set()
+                if self._leaving is not None or self.ledger.may_speak:
+                    self._wake.set()
         except asyncio.CancelledError:
             if not call.cancelled():
                 raise

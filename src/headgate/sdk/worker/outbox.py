@@ -47,6 +47,11 @@ class Outbox:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something is to be sent, or sent again."""
+        return bool(self._unsent or self._resend)
+
     def add(self, job: Job, outcome: Outcome) -> None:
         """Take one outcome for sending."""
         self._unsent.append((job, outcome))

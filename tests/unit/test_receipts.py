@@ -1,0 +1,113 @@
+"""Receipts go with jobs when jobs are about to come, and never wait for ones that are not."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from headgate.dispatch import links
+from headgate.dispatch.demand import Demand
+from headgate.dispatch.links import RECEIPTS_WAITING, Delivery, Link, LinkEnded, Told
+from headgate.domain.identity import Identity
+
+
+def delivery(count: int = 1) -> Delivery:
+    now = int(datetime.now(UTC).timestamp() * 1e6)
+    return Delivery(
+        tenant_no=1,
+        lease_ms=60_000,
+        ids=[uuid4() for _ in range(count)],
+        topic_nos=[1] * count,
+        epochs=[1] * count,
+        attempts=[1] * count,
+        max_attempts=[3] * count,
+        priorities=[0] * count,
+        created_us=[now] * count,
+        lease_until_us=now,
+        headers=[None] * count,
+        payloads=[b""] * count,
+    )
+
+
+@pytest.fixture
+def demand() -> Demand:
+    made = Demand(1, (1,), 60_000)
+    made.plenty = True
+    return made
+
+
+@pytest.fixture
+def link(demand: Demand) -> Link:
+    made = Link(Identity(tenant="acme", subject="test", scopes=frozenset()), 1, "w", lambda: 0.0, 60_000)
+    demand.grant(made, 10)
+    return made
+
+
+async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(link: Link) -> None:
+    link.answer(Told(receipts_seq=1))
+    link.deliver(delivery())
+    assert isinstance(await link.next_part(), Delivery)
+    taken = link.take_receipts()
+    assert taken is not None
+    assert taken.receipts_seq == 1
+    assert link.take_receipts() is None
+
+
+async def test_receipts_go_at_once_where_the_last_claim_left_nothing(link: Link, demand: Demand) -> None:
+    demand.plenty = False
+    link.answer(Told(receipts_seq=1))
+    assert await link.next_part() == Told(receipts_seq=1)
+
+
+async def test_receipts_go_at_once_to_a_worker_that_asked_for_nothing(link: Link, demand: Demand) -> None:
+    demand.reserve(10)
+    link.answer(Told(receipts_seq=1))
+    assert await link.next_part() == Told(receipts_seq=1)
+
+
+async def test_receipts_wait_for_a_claim_that_is_under_way(link: Link, demand: Demand) -> None:
+    demand.reserve(10)
+    demand.claiming = True
+    link.answer(Told(receipts_seq=1))
+    assert link.take_receipts() == Told(receipts_seq=1)
+
+
+async def test_whatever_is_told_comes_after_receipts_that_were_said_before(link: Link) -> None:
+    link.answer(Told(receipts_seq=1))
+    link.tell(Told(beat_ack=True))
+    assert [await link.next_part(), await link.next_part()] == [Told(receipts_seq=1), Told(beat_ack=True)]
+
+
+async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(link: Link) -> None:
+    for seq in range(RECEIPTS_WAITING + 1):
+        link.answer(Told(receipts_seq=seq))
+    assert [(await _told(link)).receipts_seq for _ in range(RECEIPTS_WAITING + 1)] == [*range(RECEIPTS_WAITING + 1)]
+
+
+async def test_receipts_go_alone_when_no_jobs_have_come_for_a_while(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "RECEIPTS_SECONDS", 0.001)
+    link.answer(Told(receipts_seq=1))
+    async with asyncio.timeout(5):
+        assert await link.next_part() == Told(receipts_seq=1)
+
+
+@pytest.mark.parametrize("way", ["finish", "end"])
+async def test_the_last_receipts_are_still_sent_when_a_link_ends(link: Link, way: str) -> None:
+    link.answer(Told(receipts_seq=1))
+    if way == "finish":
+        link.finish()
+    else:
+        link.end(LinkEnded("over"))
+    assert await link.next_part() == Told(receipts_seq=1)
+    assert await link.next_part() is None
+
+
+async def _told(link: Link) -> Told:
+    part = await link.next_part()
+    assert isinstance(part, Told)
+    return part
