@@ -369,6 +369,27 @@ async def test_what_commits_long_after_it_was_written_is_not_forgotten_unseen(
     assert not other.from_head
 
 
+@pytest.mark.parametrize("what", ["the table", "the claimer"])
+async def test_numbers_of_another_clusters_transactions_mean_nothing(
+    queue: Queue, other: Other, clock: Clock, what: str
+) -> None:
+    """After a dump was restored elsewhere, or a failover has lost the end: look from the head."""
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    assert other.marks.seen is not None
+    elsewhere = "9000000000:9000000000:"
+    if what == "the table":
+        await queue.db.execute("UPDATE headgate.arrivals_floor SET snapshot = $1::text::pg_snapshot", elsewhere)
+    else:
+        other.marks.seen = other.marks.seen._replace(snapshot=elsewhere)
+    await queue.settle((job, epoch, Abandon()))
+    await forget_arrivals(queue.db, apart_ms=0)
+    assert (await other.claim())[0] == job
+    await queue.settle((job, epoch + 1, Abandon()))
+    assert (await other.claim())[0] == job, "and goes on from there"
+
+
 # ---------------------------------------------------------------------- what each claim brings along
 
 
