@@ -11,6 +11,7 @@ import pytest
 
 from headgate.dispatch.watermark import MAX_GAPS, Watermark
 from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
 from headgate.store import control, leases, linking, topics, verbs
 from headgate.store.connect import Connection
@@ -273,6 +274,31 @@ async def test_more_that_commits_late_than_a_watermark_can_tell_apart_comes_in_o
             await clock.advance(seconds=1)
         await passed(queue, other, clock)
     assert [job for _ in range(many // 4) for job in await other.claim(4)] == late
+
+
+async def test_many_that_come_back_at_once_from_places_far_apart_come_in_order(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    many = MAX_GAPS + 30
+    for _ in range(many):
+        await queue.add()
+        await clock.advance(seconds=1)
+    got = await queue.claim(many)
+    await passed(queue, other, clock)
+    await queue.settle(*((job, epoch, Abandon()) for job, epoch in zip(got.ids, got.epochs, strict=True)))
+    assert [job for _ in range(2) for job in await other.claim(many // 2)] == list(got.ids)
+
+
+@pytest.mark.parametrize("ends", [-1, 0, 1])
+async def test_an_arrival_at_the_very_end_of_a_range_is_not_taken_for_part_of_it(queue: Queue, ends: int) -> None:
+    seen = (await queue.claim(1)).news
+    assert seen is not None
+    (job,) = await queue.add()
+    rank = await queue.db.fetchval("SELECT rank_at FROM headgate.jobs")
+    topic, ranges = await queue.topic(), KeyRanges()
+    ranges.add(topic.no, LOWEST, (-1, rank + ends))  # up to there, and not included
+    ranges.add(topic.no, (-1, rank + 100), HIGHEST)
+    assert (await queue.claim(1, ranges=ranges, seen=seen.seen)).ids == (job,)
 
 
 async def submitted(db: Connection) -> UUID:

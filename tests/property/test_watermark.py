@@ -132,7 +132,7 @@ class Store:
         self.pending = [job for place, job in enumerate(self.pending) if place not in taken]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.lists(steps, min_size=10, max_size=60))
 def test_a_claim_from_the_watermark_looks_at_all_that_one_from_the_head_would(found: list[tuple[str, object]]) -> None:
     store = Store()

@@ -10,6 +10,7 @@ from os import urandom
 from typing import Any
 from uuid import UUID
 
+from headgate.domain.arrivals import Seen
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicName
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.keyrange import KeyRanges
@@ -77,6 +78,7 @@ class Queue:
         runs: Sequence[int] = (),
         ranges: KeyRanges | None = None,
         hints: Iterable[UUID] = (),
+        seen: Seen | None = None,
     ) -> claiming.Claimed:
         numbers = [(await self.topic(name)).no for name in topics or ("mail",)]
         return await claiming.claim(
@@ -90,6 +92,7 @@ class Queue:
             runs=runs,
             ranges=ranges,
             hints=list(hints),
+            seen=seen,
         )
 
     async def settle(self, *outcomes: tuple[UUID, int, Outcome]) -> list[Settled]:
