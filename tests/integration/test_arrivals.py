@@ -3,8 +3,10 @@ first what has become claimable, wherever that lies below its watermark and whoe
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from importlib import resources
 from uuid import UUID
 
 import pytest
@@ -443,3 +445,29 @@ async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
     await queue.settle((job, epoch, Abandon()))
     await other.instance.submit()
     assert list((await other.worker.take()).ids) == [job]
+
+
+# ---------------------------------------------------------------------- nobody is left out
+
+NEVER_PENDING = {
+    "cancel_v1": "sets a flag",
+    "claim_v1": "to running",
+    "fire_v1": "sets a flag of what submit_v1 made",
+    "hand_over_v1": "made as running",
+    "link_v1": "sets a flag",
+    "progress_v1": "the progress",
+    "renew_v1": "the lease",
+    "set_limits_v1": "sets a flag",
+    "trigger_v1": "sets a flag of what submit_v1 made",
+}
+
+
+def test_every_function_that_writes_jobs_tells_of_arrivals_or_is_known_to_make_none() -> None:
+    folder = resources.files("headgate.store") / "functions"
+    writers = {
+        file.name.removesuffix(".sql"): "arrived_v1(" in text or "INSERT INTO headgate.arrivals" in text
+        for file in folder.iterdir()
+        if re.search(r"(INSERT INTO|UPDATE) headgate\.jobs\b", text := file.read_text())
+    }
+    silent = {name for name, tells in writers.items() if not tells}
+    assert silent == set(NEVER_PENDING), "a job that becomes claimable must tell where: headgate.arrived_v1"
