@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -376,6 +377,26 @@ def test_the_command_line_does_it_all(shell: Shell) -> None:
     assert len(json.loads(shell.run("next", "--every", "5m", "--output", "json"))) == 5
     assert "deleted" in shell.run("delete", "nightly")
     assert "nightly" in shell.run("get", "nightly", code=3)
+
+
+def test_a_schedule_that_waits_for_room_says_so(shell: Shell) -> None:
+    assert main(["topic", "set", "narrow", "--max-backlog", "0"]) == 0
+    assert "when full wait" in shell.run("put", "waits", "narrow", "--after", "0s")
+    deadline = time.monotonic() + 30
+    while "waits     since" not in (text := shell.run("get", "waits")):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    assert "for room: the backlog of narrow is full" in text
+    told = json.loads(shell.run("get", "waits", "--output", "json"))
+    assert (told["when_full"], told["full_since"] is None, told["skipped"]) == ("wait", False, 0)
+    assert main(["topic", "set", "narrow", "--max-backlog", "none"]) == 0
+    while "1 made, 0 skipped" not in (text := shell.run("get", "waits")):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    assert "when full skip" in shell.run("put", "skips", "narrow", "--every", "1h", "--when-full", "skip")
+    assert "when_full" in shell.run("put", "skips", "narrow", "--every", "1h", "--when-full", "later", code=2)
+    for name in ("waits", "skips"):
+        shell.run("delete", name)
 
 
 def test_the_command_line_syncs_an_application(shell: Shell, tmp_path: Path) -> None:

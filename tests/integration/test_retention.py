@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from uuid import UUID
 
 import asyncpg
@@ -25,6 +26,7 @@ from headgate.store import (
     control,
     linking,
     operations,
+    partitions,
     quiet,
     reads,
     retention,
@@ -498,6 +500,22 @@ async def test_a_pass_is_bounded_and_the_next_goes_on_where_it_stopped(queue: Qu
     # Walked: the next look at it is a look at one row.
     row = await queue.db.fetchrow("SELECT * FROM headgate.retire_chunk_v1($1, 6, false)", START.date())
     assert (row["looked"], row["removed"], row["done"]) == (0, 0, True)
+    await counts_agree(queue)
+
+
+async def test_a_day_that_is_old_as_a_whole_is_cleared_in_bounded_passes_too(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await end(queue, Completed(), 45, payload=b"l" * 3_000)
+    await later(clock, queue.db, days=40)
+    monkeypatch.setattr(partitions, "CHUNK", 10)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 20)
+    left = [45]
+    while (await retention.run_pass(queue.db, chunk=10)).more:
+        left.append(await queue.db.fetchval("SELECT count(*) FROM headgate.payloads"))
+    assert max(before - after for before, after in pairwise(left)) == 20  # a day without jobs takes a chunk, too
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.payloads") == 0
+    assert await queue.db.fetchval("SELECT to_regclass($1) IS NULL", f"headgate.archive_{START:%Y%m%d}")
     await counts_agree(queue)
 
 
