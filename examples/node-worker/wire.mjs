@@ -6,7 +6,7 @@ import protoLoader from '@grpc/proto-loader';
 const folder = process.env.HEADGATE_PROTO ?? fileURLToPath(new URL('../../proto', import.meta.url));
 const definition = protoLoader.loadSync('headgate/v1/worker.proto', {
   includeDirs: [folder],
-  longs: Number, // microseconds since 1970 fit a double until the year 2255
+  longs: Number, // microseconds since 1970 fit a double until the year 2255, epochs stay below 2^53
   enums: String,
   arrays: true, // an absent list is [], an absent message null
   objects: true,

@@ -139,10 +139,12 @@ async def _neighbour_works(address: str) -> None:
 async def _filled(address: str, folder: Path) -> World:
     async with Wire(address, token=OURS) as wire, Wire(address, token=THEIRS) as others:
         done, dead, running = await wire.submit_many("mail", [b"{}"] * 3, max_attempts=1)
+        epochs: dict[bytes, int] = {}
         for job_id in (done, dead, running):
             claim = worker_pb2.ClaimRequest(worker_id="w", topics=["mail"], lease_seconds=86_400, wait_ms=30_000)
             (job,) = (await wire.call("Claim", claim)).jobs
             assert job.id == job_id
+            epochs[job_id] = job.epoch
             if job_id != running:
                 outcome = completed(job) if job_id == done else failed(job)
                 await wire.call("ReportOutcome", worker_pb2.ReportOutcomeRequest(outcomes=[outcome]))
@@ -173,4 +175,4 @@ async def _filled(address: str, folder: Path) -> World:
             "sealed_batch": batch.id,
         }.items()
     }
-    return World(folder=folder, running_epoch=1, cursor=page.cursor, big=big, **ids)
+    return World(folder=folder, running_epoch=epochs[running], cursor=page.cursor, big=big, **ids)

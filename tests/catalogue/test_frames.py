@@ -87,7 +87,7 @@ async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_
         (worker_pb2.Hello(worker_id="two\nlines"), "worker_id"),
         (worker_pb2.Hello(worker_id="w", held=worker_pb2.Held(ids=[b"x" * 16])), "hello.held"),
         (worker_pb2.Hello(worker_id="w", held=worker_pb2.Held(ids=[b"short"], epochs=[1])), "hello.held"),
-        (worker_pb2.Hello(worker_id="w", held=worker_pb2.Held(ids=[b"x" * 16], epochs=[2**31])), "hello.held"),
+        (worker_pb2.Hello(worker_id="w", held=worker_pb2.Held(ids=[b"x" * 16], epochs=[2**53])), "hello.held"),
         (worker_pb2.Hello(worker_id="w", held=worker_pb2.Held(ids=[b""] * 100_001)), "hello.held"),
     ],
     ids=["nameless", "long name", "two lines", "epochs missing", "short id", "large epoch", "100,001 held"],
@@ -160,10 +160,10 @@ async def test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives(wire
             (_outcomes(others=[jobs_pb2.Outcome()] * 5_001), "outcomes"),
             (_beat(held=worker_pb2.Held(ids=[job.id])), "beat.held"),
             (_beat(held=worker_pb2.Held(ids=[b"short"], epochs=[1])), "beat.held"),
-            (_beat(held=worker_pb2.Held(ids=[job.id], epochs=[2**32 - 1])), "beat.held"),
+            (_beat(held=worker_pb2.Held(ids=[job.id], epochs=[2**64 - 1])), "beat.held"),
             (_beat(held=worker_pb2.Held(ids=[b""] * 100_001)), "beat.held"),
             (_beat(extensions=[worker_pb2.Extension(id=b"short")]), "beat.extensions"),
-            (_beat(extensions=[worker_pb2.Extension(id=job.id, epoch=2**31, lease_seconds=9)]), "beat.extensions"),
+            (_beat(extensions=[worker_pb2.Extension(id=job.id, epoch=2**53, lease_seconds=9)]), "beat.extensions"),
             (_beat(progress=[worker_pb2.JobProgress(id=b"")]), "progress.id"),
             (_beat(progress=[_progress(job.id, done=-1)]), "progress.done"),
             (_beat(progress=[_progress(job.id, done=101, total=100)]), "progress.done"),
@@ -183,14 +183,14 @@ async def test_an_epoch_that_no_column_holds_hurts_nobody_elses_outcomes_or_leas
     async with wire.worker() as link:
         await link.ready(1, topic, lease_seconds=4)
         (job,) = await link.take(1)
-        beat = worker_pb2.HeartbeatRequest(worker_id="w", held=worker_pb2.Held(ids=[job.id], epochs=[2**32 - 1]))
+        beat = worker_pb2.HeartbeatRequest(worker_id="w", held=worker_pb2.Held(ids=[job.id], epochs=[2**64 - 1]))
         refused = await wire.refused("Heartbeat", beat)
         assert (refused.code, refused.details.startswith("held: ")) == ("invalid_input", True)
         async with wire.worker() as poisoner:
             for frame in (
-                _beat(held=worker_pb2.Held(ids=[new_id()], epochs=[2**32 - 1])),
-                _outcomes(seq=1, ids=[new_id()], epochs=[2**32 - 1]),
-                _outcomes(seq=2, others=[jobs_pb2.Outcome(id=new_id(), epoch=2**31, abandon=jobs_pb2.Abandon())]),
+                _beat(held=worker_pb2.Held(ids=[new_id()], epochs=[2**64 - 1])),
+                _outcomes(seq=1, ids=[new_id()], epochs=[2**64 - 1]),
+                _outcomes(seq=2, others=[jobs_pb2.Outcome(id=new_id(), epoch=2**53, abandon=jobs_pb2.Abandon())]),
             ):
                 await poisoner.send(frame)
 

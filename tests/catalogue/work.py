@@ -59,9 +59,9 @@ CASES: list[Case] = [
     Case(
         row=44,
         name="an epoch that no column holds",
-        says=("outcome.id", "2147483647"),
+        says=("outcome.id", str(2**53 - 1)),
         receipt=INVALID,
-        grpc=_report("running", 2**32 - 1, **DONE),
+        grpc=_report("running", 2**64 - 1, **DONE),
     ),
     Case(
         row=45,

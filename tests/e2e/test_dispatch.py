@@ -26,6 +26,7 @@ from headgate.store.control import pause, resume
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.e2e.conftest import _PROCESSES, Serve, Spawn
 from tests.support.database import Server
+from tests.support.epochs import claims
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
 from tests.support.waiting import until_async
 from tests.support.wire import WORK, Wire, abandon, completed, failed, held, nack, new_id, retry_after, served
@@ -123,7 +124,7 @@ async def test_eight_workers_take_two_thousand_jobs_without_a_rollback(
                 except AssertionError:
                     continue
                 jobs = await link.take(len(link.jobs))
-                started.update((job.id, job.epoch) for job in jobs)
+                started.update((job.id, claims(job.epoch)) for job in jobs)
                 assert await link.complete(*jobs) == {}
                 await link.ready(len(jobs))
 
@@ -184,7 +185,7 @@ async def test_a_plain_stream_brings_jobs_and_a_reported_outcome_frees_its_place
             (ids[0], b"0", topic, "alpha"),
             (ids[1], b"1", topic, "alpha"),
         ]
-        assert (first.attempt, first.epoch, first.max_attempts) == (1, 1, 20)
+        assert (first.attempt, claims(first.epoch), first.max_attempts) == (1, 1, 20)
         await other.ready(1, topic)  # there is more, but not for who holds all it may
         (third,) = await other.take(1)
         assert (third.id, len(stream.jobs)) == (ids[2], 0)
@@ -215,7 +216,7 @@ async def test_losing_the_stream_loses_neither_beats_nor_reports(wire: Wire, top
     async def outlived() -> bool:
         assert not (await wire.call("Heartbeat", beat)).lost.ids
         info = await wire.job(job_id)
-        assert (info.state, info.epoch) == (jobs_pb2.STATE_RUNNING, 1)
+        assert (info.state, claims(info.epoch)) == (jobs_pb2.STATE_RUNNING, 1)
         return info.lease_until_us > job.lease_until_us + 1_500_000
 
     await until_async(outlived, "the lease outlived its stream by calls alone")
@@ -276,7 +277,7 @@ async def test_who_has_left_is_given_nothing_whatever_credit_it_had(
         job_id = await wire.submit(topic)
         await link.ready(1, topic)
         (job,) = await link.take(1)
-        assert (job.id, job.attempt, job.epoch) == (job_id, 1, 1)
+        assert (job.id, job.attempt, claims(job.epoch)) == (job_id, 1, 1)
 
 
 async def test_a_ready_that_the_store_cannot_take_ends_the_link_so_that_the_worker_asks_again(
@@ -326,7 +327,7 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
         beats.cancel()
         assert {job.id for job in jobs} == set(ids)
         # Not a single frame was written to its end: all are back at once, and none has cost an attempt.
-        assert {(job.attempt, job.epoch) for job in jobs} == {(1, 2)}
+        assert {(job.attempt, claims(job.epoch)) for job in jobs} == {(1, 2)}
 
 
 @pytest.mark.req("D19")
@@ -384,16 +385,18 @@ async def test_every_delivery_has_its_own_epoch_also_when_the_attempt_repeats(wi
         seen = []
         for outcome in (abandon, nack, abandon):
             (job,) = await link.take(1)
-            seen.append((job.id, job.attempt, job.epoch))
+            seen.append((job.id, job.attempt, claims(job.epoch)))
             await link.report(outcome(job))
         (job,) = await link.take(1)
-        assert [*seen, (job.id, job.attempt, job.epoch)] == [
+        assert [*seen, (job.id, job.attempt, claims(job.epoch))] == [
             (job_id, 1, 1),
             (job_id, 1, 2),
             (job_id, 2, 3),
             (job_id, 2, 4),
         ]
-        receipts = await link.report(*(completed(job._replace(epoch=epoch)) for epoch in (1, 2, 3)))
+        receipts = await link.report(
+            *(completed(job._replace(epoch=epoch)) for epoch in range(job.epoch - 3, job.epoch))
+        )
         assert [receipts[place].code for place in range(3)] == [STALE] * 3
         assert await link.complete(job) == {}
 
@@ -409,7 +412,7 @@ async def test_a_worker_that_comes_back_keeps_what_it_declares_and_the_rest_is_f
         assert list(link.ack.lost.ids) == [done.id]
         await link.ready(1, topic)
         (again,) = await link.take(1)
-        assert (again.id, again.attempt, again.epoch) == (forgotten.id, 1, 2)
+        assert (again.id, again.attempt, claims(again.epoch)) == (forgotten.id, 1, 2)
         assert await link.complete(kept, again) == {}
     assert [(await wire.job(job_id)).state for job_id in ids] == [jobs_pb2.STATE_COMPLETED] * 3
 

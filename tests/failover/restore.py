@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.store.restored import EPOCHS_AHEAD
+from headgate.store.restored import RANGES_AHEAD
 from tests.failover.cluster import Cluster, Node, as_account, printed_command
 from tests.failover.load import LEASE, Stack
 from tests.failover.report import Report
@@ -188,7 +188,7 @@ def problems(stack: Stack, held: Held, epochs: Mapping[UUID, int], rows: Mapping
             found.append(f"the old run of {job_id} was not refused")
     for job_id in (*held.running, *held.later):
         row = rows.get(job_id)
-        if row is None or row["state"] != 5 or row["epoch"] <= EPOCHS_AHEAD:
+        if row is None or row["state"] != 5 or row["epoch"] <= RANGES_AHEAD << 10:
             found.append(f"{job_id} did not run anew: {row}")
     found += [f"{job_id} came after the backup and is there" for job_id in held.newer if job_id in rows]
     found += [f"{job} began twice with epoch {epoch}" for job, epoch in repeated(all_starts(stack.crew))]

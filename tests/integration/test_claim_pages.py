@@ -941,7 +941,7 @@ async def test_no_plan_makes_a_claim_take_too_much_twice_or_out_of_order(
     # To the end: nothing twice, nothing left.
     while rows := await db.fetch(CLAIM_JOBS, *claimer.arguments(whole, worker="c")):
         assert len(rows) <= N
-    epochs = await db.fetch("SELECT epoch, state, count(*) FROM headgate.jobs GROUP BY 1, 2")
+    epochs = await db.fetch("SELECT epoch & 1023, state, count(*) FROM headgate.jobs GROUP BY 1, 2")
     assert [tuple(row) for row in epochs] == [(1, 1, len(jobs))]
 
 

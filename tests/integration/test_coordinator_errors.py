@@ -27,6 +27,7 @@ from tests.support.dispatching import (
     soon,
     waiting_for,
 )
+from tests.support.epochs import claims
 from tests.support.queue import Clock
 from tests.support.waiting import until_async
 
@@ -43,7 +44,7 @@ async def test_the_claim_is_committed_before_anything_is_sent(one: Instance, db:
     worker = await one.worker(slots=1)
     await hold.reached()
     row = await db.fetchrow("SELECT state, owner, worker, lease_until, epoch FROM headgate.jobs WHERE id = $1", job)
-    assert (row["state"], row["owner"], row["worker"], row["epoch"]) == (1, one.store.instance_no, "one-w1", 1)
+    assert (row["state"], row["owner"], row["worker"], claims(row["epoch"])) == (1, one.store.instance_no, "one-w1", 1)
     assert row["lease_until"] is not None
     assert not worker.link.held
     worker.lose()  # between commit and send
@@ -299,8 +300,8 @@ async def test_who_lost_the_lease_is_told_so_and_the_second_success_stands(
     await still.coordinator.tick_once()
     await still.coordinator.claim_once()
     (epoch,) = (await second.take()).epochs
-    run = Run(id=job, epoch=1, attempt=1, topic_no=0, worker="first")
-    assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
+    run = Run(id=job, epoch=epoch - 1, attempt=1, topic_no=0, worker="first")
+    assert (await first.report(job, epoch - 1, await late(run))).receipt is Receipt.STALE
     assert (await second.report(job, epoch, Completed(result=b"mine"))).receipt is Receipt.APPLIED
     assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
     view = await still.job(job)

@@ -29,6 +29,7 @@ from tests.support.dispatching import (
     soon,
     waiting_for,
 )
+from tests.support.epochs import epochs_of
 from tests.support.operating import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
@@ -107,7 +108,7 @@ async def test_leases_are_renewed_during_a_pause(still: Instance, db: Connection
     await Desk(still).pause(target)
     await clock.advance(seconds=40)
     tenant_no = await queue.tenant_no()
-    held = leases.Held(tenant_no=tenant_no, ids=[job], epochs=[1], lease_ms=60_000)
+    held = leases.Held(tenant_no=tenant_no, ids=[job], epochs=await epochs_of(db, [job]), lease_ms=60_000)
     assert await leases.renew(db, [held]) == {}, "nothing out of the ordinary"
     assert (await still.job(job)).lease_until == clock.now + timedelta(seconds=60)
 

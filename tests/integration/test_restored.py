@@ -11,9 +11,11 @@ from headgate.domain.errors import InstanceForgotten
 from headgate.domain.outcomes import Completed, Snooze
 from headgate.domain.states import Receipt
 from headgate.store.connect import Connection
-from headgate.store.restored import EPOCHS_AHEAD, restored
+from headgate.store.restored import restored
 from headgate.store.service import Store
 from tests.support.queue import Queue
+
+TRUE_EPOCHS = True
 
 
 @pytest.mark.req("F47")
@@ -28,7 +30,7 @@ async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection
     )
     assert [answer.receipt for answer in told] == [Receipt.STALE, Receipt.STALE]
     fresh = await queue.claim(1)
-    assert list(fresh.epochs) == [EPOCHS_AHEAD + 1]
+    assert fresh.epochs[0] > max(old.epochs) + 2**40
     told = await queue.settle((fresh.ids[0], fresh.epochs[0], Completed()))
     assert [answer.receipt for answer in told] == [Receipt.APPLIED]
 

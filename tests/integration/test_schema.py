@@ -10,6 +10,7 @@ import pytest
 
 from headgate.store import leases
 from headgate.store.connect import Connection
+from tests.support.epochs import epochs_of
 from tests.support.queue import Queue, new_id
 from tests.support.waiting import until_async
 
@@ -216,11 +217,11 @@ async def test_renewals_are_hot(queue: Queue) -> None:
     """
     jobs = await queue.add(200)
     await queue.claim(200)
-    tenant = await queue.tenant_no()
+    tenant, (epoch, *_) = await queue.tenant_no(), await epochs_of(queue.db, jobs)
 
     async def renew_all() -> None:
         for start in range(0, 200, 20):
-            held = leases.Held(tenant_no=tenant, ids=jobs[start : start + 20], epochs=[1] * 20, lease_ms=120_000)
+            held = leases.Held(tenant_no=tenant, ids=jobs[start : start + 20], epochs=[epoch] * 20, lease_ms=120_000)
             assert await leases.renew(queue.db, [held]) == {}
 
     async def updates() -> tuple[int, int]:

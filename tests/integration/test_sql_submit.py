@@ -22,7 +22,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.validation import to_ms
-from headgate.store import reads, settle
+from headgate.store import reads
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue, new_id
 
@@ -454,4 +454,5 @@ async def test_what_sql_submitted_runs_to_its_end_like_any_other_job(db: Connect
     assert claimed.payloads[0] == b"\x00\x01"
     (settled, _) = await queue.settle((job_id, 1, FATAL), (answer.id, 1, Completed()))
     assert settled.state is State.DEAD
-    assert (await settle.settle_one(db, await queue.tenant_no(), JobId(job_id), 1, FATAL)).receipt.label == "duplicate"
+    (settled,) = await queue.settle((job_id, 1, FATAL))
+    assert settled.receipt.label == "duplicate"

@@ -21,6 +21,7 @@ from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
 from headgate.store.settle import OutcomeFlush, Settled
+from tests.support.epochs import RANGE, epochs_of
 
 make_ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=urandom)
 
@@ -96,9 +97,10 @@ class Queue:
         )
 
     async def settle(self, *outcomes: tuple[UUID, int, Outcome]) -> list[Settled]:
-        """Settle (id, epoch, outcome) triples in one flush; an answer for each."""
+        """Settle (id, epoch, outcome) triples in one flush; an answer for each. A small epoch counts a job's claims."""
         flush = OutcomeFlush()
-        for job_id, epoch, outcome in outcomes:
+        for job_id, given, outcome in outcomes:
+            epoch = given if given >= RANGE else (await epochs_of(self.db, [job_id], given))[0]
             flush.add(await self.tenant_no(), job_id, epoch, outcome)
         answers = await settling.settle(self.db, flush)
         return [answers.get(place, settling.APPLIED) for place in range(len(flush))]

@@ -1,8 +1,9 @@
 """After a restore from a backup, or a failover that lost the end: what outlived the database is not its own any more.
 
 Workers may hold jobs whose epochs the database gives out a second time; their outcomes would be taken for those of the
-new runs. So all live jobs' epochs move on by more than any job is ever claimed. Instances that still run remember
-numbers of topics that may mean others now; they find themselves forgotten at their next tick, and end.
+new runs. So the sequence that epochs come from moves on by more than was ever taken from it since the backup, and all
+live jobs with it; finished ones follow when they are redriven. Instances that still run remember numbers of topics that
+may mean others now; they find themselves forgotten at their next tick, and end.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.migrate import check_schema
 
-EPOCHS_AHEAD = 1_000_000
-"""Far more claims than a job ever has; 2,000 restores fit into the column."""
+RANGES_AHEAD = 2**34
+"""Each flush of submits takes a range of epochs: 19 days of 10,000 flushes a second. 512 restores fit in."""
 # The whole table at once, before anybody is served; whoever is served all the same waits, rather than deadlocks.
 _ALONE = "LOCK TABLE headgate.jobs IN EXCLUSIVE MODE"
 _NO_TIMEOUT = "SET LOCAL statement_timeout = 0"
-_MOVE_ON = "UPDATE headgate.jobs SET epoch = epoch + $1"
+# Not undone by a rollback: moving on once more does no harm.
+_AHEAD = "SELECT setval('headgate.epoch_ranges', nextval('headgate.epoch_ranges') + $1) << 10"
+_FLOOR = "INSERT INTO headgate.epoch_floors (epoch, at) VALUES ($1, headgate.clock_v1())"
+_MOVE_ON = "UPDATE headgate.jobs SET epoch = $1"
 _MOST_SECONDS = 3600.0
 _FORGET = "DELETE FROM headgate.instances"
 # Their transaction numbers may be those of another cluster.
@@ -43,7 +47,9 @@ async def restored(db: Connection, *, actor: str) -> Restored:
         async with db.transaction():
             await db.execute(_ALONE)
             await db.execute(_NO_TIMEOUT)
-            jobs = _rows(await db.execute(_MOVE_ON, EPOCHS_AHEAD, timeout=_MOST_SECONDS))
+            floor = await db.fetchval(_AHEAD, RANGES_AHEAD)
+            await db.execute(_FLOOR, floor)
+            jobs = _rows(await db.execute(_MOVE_ON, floor, timeout=_MOST_SECONDS))
             instances = _rows(await db.execute(_FORGET))
             await db.execute(_FORGET_ARRIVALS)
             await db.execute(_NEW_FLOOR)

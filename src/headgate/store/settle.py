@@ -18,7 +18,7 @@ from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.outcomes import Abandon, Completed, Failed, Nack, Outcome, Snooze, kind_of
 from headgate.domain.states import OutcomeKind, Receipt, State
 from headgate.domain.validation import check_integer, shown, to_ms
-from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_tenant_no
+from headgate.store.arguments import check_kind, check_parallel, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
@@ -100,7 +100,8 @@ class OutcomeFlush:
             raise InvalidInput("outcome", f"must be one of the five outcomes, got {shown(outcome)}")
         if tenant_no not in self._done and tenant_no not in self._others:
             check_tenant_no(tenant_no)
-        check_integer(epoch, field="epoch", low=-INT32_MAX, high=INT32_MAX)  # one that never was is merely stale
+        # One that never was is merely stale.
+        check_integer(epoch, field="epoch", low=-limits.EPOCH_MAX, high=limits.EPOCH_MAX)
         place = self._size
         self._size += 1
         if (tenant_no, job_id) in self._seen:

@@ -33,6 +33,7 @@ from headgate import Headgate, Job
 from headgate.sdk import Abandon, Fail, Nack, Snooze, WorkerOptions
 from tests.fault.lab import wire
 from tests.fault.lab.history import Recorder
+from tests.support.epochs import claims
 
 AS_SLOW: Final = (
     "slow", "limited", "rated", "keyed", "ordered", "ranked", "unique", "scheduled", "callback", "batched",
@@ -126,11 +127,11 @@ class Handlers:
             raise Nack(body.get("ms", 100) / 1000, "not now")
 
     async def _snoozy(self, job: Job, body: Body) -> None:
-        if job.epoch == 1:
+        if claims(job.epoch) == 1:
             raise Snooze(body.get("ms", 100) / 1000)
 
     async def _handback(self, job: Job, body: Body) -> None:
-        if job.epoch == 1:
+        if claims(job.epoch) == 1:
             raise Abandon
 
     async def _cancellable(self, job: Job, body: Body) -> None:

@@ -15,6 +15,7 @@ from headgate.store.listing import Filter
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush
 from tests.integration.bad_input.refusals import DAY, NUL, SURROGATE, World, digest
+from tests.support.epochs import epochs_of
 from tests.support.queue import make_ids, new_id
 
 # --- nothing to do ----------------------------------------------------------------------------------------------------
@@ -123,7 +124,9 @@ async def test_an_epoch_that_never_was_is_stale(world: World) -> None:
 async def test_what_a_worker_says_is_mended_rather_than_refused(world: World) -> None:
     """A NUL or a lone surrogate in an error text must not cost the job its outcome."""
     error = ErrorInfo(type=NUL, message=SURROGATE, traceback="line 1\nline 2\x00")
-    answer = await settle.settle_one(world.db, world.tenant, world.running, 1, Failed(error=error))
+    answer = await settle.settle_one(
+        world.db, world.tenant, world.running, (await epochs_of(world.db, [world.running]))[0], Failed(error=error)
+    )
     assert answer.receipt is Receipt.APPLIED
     (event,) = await reads.events(world.db, world.tenant, world.running)
     assert (event.error_type, event.error_message, event.error_trace) == ("a�b", "a�b", "line 1\nline 2�")

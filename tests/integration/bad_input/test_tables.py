@@ -210,7 +210,7 @@ def settle_cases(w: World) -> list[Case]:
             for value in (None, "done", Completed)
         ),
         *bad_tenants(lambda value: call(tenant_no=0 if value == [1] else value)),
-        *bad_integers("epoch", -(2**31) + 1, 2**31 - 1, lambda value: call(epoch=value)),
+        *bad_integers("epoch", -(2**53) + 1, 2**53 - 1, lambda value: call(epoch=value)),
         Case("ids", "must be a UUID, got int 5", lambda: call(job_id=5)),
         Case("ids", "invalid UUID", lambda: call(job_id="running", outcome=nack)),
         *(Case("result", "must be bytes", lambda value=value: Completed(result=value)) for value in ("x", None, 5)),
@@ -244,7 +244,7 @@ def renew_cases(w: World) -> list[Case]:
         Case("epochs", "2 elements for 1 rows", lambda: call(epochs=[1, 2])),
         Case("epochs", "0 elements for 1 rows", lambda: call(epochs=[])),
         Case("epochs", "as an integer", lambda: call(epochs=["1"])),
-        Case("epochs", "int32", lambda: call(epochs=[2**31])),
+        Case("epochs", "int64", lambda: call(epochs=[2**63])),
         *bad_integers("lease_ms", 1, 86_400_000, lambda value: call(lease_ms=value)),
         Case(
             "epochs",

@@ -15,6 +15,7 @@ from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import leases, reads, verbs
 from headgate.store.settle import OutcomeFlush, settle
 from tests.integration.traps.rivals import BOOM, DONE, FATAL, Rivals, all_jobs, last_instant, run
+from tests.support.epochs import epochs_of
 from tests.support.queue import Clock, Queue
 
 
@@ -110,12 +111,13 @@ async def test_the_watchdog_leaves_alone_what_is_being_settled(
     assert EventKind.LAPSED not in [event.kind for event in events]
 
 
-def held(tenant: int, *ids: UUID) -> list[leases.Held]:
-    return [leases.Held(tenant_no=tenant, ids=ids, epochs=[1] * len(ids), lease_ms=60_000)]
+async def held(queue: Queue, tenant: int, *ids: UUID) -> list[leases.Held]:
+    return [leases.Held(tenant_no=tenant, ids=ids, epochs=await epochs_of(queue.db, ids), lease_ms=60_000)]
 
 
-def skipped(tenant: int, *ids: UUID) -> dict[tuple[int, UUID, int], leases.Renewal]:
-    return {(tenant, job_id, 1): leases.Renewal(lost=False, cancel=False, skipped=True) for job_id in ids}
+async def skipped(queue: Queue, tenant: int, *ids: UUID) -> dict[tuple[int, UUID, int], leases.Renewal]:
+    answer = leases.Renewal(lost=False, cancel=False, skipped=True)
+    return {(tenant, job_id, epoch): answer for job_id, epoch in zip(ids, await epochs_of(queue.db, ids), strict=True)}
 
 
 @pytest.mark.req("L3")
@@ -125,14 +127,16 @@ async def test_a_renewal_does_not_wait_for_the_watchdog_and_hears_later_that_the
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
         await leases.reap(queue.db)
-        assert await leases.renew(other.db, held(tenant, lapsed)) == skipped(tenant, lapsed)
-    assert (await leases.renew(other.db, held(tenant, lapsed)))[tenant, lapsed, 1].lost
+        assert await leases.renew(other.db, await held(queue, tenant, lapsed)) == await skipped(queue, tenant, lapsed)
+    assert (await leases.renew(other.db, await held(queue, tenant, lapsed)))[
+        tenant, lapsed, (await epochs_of(queue.db, [lapsed]))[0]
+    ].lost
 
 
 async def test_the_watchdog_leaves_alone_what_is_being_renewed(queue: Queue, rivals: Rivals, lapsed: UUID) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
-        assert await leases.renew(queue.db, held(tenant, lapsed)) == {}
+        assert await leases.renew(queue.db, await held(queue, tenant, lapsed)) == {}
         assert await leases.reap(other.db) == []
     assert await leases.reap(other.db) == []
     assert await all_jobs(queue) == {State.RUNNING: 1}
@@ -145,7 +149,7 @@ async def test_an_outcome_that_waits_for_a_renewal_is_applied(
     # The row the outcome's statement first saw is outdated by then: its checks must be made on the new version.
     other = await rivals.queue()
     async with queue.db.transaction():
-        await leases.renew(queue.db, held(await queue.tenant_no(), running))
+        await leases.renew(queue.db, await held(queue, await queue.tenant_no(), running))
         late = rivals.start(other.settle((running, 1, outcome)))
         await rivals.waiting(other, on=queue)
     assert (await late)[0].receipt is Receipt.APPLIED
@@ -160,8 +164,10 @@ async def test_a_renewal_does_not_wait_for_an_outcome_and_hears_later_that_the_l
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
         await queue.settle((running, 1, outcome))
-        assert await leases.renew(other.db, held(tenant, running)) == skipped(tenant, running)
-    assert (await leases.renew(other.db, held(tenant, running)))[tenant, running, 1].lost
+        assert await leases.renew(other.db, await held(queue, tenant, running)) == await skipped(queue, tenant, running)
+    assert (await leases.renew(other.db, await held(queue, tenant, running)))[
+        tenant, running, (await epochs_of(queue.db, [running]))[0]
+    ].lost
     assert await all_jobs(queue) == {State.COMPLETED if outcome is DONE else State.RETRYING: 1}
 
 
@@ -215,7 +221,9 @@ async def test_a_cancel_that_waits_for_a_claim_finds_the_job_running(queue: Queu
         await rivals.waiting(other, on=queue)
     answer = (await cancel)[job_id]
     assert (answer.changed, answer.state) == (True, State.RUNNING)
-    assert (await leases.renew(queue.db, held(tenant, job_id)))[tenant, job_id, 1].cancel
+    assert (await leases.renew(queue.db, await held(queue, tenant, job_id)))[
+        tenant, job_id, (await epochs_of(queue.db, [job_id]))[0]
+    ].cancel
     assert await all_jobs(queue) == {State.RUNNING: 1}
 
 
@@ -302,12 +310,12 @@ async def test_a_renewal_in_parts_does_not_deadlock_with_a_verb_on_the_same_jobs
     )
     await gate.holds(renewer)
     # Two demands with leases of their own: a part each, in no order.
-    renewal = rivals.start(leases.renew(renewer.db, held(tenant, high) + held(tenant, low)))
+    renewal = rivals.start(leases.renew(renewer.db, await held(queue, tenant, high) + await held(queue, tenant, low)))
     await rivals.waiting(renewer)
     cancel = rivals.start(verbs.cancel(other.db, tenant, [low, high]))
     await rivals.waiting(other, on=renewer)
     await gate.open()
-    assert await renewal == skipped(tenant, low), "the cancel came to it first, and waits for the other"
+    assert await renewal == await skipped(queue, tenant, low), "the cancel came to it first, and waits for the other"
     assert all(answer.changed for answer in (await cancel).values())
 
 
@@ -324,15 +332,18 @@ async def test_a_renewal_does_not_wait_for_a_flush_of_several_tenants(queue: Que
     )
     await gate.holds(writer)
     flush = OutcomeFlush()
-    flush.add(others, theirs, 1, DONE)
-    flush.add(ours, mine, 1, DONE)
+    my_epoch, their_epoch = await epochs_of(queue.db, [mine, theirs])
+    flush.add(others, theirs, their_epoch, DONE)
+    flush.add(ours, mine, my_epoch, DONE)
     settling = rivals.start(settle(writer.db, flush))
     await rivals.waiting(writer)
     # The flush has come to one of them so far.
-    assert await leases.renew(renewer.db, held(others, theirs) + held(ours, mine)) == skipped(ours, mine)
+    assert await leases.renew(
+        renewer.db, await held(queue, others, theirs) + await held(queue, ours, mine)
+    ) == await skipped(queue, ours, mine)
     await gate.open()
     assert await settling == {}
-    answers = await leases.renew(renewer.db, held(ours, mine) + held(others, theirs))
+    answers = await leases.renew(renewer.db, await held(queue, ours, mine) + await held(queue, others, theirs))
     assert [answer.lost for answer in answers.values()] == [True, True]
 
 

@@ -31,7 +31,6 @@ _MS: Final = timedelta(milliseconds=1)
 ID_BYTES: Final = 16
 _VERSIONS: Final = {7, 8}
 _PLAIN: Final = {"id", "topic", "payload", "fresh"}
-EPOCH_MAX: Final = 2**31 - 1
 HELD_MAX: Final = 100_000
 _LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
@@ -69,8 +68,8 @@ def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> Non
         if len(one) != ID_BYTES:
             raise InvalidInput(field, f"an id has {len(one)} bytes; it must be the 16 bytes of a UUID")
     # The store's epochs are signed: a larger one would fail the whole statement it shares with other workers' jobs.
-    if epochs and max(epochs) > EPOCH_MAX:
-        raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {EPOCH_MAX}")
+    if epochs and max(epochs) > limits.EPOCH_MAX:
+        raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {limits.EPOCH_MAX}")
 
 
 def check_held(held: worker_pb2.Held, *, field: str) -> None:
@@ -189,7 +188,7 @@ def bad_completions(outcomes: worker_pb2.Outcomes) -> dict[int, HeadgateError]:
     """What is wrong with single completions of a frame, by place: mostly nothing."""
     bad: dict[int, HeadgateError] = {}
     for place, (job_id, epoch) in enumerate(zip(outcomes.ids, outcomes.epochs, strict=True)):
-        if len(job_id) != ID_BYTES or epoch > EPOCH_MAX:
+        if len(job_id) != ID_BYTES or epoch > limits.EPOCH_MAX:
             try:
                 check_ids([job_id], [epoch], field="outcomes.ids")
             except InvalidInput as error:

@@ -6,7 +6,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_ids    uuid[];
-    v_epochs int[];
+    v_epochs bigint[];
     v_n      int;
 BEGIN
     SELECT array_agg(u.id), array_agg(u.epoch), count(*) INTO v_ids, v_epochs, v_n

@@ -27,7 +27,7 @@ CREATE FUNCTION headgate.claim_v1(
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
     seen_ text DEFAULT NULL, generation_ bigint DEFAULT NULL)
-RETURNS TABLE (id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
+RETURNS TABLE (id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 -- Pinned: a queue's statistics are stale whenever it fills or drains, and a bad plan reads the whole backlog.
@@ -225,7 +225,7 @@ BEGIN
     END IF;
     IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
         v_now := headgate.clock_v1();
-        RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
+        RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
                             v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
                       WHERE cardinality(v_ids) < n_ OR w.at > v_now;
@@ -236,7 +236,7 @@ BEGIN
             'arrived', v_arrivals, 'locked', nullif(v_locked, '[]'), 'ended', v_ended, 'restart', nullif(v_restart, false),
             'paused', to_jsonb(v_paused), 'limited', to_jsonb(nullif(v_limited, '{}'))));
     END IF;
-    RETURN QUERY SELECT NULL::uuid, 0, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, v_generation, v_now, v_now,
+    RETURN QUERY SELECT NULL::uuid, 0, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, v_generation, v_now, v_now,
                         v_now_seen, v_news, NULL::bytea;
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 
@@ -255,7 +255,9 @@ BEGIN
     -- explain: take
     WITH taken AS (
         UPDATE headgate.jobs j
-           SET state = 1, attempt = j.attempt + 1, epoch = j.epoch + 1, claimed_at = v_now, owner = owner_,
+           SET state = 1, attempt = j.attempt + 1, claimed_at = v_now, owner = owner_,
+               -- At the end of its range, on in a new one: no other row of this id can have had that (ADR 19).
+               epoch = CASE WHEN j.epoch & 1023 = 1023 THEN nextval('headgate.epoch_ranges') << 10 ELSE j.epoch END + 1,
                lease_until = v_now + lease_ms_ * interval '1 ms',
                flags = CASE WHEN j.topic_no = ANY (v_limited) THEN j.flags | 128 ELSE j.flags & ~128 END,
                worker = CASE WHEN v_slots IS NULL THEN workers_[1]

@@ -11,7 +11,7 @@ CREATE FUNCTION headgate.hand_over_v1(
     topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
     n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint, seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
-               id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
+               id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_material = off SET jit = off
@@ -71,7 +71,8 @@ BEGIN
                        headers, payload)
                 VALUES (id_, v_now_us + 1 + coalesce(rank_offset_, 0), v_now, v_now, v_now,
                         v_now + lease_ms_ * interval '1 ms', tenant_, topic_, coalesce(rank_class_, -1),
-                        coalesce(priority_, 0), 1, coalesce(max_attempts_, 20), 1, coalesce(policy_no_, 1),
+                        coalesce(priority_, 0), 1, coalesce(max_attempts_, 20),
+                        (nextval('headgate.epoch_ranges') << 10) + 1, coalesce(policy_no_, 1),
                         owner_, 1, workers_[1], headers_, payload_)
                 ON CONFLICT (tenant_no, id) DO NOTHING
                 RETURNING j.id, j.topic_no, j.epoch, j.attempt, j.max_attempts, j.priority, j.rank_class, j.rank_at,

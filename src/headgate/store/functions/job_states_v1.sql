@@ -1,6 +1,6 @@
 -- Where jobs of one tenant stand, by their ids; those that do not exist are left out.
 CREATE FUNCTION headgate.job_states_v1(tenant_ int, ids_ uuid[])
-RETURNS TABLE (id uuid, state smallint, topic_no int, epoch int)
+RETURNS TABLE (id uuid, state smallint, topic_no int, epoch bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column

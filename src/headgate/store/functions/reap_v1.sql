@@ -9,7 +9,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 DECLARE
     v_tenants int[];
     v_ids     uuid[];
-    v_epochs  int[];
+    v_epochs  bigint[];
     v_one     int;
     v_now     timestamptz := headgate.clock_v1();
 BEGIN

@@ -1,7 +1,7 @@
 -- Why some outcomes were not applied: 1 duplicate (this very outcome was applied before), 2 stale, 3 unknown job.
 -- One statement, hence one snapshot: a job on its way from jobs to archive is seen in exactly one of the two.
 -- The LATERAL … LIMIT 1 look-ups are key probes whatever the statistics say; a join could be turned round.
-CREATE FUNCTION headgate.receipts_v1(tenant_ int, ids_ uuid[], epochs_ int[], kinds_ smallint[], first_ord_ int)
+CREATE FUNCTION headgate.receipts_v1(tenant_ int, ids_ uuid[], epochs_ bigint[], kinds_ smallint[], first_ord_ int)
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

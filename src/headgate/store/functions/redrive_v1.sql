@@ -17,6 +17,7 @@ DECLARE
     v_due    boolean := delay_ms_ <= 0;                                -- those that do not wait their spread
     v_run_at timestamptz := v_now + delay_ms_ * interval '1 ms';      -- of the first; a later one waits its spread longer
     v_keyed  uuid[];          -- due, with a limit key: into its key's line
+    v_floor  bigint := (SELECT max(f.epoch) FROM headgate.epoch_floors f);
 BEGIN
     -- Locked first, in id order; of two redrives of one job the second finds nothing left.
     SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0),
@@ -49,7 +50,8 @@ BEGIN
                                         payload)
         SELECT g.id, v_now_us + t.n - coalesce(g.priority * p.ageing_step_us, 0), g.created_at, t.run_at, tenant_,
                g.topic_no, CASE WHEN p.ageing_step_us IS NULL THEN -1 - g.priority ELSE -1 END, g.priority,
-               g.max_attempts, g.epoch, g.policy_no, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END,
+               -- Epochs after this one may have been given out before the database was restored to an earlier state.
+               g.max_attempts, greatest(g.epoch, v_floor), g.policy_no, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END,
                CASE WHEN t.payload IS NULL THEN g.flags & ~272
                     WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272) | 1 | 8
                     ELSE (g.flags & ~273) | 8 END,

@@ -5,7 +5,7 @@
 -- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
 -- neither renewed nor lost, it is *skipped*: whoever asked has to ask again, and must not count on it until then. Who never
 -- waits may also come to the rows in any order.
-CREATE FUNCTION headgate.renew_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], lease_ms_ bigint[])
+CREATE FUNCTION headgate.renew_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], lease_ms_ bigint[])
 RETURNS TABLE (ord int, lost boolean, cancel boolean, skipped boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$

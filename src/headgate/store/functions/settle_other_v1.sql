@@ -5,7 +5,7 @@
 -- Lock, decide, write: three statements. The decisions lie in arrays sorted by id, and the writes find theirs by binary
 -- search (width_bucket): joining the hot table to a set goes wrong on stale statistics.
 CREATE FUNCTION headgate.settle_other_v1(
-    tenant_ int, ids_ uuid[], epochs_ int[], kinds_ smallint[], delays_ms_ bigint[], permanents_ boolean[],
+    tenant_ int, ids_ uuid[], epochs_ bigint[], kinds_ smallint[], delays_ms_ bigint[], permanents_ boolean[],
     reasons_ text[], error_types_ text[], error_messages_ text[], error_traces_ text[])
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -4,8 +4,8 @@
 -- Left out is what runs and cannot be locked at once: settle_v1 locks nothing else. What runs under another epoch is stale,
 -- locked or not, for epochs only grow. In the place of a row that is left out stands an id that no job has.
 CREATE FUNCTION headgate.settle_unlocked_v1(
-    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
-    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
+    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], results_ bytea[],
+    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],
     other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
     error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int)
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
@@ -43,7 +43,7 @@ END $$;
 
 -- Locks those of these rows that run and that nobody else has locked; returns the ords of the others, and whether the row
 -- runs under the given epoch.
-CREATE FUNCTION headgate.locked_ords_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[])
+CREATE FUNCTION headgate.locked_ords_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[])
 RETURNS TABLE (ord int, ours boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$

@@ -8,8 +8,8 @@
 -- caller. A row that another transaction has locked is waited for, lock_ms_ at the most (0: as long as the session says); then
 -- the call fails, and settle_unlocked_v1 settles what can be settled without it.
 CREATE FUNCTION headgate.settle_v1(
-    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ int[], results_ bytea[],
-    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ int[], other_kinds_ smallint[],
+    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], results_ bytea[],
+    other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],
     other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
     error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int DEFAULT 0)
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
@@ -21,7 +21,7 @@ DECLARE
     v_from    int := 1;
     v_to      int;
     v_ids     uuid[] := ids_;
-    v_epochs  int[] := epochs_;
+    v_epochs  bigint[] := epochs_;
     v_results bytea[] := results_;
     v_applied int;
     v_gone    uuid[];

@@ -11,13 +11,13 @@ CREATE FUNCTION headgate.submit_claim_v1(
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
     seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
-               id uuid, topic_no int, epoch int, attempt int, max_attempts int, priority int, rank_class int,
+               id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
                rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     -- Each statement within these has a snapshot of its own, so the claim finds what was submitted.
     RETURN QUERY
-    SELECT s.ord, s.receipt, s.job_id, s.detail, NULL::uuid, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int, NULL::int,
+    SELECT s.ord, s.receipt, s.job_id, s.detail, NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int,
            NULL::bigint, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::jsonb, NULL::bytea
       FROM headgate.submit_v1(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_,
                               delays_ms_, run_ats_, max_attempts_, policy_nos_, headers_, stale_ords_, key_ords_, keys_,

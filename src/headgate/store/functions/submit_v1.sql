@@ -25,6 +25,7 @@ DECLARE
     v_now        timestamptz := headgate.clock_v1();
     v_now_us     bigint := (extract(epoch FROM v_now) * 1000000)::bigint;
     v_count      int := cardinality(ids_);
+    v_epoch      bigint := nextval('headgate.epoch_ranges') << 10;     -- a range of epochs that no row had before
     v_skip       int[] := '{}';        -- ords whose key belongs to another job
     v_new_tenants int[];
     v_new_ids    uuid[];
@@ -72,10 +73,10 @@ BEGIN
 
     WITH made AS (
         INSERT INTO headgate.jobs (id, rank_at, created_at, run_at, tenant_no, topic_no, rank_class, priority,
-                                   max_attempts, policy_no, state, flags, headers, payload)
+                                   max_attempts, epoch, policy_no, state, flags, headers, payload)
         SELECT u.id, v_now_us + u.n + coalesce(u.rank_offset, 0), v_now, d.run_at, u.tenant_no, u.topic_no,
                coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
-               coalesce(u.policy_no, 1),
+               v_epoch, coalesce(u.policy_no, 1),
                CASE WHEN u.flags & 256 <> 0 THEN 4
                     WHEN d.run_at > v_now THEN 2
                     -- With a limit key: into its key's line, below.

@@ -13,7 +13,7 @@
 -- until the workers had time to renew).
 CREATE FUNCTION headgate.tick_v1(
     instance_ int, topics_ int[], promote_n_ int, promote_floor_ timestamptz, reap_n_ int, running_floor_ timestamptz)
-RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch int, at timestamptz)
+RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch bigint, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -23,41 +23,41 @@ DECLARE
 BEGIN
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz;
+        RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz;
     END IF;
-    RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::int, NULL::timestamptz
+    RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                    FROM headgate.instances i
                   WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';
-    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::int, c.paused_until
+    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::bigint, c.paused_until
                    FROM headgate.dispatch_control c
                   WHERE c.paused AND (c.paused_until IS NULL OR c.paused_until > v_now);
-    RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n, NULL::timestamptz
+    RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz
                    FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
-    RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::int, p.run_at
+    RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::bigint, p.run_at
                    FROM headgate.promote_v1(promote_n_, promote_floor_) AS p;
     SELECT max(l.changed_at) INTO v_rules FROM headgate.topic_limits l;
     IF v_rules IS NOT NULL THEN
-        RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::int, v_rules;
-        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::int, f.at FROM headgate.free_due_v1(500) AS f;
+        RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::bigint, v_rules;
+        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.free_due_v1(500) AS f;
         -- By itself: what it frees is locked in an order of its own, and promotion may hold locks of this sort already.
-        RETURN QUERY SELECT 'reap', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz WHERE reap_n_ > 0;
+        RETURN QUERY SELECT 'reap', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz WHERE reap_n_ > 0;
     ELSIF reap_n_ > 0 THEN
-        RETURN QUERY SELECT 'reaped', r.tenant_no, NULL::int, r.id, NULL::int, r.run_at
+        RETURN QUERY SELECT 'reaped', r.tenant_no, NULL::int, r.id, NULL::bigint, r.run_at
                        FROM headgate.reap_v1(reap_n_, running_floor_) AS r;
     END IF;
     RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
                   WHERE j.state = 1 AND j.claimed_at >= running_floor_ AND j.owner = instance_ AND j.flags & 16 <> 0
                   LIMIT 1000;
-    RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::int, o.at
+    RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::bigint, o.at
                    FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
-    RETURN QUERY SELECT 'pending', NULL::int, t.no, NULL::uuid, NULL::int, NULL::timestamptz FROM unnest(topics_) AS t(no)
+    RETURN QUERY SELECT 'pending', NULL::int, t.no, NULL::uuid, NULL::bigint, NULL::timestamptz FROM unnest(topics_) AS t(no)
                   WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.topic_no = t.no AND j.state = 0);
-    RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz
+    RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
-    RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::int, NULL::timestamptz
+    RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                   WHERE EXISTS (SELECT FROM headgate.operations o WHERE o.state IN (0, 1));   -- index: operations_active
-    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::int, d.run_at
+    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at
                    FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;
 END $$;

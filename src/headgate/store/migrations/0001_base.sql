@@ -99,6 +99,17 @@ CREATE TABLE headgate.instances (
 
 -- ---------------------------------------------------------------- live jobs (the hot table)
 
+-- An epoch is never given out twice for one id, also when its job was discarded or forgotten and is submitted again (ADR
+-- 19). So each flush of submits takes a range of 1,024 of its own, in which its jobs count their claims; who has used up
+-- its range goes on in a new one. No CACHE: ranges must grow in the order in which they are taken. Up to 2^53, which a
+-- double holds; at the end of all ranges it fails rather than begins again.
+CREATE SEQUENCE headgate.epoch_ranges MAXVALUE 8796093022207 NO CYCLE;
+-- A row per restore of a backup: where epochs begin since then. What was archived before goes on from here when redriven.
+CREATE TABLE headgate.epoch_floors (
+    epoch         bigint PRIMARY KEY,
+    at            timestamptz NOT NULL
+);
+
 CREATE TABLE headgate.jobs (
     id            uuid NOT NULL,
     rank_at       bigint NOT NULL,                       -- µs of the database clock at submit, less the ageing bonus
@@ -112,7 +123,7 @@ CREATE TABLE headgate.jobs (
     priority      int NOT NULL,
     attempt       int NOT NULL DEFAULT 0,
     max_attempts  int NOT NULL,
-    epoch         int NOT NULL DEFAULT 0,
+    epoch         bigint NOT NULL DEFAULT nextval('headgate.epoch_ranges') << 10,   -- one more at each claim
     policy_no     int NOT NULL,
     owner         int,                                   -- the instance that claimed it
     state         smallint NOT NULL,
@@ -191,7 +202,7 @@ CREATE TABLE headgate.archive (
     priority      int NOT NULL,
     attempt       int NOT NULL,
     max_attempts  int NOT NULL,
-    epoch         int NOT NULL,
+    epoch         bigint NOT NULL,
     policy_no     int NOT NULL,
     owner         int,
     state         smallint NOT NULL,
@@ -217,7 +228,7 @@ CREATE TABLE headgate.job_events (
     at             timestamptz NOT NULL,
     event_no       bigint NOT NULL DEFAULT nextval('headgate.event_no'),
     kind           smallint NOT NULL,
-    epoch          int NOT NULL,
+    epoch          bigint NOT NULL,
     attempt        int NOT NULL,
     state          smallint NOT NULL,                    -- the state the job went to
     run_at         timestamptz,                          -- when it is due again, if it is

@@ -110,7 +110,7 @@ def _ends(row: Row, facts: Sequence[Fact], assigns: Sequence[Assign]) -> Iterato
         ends[row.epoch] += 1
         paid.append((row.epoch, row.finished or 0))
     newest = row.epoch if not row.live or row.lease_is_over else row.epoch - 1
-    for epoch in range(1, newest + 1):
+    for epoch in range(row.epoch - row.epoch % 1024 + 1, newest + 1):  # from the first of its range
         if ends[epoch] != 1:
             yield Violation(
                 invariant="I3",

@@ -20,7 +20,7 @@ def not_before_its_time(model: Model) -> Iterator[Violation]:
             continue  # cancelled and redriven before it was due: now it is
         due = one.w + round(delay * 1e6)
         for claim in model.claims_of.get(one.jobs[0], ())[:1]:
-            if claim.epoch == 1 and claim.at < due - model.skew_us:
+            if claim.epoch % 1024 == 1 and claim.at < due - model.skew_us:
                 yield _early(claim.job, claim.epoch, due - claim.at, one.t)
     for job, facts in model.facts_of.items():
         claims = model.claims_of.get(job, ())

@@ -12,6 +12,7 @@ from typing import Final
 from tests.fault.lab.load import WEIGHTS
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import eventually, look, noted
+from tests.support.epochs import claims
 
 RUNNING: Final = """
 SELECT j.id, j.worker FROM headgate.jobs j JOIN headgate.topics t USING (topic_no)
@@ -45,7 +46,7 @@ async def _taken_over(world: World, names: Sequence[str], topic: str) -> None:
 
     async def so() -> bool:
         found = await look(world, theirs)
-        return all(job.state.is_final or (job.epoch > 1 and not _of(names, job.worker)) for job in found)
+        return all(job.state.is_final or (claims(job.epoch) > 1 and not _of(names, job.worker)) for job in found)
 
     await eventually(so, f"others have taken over from {' and '.join(names)}", within=40)
 
