@@ -37,6 +37,10 @@ DECLARE
     v_unique   boolean := cardinality(unique_ords_) > 0;
     v_parents  boolean := cardinality(parent_ords_) > 0;
 BEGIN
+    -- In one snapshot for all statements, a holder or parent that has ended meanwhile would still look alive.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'headgate.link_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
+    END IF;
     SELECT array_agg(u.n::int), array_agg(20::smallint), array_agg(u.id) INTO v_new_ords, v_new_codes, v_new_jobs
       FROM unnest(ids_, stale_) WITH ORDINALITY AS u(id, stale, n)
      WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = u.id)

@@ -1,6 +1,9 @@
 -- For applications: submit a job inside your own transaction, from any language. It is there if and only if you commit.
 --     SELECT headgate.submit('send-email', '{"to": "a@b.example"}'::jsonb, priority => 10);
--- Returns the job's id: the first job's, when the same id or key was submitted before. Not granted to PUBLIC:
+-- Returns the job's id: the first job's, when the same id or key was submitted before. At REPEATABLE READ and SERIALIZABLE
+-- an id that the transaction's snapshot does not know is refused (25000): leave it out. A key works at every level; a
+-- submit of it that the snapshot does not show is a serialization failure (40001), and the retry finds it.
+-- Not granted to PUBLIC:
 --     GRANT USAGE ON SCHEMA headgate TO app; GRANT EXECUTE ON FUNCTION headgate.submit(text, jsonb, …) TO app;
 CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,

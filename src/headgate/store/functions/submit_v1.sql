@@ -27,6 +27,8 @@ DECLARE
     v_count      int := cardinality(ids_);
     v_epoch      bigint := nextval('headgate.epoch_ranges') << 10;     -- a range of epochs that no row had before
     v_skip       int[] := '{}';        -- ords whose key belongs to another job
+    v_left_out   int[];                -- ords that are not inserted
+    v_unsure     uuid;
     v_new_tenants int[];
     v_new_ids    uuid[];
     v_suspect    int[];                -- ords inserted just now that may have finished before
@@ -70,6 +72,24 @@ BEGIN
          WHERE k.o = ANY (v_skip);
     END IF;
     v_skip := v_skip || v_refused;
+    v_left_out := v_skip;
+    IF cardinality(stale_ords_) > 0 AND current_setting('transaction_isolation') <> 'read committed' THEN
+        -- All statements have one snapshot here, so the archive cannot be looked at in a newer one after the insert. What is
+        -- known in that snapshot is a repeat, whatever became of it since. Of anything else nobody can say whether it has
+        -- run since the snapshot was taken.
+        SELECT ids_[s.o] INTO v_unsure FROM unnest(stale_ords_) AS s(o)
+         WHERE s.o <> ALL (v_skip)
+           AND NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_nos_[s.o] AND j.id = ids_[s.o])
+           AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_nos_[s.o] AND a.id = ids_[s.o])
+         LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'id: at % it cannot be known whether job % has been submitted and has run since this transaction '
+                'began; leave the id out (pass a key to submit only once), or use READ COMMITTED',
+                upper(current_setting('transaction_isolation')), v_unsure
+                USING ERRCODE = 'invalid_transaction_state', HINT = 'headgate code: isolation_level';
+        END IF;
+        v_left_out := v_left_out || stale_ords_;
+    END IF;
 
     WITH made AS (
         INSERT INTO headgate.jobs (id, rank_at, created_at, run_at, tenant_no, topic_no, rank_class, priority,
@@ -93,7 +113,7 @@ BEGIN
                AS u(tenant_no, id, topic_no, payload, priority, rank_class, rank_offset, delay_ms, run_at,
                     max_attempts, policy_no, headers, flags, n)
          CROSS JOIN LATERAL (SELECT coalesce(u.run_at, v_now + u.delay_ms * interval '1 ms', v_now) AS run_at) AS d
-         WHERE cardinality(v_skip) = 0 OR u.n <> ALL (v_skip)
+         WHERE cardinality(v_left_out) = 0 OR u.n <> ALL (v_left_out)
          ORDER BY u.tenant_no, u.id     -- two flushes may carry the same jobs, in any order: no deadlock
         ON CONFLICT (tenant_no, id) DO NOTHING
         RETURNING tenant_no, id, topic_no, state, rank_class, rank_at),
