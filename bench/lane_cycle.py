@@ -148,7 +148,9 @@ async def check_archive(made: Stack, jobs: int, *, retried: int = 0) -> None:
             "  FROM headgate.archive a JOIN headgate.topics t ON t.topic_no = a.topic_no WHERE starts_with(t.name, $1)",
             TOPIC,
         )
-        twice = await db.fetchval("SELECT count(*) FROM headgate.archive WHERE state = 5 AND epoch & 1023 = 2 AND attempt = 2")
+        twice = await db.fetchval(
+            "SELECT count(*) FROM headgate.archive WHERE state = 5 AND epoch & 1023 = 2 AND attempt = 2"
+        )
     assert row is not None
     assert (*row, twice) == (jobs, retried, retried), (
         f"of {jobs} jobs, completed and not completed at once: {tuple(row)}"

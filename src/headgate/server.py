@@ -244,6 +244,7 @@ class Server:
             ("limits", self.coordinator.run_limits),
             ("outcomes", self.outcomes.writer.run),
             ("submits", self.submitter.writer.run),
+            ("locked submits", self.submitter.locked.run),
             ("renewals", self.renewer.run),
             ("results", self.waiters.run),
             ("freeing", self.freer.run),
@@ -298,6 +299,8 @@ class Server:
         self.outcomes.writer.close()
         await self.services.finished("operations", STOP_SECONDS)
         await self.services.finished("submits", STOP_SECONDS)
+        self.submitter.locked.close()
+        await self.services.finished("locked submits", STOP_SECONDS)
         await self.services.finished("outcomes", STOP_SECONDS)
         await self.services.finished("schedules", STOP_SECONDS)
         self.renewer.stop()

@@ -19,6 +19,7 @@ import uvloop
 
 from headgate import server as composition
 from headgate.dispatch.links import Delivery, Link
+from headgate.dispatch.locked import LockedParcel
 from headgate.dispatch.outcomes import OutcomeParcel
 from headgate.dispatch.room import RoomTimers
 from headgate.domain.errors import InstanceForgotten, InternalError
@@ -41,6 +42,7 @@ CALLS = {
     "limits": ("store", "free_due"),
     "outcomes": ("outcomes.writer", "_take"),
     "submits": ("submitter.writer", "_take"),
+    "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
     "results": ("store", "finished"),
     "freeing": ("freer", "run_once"),
@@ -120,6 +122,8 @@ async def poke(server: Server, link: Link) -> None:
     server.scheduler.stir()
     with suppress(InternalError):
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
+    rows = await server.store.fill([job(server)])
+    server.submitter.locked.put(LockedParcel(rows, [0], 1, {}, done=lambda _: None, failed=lambda _: None))
     parcel = OutcomeParcel(link.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
     server.outcomes.put(parcel)
     await server.waiters.wait(link.tenant_no, uuid4(), 0.3)

@@ -198,6 +198,9 @@ class WatchedStore(Store):
     async def submit(self, rows: Any) -> Any:
         return await self._watched("submit", super().submit(rows))
 
+    async def submit_locked(self, rows: Any) -> Any:
+        return await self._watched("submit_locked", super().submit_locked(rows))
+
     async def submit_and_claim(self, rows: Any, **asked: Any) -> Any:
         answers, got = await self._watched("submit_and_claim", super().submit_and_claim(rows, **asked))
         assert len(got) <= asked["limit"], "more was claimed than there is credit for"
@@ -478,7 +481,11 @@ class Instance:
     async def __aenter__(self) -> Self:
         await self.store.register(self.name, "test")
         # The writers always run: nothing can be submitted or settled without them.
-        for title, work in (("outcomes", self.outcomes.writer.run()), ("submits", self.submitter.writer.run())):
+        for title, work in (
+            ("outcomes", self.outcomes.writer.run()),
+            ("submits", self.submitter.writer.run()),
+            ("locked submits", self.submitter.locked.run()),
+        ):
             self.start(title, work)
         if self._running:
             self.start("claims", self.coordinator.run())

@@ -67,7 +67,7 @@ _REFUSALS = ("conflict", "operation_conflict", "refused", "wrong_state", "depend
 _BY_REPORT = {
     "not_found": 3,
     **dict.fromkeys((*_REFUSALS, "unique_taken", "backlog_full", "permission_denied", "protocol_error"), 4),
-    **dict.fromkeys(("overloaded", "store_unavailable", "store_busy", "outcome_unknown", "read_only"), 5),
+    **dict.fromkeys(("overloaded", "store_unavailable", "store_busy", "row_locked", "outcome_unknown", "read_only"), 5),
     **dict.fromkeys(("storage_full", "shutting_down"), 5),
     **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),
 }

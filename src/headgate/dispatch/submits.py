@@ -16,9 +16,10 @@ from itertools import pairwise
 from random import uniform
 from typing import Protocol, TypeAlias, Unpack
 
+from headgate.dispatch.locked import LockedParcel, LockedRows
 from headgate.dispatch.ports import Claim, ClaimCall, ClaimedJobs, SubmitAnswerRow, SubmitRows, SubmitStore
 from headgate.dispatch.writer import Account, GroupWriter
-from headgate.domain.errors import HeadgateError, OutcomeUnknown, StoreBusy, StoreUnavailable
+from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked, StoreBusy, StoreUnavailable
 
 log = logging.getLogger("headgate.submit")
 PATIENCE_SECONDS = 5.0
@@ -90,6 +91,7 @@ class Submitter:
             queue_bytes=QUEUE_BYTES,
             rest=self._rest,
         )
+        self.locked = LockedRows(store, on_submitted=self.submitted)
         self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
         self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
 
@@ -154,10 +156,18 @@ class Submitter:
         odd, unknown = await self._claiming_along(flush)
         claimed = odd is not None
         if odd is None:
-            odd = await self._patiently(flush, unknown=unknown)
+            odd, unknown = await self._patiently(flush, unknown=unknown)
         self.submitted(flush, claimed=claimed)
         for parcel, start, length in zip(parcels, starts, lengths, strict=True):
-            parcel.done({place: odd[start + place] for place in range(length) if start + place in odd} if odd else {})
+            answers = {place: odd[start + place] for place in range(length) if start + place in odd} if odd else {}
+            locked = [place for place, answer in answers.items() if isinstance(answer.error, RowLocked)]
+            if locked:
+                rows = flush.pick([start + place for place in locked])
+                self.locked.put(
+                    LockedParcel(rows, locked, length, answers, parcel.done, parcel.failed, unknown=unknown)
+                )
+            else:
+                parcel.done(answers)
 
     async def _claiming_along(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
         """Submit and claim in one call if somebody waits for these jobs; None if it was not done, True if who knows."""
@@ -184,12 +194,12 @@ class Submitter:
             log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
         return said, unknown
 
-    async def _patiently(self, flush: SubmitRows, *, unknown: bool) -> Mapping[int, SubmitAnswerRow]:
+    async def _patiently(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswerRow], bool]:
         """`unknown`: it may have been committed by an earlier try, and then no error of a later one denies that."""
         deadline, wait = time.monotonic() + PATIENCE_SECONDS, 0.05
         while True:
             try:
-                return await self._store.submit(flush)
+                return await self._store.submit(flush), unknown
             except HeadgateError as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
                 passing = isinstance(error, StoreUnavailable | OutcomeUnknown | StoreBusy)

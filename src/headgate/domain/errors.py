@@ -174,6 +174,12 @@ class StoreBusy(StoreError):
     locked = False  # another transaction holds a lock for longer than this call waits; nothing of it was written
 
 
+class RowLocked(StoreBusy):
+    """Another open transaction holds a row or a key that this needs; nothing of it was written: send it again."""
+
+    code = "row_locked"
+
+
 class StorageFull(StoreError):
     """The database has no room left for the write."""
 

@@ -47,7 +47,16 @@ _OPTIONS: Final = (
 )
 
 RETRIED: Final = frozenset(
-    {"store_unavailable", "outcome_unknown", "store_busy", "read_only", "overloaded", "shutting_down", "unavailable"}
+    {
+        "store_unavailable",
+        "outcome_unknown",
+        "store_busy",
+        "row_locked",
+        "read_only",
+        "overloaded",
+        "shutting_down",
+        "unavailable",
+    }
 )
 """Codes of the server after which the same request may succeed."""
 SERVERS_TROUBLE: Final = frozenset({"internal", "store_error", "storage_full", "schema_mismatch", "instance_forgotten"})
@@ -123,7 +132,7 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 
-_REFUSED_BEFORE: Final = frozenset({"store_unavailable", "store_busy", "read_only", "shutting_down"})
+_REFUSED_BEFORE: Final = frozenset({"store_unavailable", "store_busy", "row_locked", "read_only", "shutting_down"})
 
 _OWN_KINDS: Final[dict[str, type[Refused]]] = {
     "version_conflict": VersionConflict,

@@ -106,6 +106,8 @@ async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, c
         flush = await fill(db, names, [callback])
         flush.flags = [WAITS | HAS_PARENTS]
         answers = await submit(db, flush)
+        if answers and answers[0].error is not None:
+            raise answers[0].error
         if answers:
             raise InvalidInput("on_done", f"job {callback.id} was submitted before", hint="leave its id out")
         await db.execute(BIND, tenant_no, batch.id, callback.id)

@@ -65,9 +65,10 @@ async def connect(
     application_name: str,
     pooler: bool = False,
     statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
+    lock_timeout: timedelta = LOCK_TIMEOUT,
 ) -> asyncpg.Connection[asyncpg.Record]:
     """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
-    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout)
+    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout, lock_timeout=lock_timeout)
     async with _naming(dsn):
         return await _open(dsn, **options)
 
@@ -182,7 +183,13 @@ async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connecti
     return connection
 
 
-def _options(application_name: str, *, pooler: bool, statement_timeout: timedelta | None) -> dict[str, Any]:
+def _options(
+    application_name: str,
+    *,
+    pooler: bool,
+    statement_timeout: timedelta | None,
+    lock_timeout: timedelta = LOCK_TIMEOUT,
+) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": CONNECT_TIMEOUT.total_seconds(),
         "command_timeout": None if statement_timeout is None else (statement_timeout + _DRIVER_GRACE).total_seconds(),
@@ -193,7 +200,7 @@ def _options(application_name: str, *, pooler: bool, statement_timeout: timedelt
         return options
     options["server_settings"] |= {
         "statement_timeout": _milliseconds(statement_timeout or timedelta()),
-        "lock_timeout": _milliseconds(LOCK_TIMEOUT),
+        "lock_timeout": _milliseconds(lock_timeout),
         "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT),
         "default_transaction_isolation": "read committed",
         "search_path": "",

@@ -20,6 +20,7 @@ from headgate.domain.errors import (
     InvalidInput,
     OutcomeUnknown,
     ReadOnly,
+    RowLocked,
     SchemaMismatch,
     StorageFull,
     StoreBusy,
@@ -33,7 +34,6 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 _BUSY = {
     "40001": "it conflicted with another transaction (serialization failure)",
     "40P01": "it was in a deadlock with another transaction",
-    "55P03": "a lock was not free within lock_timeout",
     "57014": "it was cancelled, by statement_timeout or by an operator",
     "53300": "the server has no connection left (max_connections)",
     "53200": "the server is out of memory",
@@ -116,6 +116,10 @@ def _not_encoded(error: asyncpg.DataError, cause: BaseException, names: Sequence
 def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateError:
     # Only the primary message: DETAIL may carry the values of a row, hence somebody's payload.
     state, message = error.sqlstate or "", error.args[0] if error.args else ""
+    if state == "55P03":
+        return RowLocked(
+            f"the database is busy: a lock was not free within lock_timeout; try again ({state}: {message})"
+        )
     if state in _BUSY:
         busy = StoreBusy(f"the database is busy: {_BUSY[state]}; try again ({state}: {message})")
         busy.locked = state == "55P03"

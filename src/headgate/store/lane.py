@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import timedelta
 from types import TracebackType
 
 import asyncpg
 
 from headgate.domain import failpoints
 from headgate.domain.errors import OutcomeUnknown, ReadOnly, StoreUnavailable
-from headgate.store.connect import Connection, connect
+from headgate.store.connect import LOCK_TIMEOUT, Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 
 _UNUSABLE_AFTER = (OutcomeUnknown, StoreUnavailable, ReadOnly)
@@ -22,8 +23,8 @@ the session may not write, as it was told at its start: a new one may, here or o
 class Lane:
     """One connection for one kind of work, used by one caller at a time: `async with lane.use("submit") as db`."""
 
-    def __init__(self, dsn: str, name: str, *, pooler: bool = False) -> None:
-        self._dsn, self._name, self.pooler = dsn, name, pooler
+    def __init__(self, dsn: str, name: str, *, pooler: bool = False, lock_timeout: timedelta = LOCK_TIMEOUT) -> None:
+        self._dsn, self._name, self.pooler, self._lock_timeout = dsn, name, pooler, lock_timeout
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -70,6 +71,8 @@ class Lane:
                 await failpoints.armed.reach(f"{call}.before_commit")
             if self.pooler:
                 async with transaction(connection):
+                    if self._lock_timeout != LOCK_TIMEOUT:
+                        await set_lock_timeout(connection, self._lock_timeout)
                     yield connection
             else:
                 yield connection
@@ -78,7 +81,12 @@ class Lane:
 
     async def _open(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._dsn, application_name=f"headgate {self._name}", pooler=self.pooler)
+            self._connection = await connect(
+                self._dsn,
+                application_name=f"headgate {self._name}",
+                pooler=self.pooler,
+                lock_timeout=self._lock_timeout,
+            )
         return self._connection
 
     async def close(self) -> None:
@@ -100,6 +108,15 @@ async def _closed(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     except asyncio.CancelledError:
         connection.terminate()
         raise
+
+
+async def set_lock_timeout(connection: Connection, span: timedelta) -> None:
+    """For the rest of the transaction; outside of one, for the session."""
+    local = connection.is_in_transaction()
+    with translating(writing=False):
+        await connection.execute(
+            "SELECT pg_catalog.set_config('lock_timeout', $1, $2)", str(span // timedelta(milliseconds=1)), local
+        )
 
 
 @asynccontextmanager

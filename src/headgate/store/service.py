@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +21,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import InstanceForgotten, StoreError
+from headgate.domain.errors import InstanceForgotten, RowLocked, StoreError
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -28,7 +29,7 @@ from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics
 from headgate.store import claim as claiming
-from headgate.store.connect import connect
+from headgate.store.connect import Connection, connect
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush
 from headgate.store.lane import Lane
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from headgate.store.submit import SubmitAnswer
 
 log = logging.getLogger("headgate.store")
+_Interned = TypeVar("_Interned")
 CHANNEL: Final = "headgate_topics"
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, epoch, at, headgate.clock_v1()
@@ -55,6 +57,10 @@ FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_d
 FREE_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
+SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
+LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
+LOCKED_PATIENCE: Final = timedelta(seconds=5)
+_LOCKED_PAUSE_SECONDS: Final = 0.05
 _HINTS_MOST: Final = 10
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
@@ -71,10 +77,13 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("submit", "claim", "settle", "leases", "tick", "read", "operate", "free", "list", "schedule")
+            for name in ("claim", "settle", "leases", "tick", "read", "operate", "free", "list", "schedule")
         }
         # Past a pooler where there is a way: dropping a day needs a setting of the session.
         self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
+        # Many callers share a flush: none of them may wait for long for what another one's row has met.
+        self._lanes["submit"] = Lane(dsn, "submit", pooler=pooler, lock_timeout=SUBMIT_LOCK_TIMEOUT)
+        self._lanes["locked"] = Lane(dsn, "locked", pooler=pooler, lock_timeout=LOCKED_LOCK_TIMEOUT)
         self.names = Names()
         self.instance_no = 0
         self._promote_floor = leases.BEGINNING
@@ -122,16 +131,27 @@ class Store:
         known = self.names.known_tenant(tenant)
         if known is not None:
             return known
-        async with self._lanes["read"].use() as db:
-            return await self.names.tenant(db, tenant)
+        return await self._interned(lambda db: self.names.tenant(db, tenant))
 
     async def topics(self, tenant: str, names: Sequence[str]) -> list[Topic]:
         tenant_no = TenantNo(await self.tenant_no(tenant))
         known = self.names.known_topics(tenant_no, names)
         if known is not None:
             return known
-        async with self._lanes["read"].use() as db:
-            return await self.names.topics(db, tenant_no, names)
+        return await self._interned(lambda db: self.names.topics(db, tenant_no, names))
+
+    async def _interned(self, intern: Callable[[Connection], Awaitable[_Interned]]) -> _Interned:
+        """Make names known. One that an open transaction of somebody else has just made up is waited for, between
+        tries: others' names and reads do not wait with it."""
+        deadline = time.monotonic() + LOCKED_PATIENCE.total_seconds()
+        while True:
+            try:
+                async with self._lanes["locked"].use() as db:
+                    return await intern(db)
+            except RowLocked:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_LOCKED_PAUSE_SECONDS)
 
     def topic_name(self, topic_no: int) -> str:
         return self.names.known_topic(topic_no).name
@@ -186,6 +206,13 @@ class Store:
         self._linked(rows, answers)
         return answers
 
+    async def submit_locked(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
+        """Once more, on a connection of their own: rows that another transaction's locks were in the way of."""
+        async with self._lanes["locked"].use("submit") as db:
+            answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
+        self._linked(rows, answers)
+        return answers
+
     async def submit_and_claim(
         self, rows: SubmitRows, **asked: Unpack[ClaimCall]
     ) -> tuple[dict[int, SubmitAnswer], claiming.Claimed]:
@@ -207,8 +234,19 @@ class Store:
                 self.on_locked(tenant_no, answers[ord_ - 1].job_id)
 
     async def submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
-        """All or nothing: any conflict or refused row undoes the rest."""
-        async with self._lanes["submit"].use("submit_atomic") as db:
+        """All or nothing: any conflict or refused row undoes the rest. What is locked is waited for, between tries."""
+        deadline = time.monotonic() + LOCKED_PATIENCE.total_seconds()
+        while True:
+            answers = await self._submit_atomic(rows)
+            locked = any(isinstance(answer.error, RowLocked) for answer in answers.values())
+            if not locked or time.monotonic() > deadline:
+                self._linked(rows, answers)
+                return answers
+            await asyncio.sleep(_LOCKED_PAUSE_SECONDS)
+
+    async def _submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
+        # Not on the lane of the flushes: an atomic batch is one caller's, and may be as large as a flush.
+        async with self._lanes["locked"].use("submit_atomic") as db:
             with translating(writing=True):
                 transaction = db.transaction()
                 await transaction.start()
@@ -223,7 +261,6 @@ class Store:
                     await transaction.rollback()
                 else:
                     await transaction.commit()
-        self._linked(rows, answers)
         return answers
 
     # ------------------------------------------------------------------ batches

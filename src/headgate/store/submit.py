@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -19,6 +20,7 @@ from headgate.domain.errors import (
     InvalidInput,
     OutcomeUnknown,
     ReadOnly,
+    RowLocked,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -48,6 +50,10 @@ _OF_A_ROW: Final = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,  # an operator's own trigger
 )
+_SEARCH_SECONDS: Final = 0.1
+"""How long a flush that met a lock may be divided to find the row. Its neighbours wait for that."""
+_SEARCH_LOCK_TIMEOUT: Final = "5ms"
+_SET_LOCK_TIMEOUT: Final = "SELECT pg_catalog.set_config('lock_timeout', $1, $2)"
 _ROUNDS_FOR_LINKS: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
@@ -119,6 +125,7 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
     if plain:
         found = await _submit_plain(db, flush.pick(plain))
         answers |= {plain[place]: answer for place, answer in found.items()}
+    locked = {flush.ids[place] for place in plain if _is_locked(answers.get(place))}
     by_tenant: dict[int, list[int]] = {}
     for place in linked:
         by_tenant.setdefault(flush.tenant_nos[place], []).append(place)
@@ -126,9 +133,14 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
         order, tangled = waves([flush.ids[place] for place in places], [linked[place].depends_on for place in places])
         for wave in order:
             theirs = [places[at] for at in wave]
-            found = await _submit_linked(db, flush.pick(theirs), first=not written)
-            written = True
+            # Whose parent waits for a lock waits with it: alone it would be told that there is no such parent.
+            late = [place for place in theirs if locked.intersection(linked[place].depends_on)]
+            answers |= {place: _locked(flush.ids[place]) for place in late}
+            theirs = [place for place in theirs if place not in late]
+            found = await _submit_linked(db, flush.pick(theirs), first=not written) if theirs else {}
+            written = written or bool(theirs)
             answers |= {theirs[place]: answer for place, answer in found.items()}
+            locked |= {flush.ids[place] for place in (*late, *theirs) if _is_locked(answers.get(place))}
         for at in tangled:
             job_id = JobId(flush.ids[places[at]])
             cycle = DependencyCycle(f"job {job_id} waits for a job that waits for it; none of them was made")
@@ -157,7 +169,9 @@ async def _submit_linked(db: Connection, flush: SubmitFlush, *, first: bool) -> 
     return answers
 
 
-async def _write_linked(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
+async def _write_linked(
+    db: Connection, flush: SubmitFlush, until: float | None = None
+) -> tuple[dict[int, SubmitAnswer], list[int]]:
     """Links and jobs in one transaction; answers, and the places that are to be tried again."""
     with translating(writing=True, names=COLUMNS):
         try:
@@ -170,6 +184,15 @@ async def _write_linked(db: Connection, flush: SubmitFlush) -> tuple[dict[int, S
             return {}, list(range(len(flush)))
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error), []
+        except asyncpg.LockNotAvailableError:
+            again: list[int] = []
+
+            async def write(part: SubmitFlush, start: int, until: float) -> dict[int, SubmitAnswer]:
+                answers, theirs = await _write_linked(db, part, until)
+                again.extend(start + place for place in theirs)
+                return answers
+
+            return await _past_lock(db, flush, write, until), again
 
 
 async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
@@ -236,7 +259,7 @@ async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitA
     return answers
 
 
-async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
+async def _write(db: Connection, flush: SubmitFlush, until: float | None = None) -> dict[int, SubmitAnswer]:
     with translating(writing=True, names=COLUMNS):
         try:
             # In a transaction (behind a pooler all are) one bad row must not end all of it.
@@ -245,6 +268,63 @@ async def _write(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
             return await answers_of(db, flush, rows)
         except _OF_A_ROW as error:
             return await _isolate(db, flush, error)
+        except asyncpg.LockNotAvailableError:
+            return await _past_lock(db, flush, lambda part, _, until: _write(db, part, until), until)
+
+
+async def _past_lock(
+    db: Connection,
+    flush: SubmitFlush,
+    write: Callable[[SubmitFlush, int, float], Awaitable[dict[int, SubmitAnswer]]],
+    until: float | None,
+) -> dict[int, SubmitAnswer]:
+    """Somebody else's open transaction holds a row, and nothing was written: find whose it is, write the others now.
+
+    By halves, in their order, waiting a moment only for each. That may take until `until`; of what is left then, jobs
+    that nobody else can know of are written, and all others are answered as locked: the caller tries those again.
+    """
+    if len(flush) == 1:
+        return {0: _locked(flush.ids[0])}
+    if until is None:
+        async with _hasty(db):
+            return await _past_lock(db, flush, write, time.monotonic() + _SEARCH_SECONDS)
+    if time.monotonic() > until:
+        suspects = {ord_ - 1 for ord_ in (*flush.stale_ords, *flush.key_ords, *flush.link_ords)} or {*range(len(flush))}
+        free = [place for place in range(len(flush)) if place not in suspects]
+        answers = {place: _locked(flush.ids[place]) for place in suspects}
+        found = await _write(db, flush.pick(free), until) if free else {}
+        return answers | {free[place]: answer for place, answer in found.items()}
+    half = len(flush) // 2
+    answers = await write(flush.pick(range(half)), 0, until)
+    rest = flush.pick(range(half, len(flush)))
+    nothing = len(answers) == half and all(map(_is_locked, answers.values()))
+    later = await _or_refused(rest, write(rest, half, until), first=nothing)
+    return answers | {half + place: answer for place, answer in later.items()}
+
+
+@asynccontextmanager
+async def _hasty(db: Connection) -> AsyncIterator[None]:
+    """Wait for locks for some milliseconds only."""
+    before: str = await db.fetchval("SELECT pg_catalog.current_setting('lock_timeout')")
+    local = db.is_in_transaction()
+    await db.execute(_SET_LOCK_TIMEOUT, _SEARCH_LOCK_TIMEOUT, local)
+    try:
+        yield
+    finally:
+        with suppress(*DRIVER_ERRORS):  # a session that broke is not used again
+            await db.execute(_SET_LOCK_TIMEOUT, before, local)
+
+
+def _locked(job_id: UUID) -> SubmitAnswer:
+    error = RowLocked(
+        f"job {job_id}: another transaction that is still open has its id or key, or a job it waits for; nothing of it "
+        "was stored: send it again when that has ended"
+    )
+    return SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=error)
+
+
+def _is_locked(answer: SubmitAnswer | None) -> bool:
+    return answer is not None and isinstance(answer.error, RowLocked)
 
 
 async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) -> dict[int, SubmitAnswer]:

@@ -38,6 +38,7 @@ STATUS: Final = {
     "shutting_down": grpc.StatusCode.UNAVAILABLE,
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
     "store_busy": grpc.StatusCode.UNAVAILABLE,
+    "row_locked": grpc.StatusCode.UNAVAILABLE,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,

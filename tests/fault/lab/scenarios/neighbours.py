@@ -38,7 +38,7 @@ SELECT application_name FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'headgate %' AND application_name <> 'headgate lab'"""
 KEPT_DEAD: Final = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'jobs' AND schemaname = 'headgate'"
 PICKUPS: Final = 200
-LANES: Final = 11
+LANES: Final = 12
 """Sessions of an instance: one for each kind of work, and one that listens."""
 
 

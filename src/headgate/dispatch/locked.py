@@ -1,0 +1,155 @@
+"""Submits whose row another open transaction holds: they wait here, so that nobody else does.
+
+A shared flush waits for a lock for some milliseconds only. What it could not write is tried again here, over and over,
+on a connection of its own: never waiting for one lock while others are free. After PATIENCE_SECONDS the caller is told
+that nothing of it was stored, and to send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked
+
+log = logging.getLogger("headgate.submit")
+PATIENCE_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 0.05
+MOST_ROWS, MOST_BYTES = 1_000, 8_000_000
+"""What may wait; what does not fit is answered as locked at once. A round tries each, for some milliseconds."""
+
+
+@dataclass(slots=True)
+class LockedParcel:
+    """The rows of one caller's parcel that are not written yet, and the answers it has so far."""
+
+    rows: SubmitRows
+    places: list[int]  # of these rows in the parcel
+    total: int  # rows of the parcel
+    answers: dict[int, SubmitAnswerRow]  # of the whole parcel
+    done: Callable[[Mapping[int, SubmitAnswerRow]], None]
+    failed: Callable[[HeadgateError], None]
+    size: int = field(init=False)
+    deadline: float = 0.0
+    unknown: bool = False  # there was a try whose end nobody saw
+
+    def __post_init__(self) -> None:
+        self.size = sum(map(len, self.rows.payloads))
+
+    def take(self, found: Mapping[int, SubmitAnswerRow]) -> None:
+        """The answers to one more try; what is still locked stays."""
+        left = [at for at in range(len(self.places)) if at in found and isinstance(found[at].error, RowLocked)]
+        for at, place in enumerate(self.places):
+            if at not in found:
+                self.answers.pop(place, None)
+            else:
+                self.answers[place] = found[at]
+        self.rows, self.places = self.rows.pick(left), [self.places[at] for at in left]
+
+
+class LockedRows:
+    """All that wait for somebody else's transaction to end."""
+
+    def __init__(
+        self,
+        store: SubmitStore,
+        *,
+        on_submitted: Callable[[SubmitRows], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._on_submitted, self._now = store, on_submitted, now
+        self._parcels: deque[LockedParcel] = deque()  # bounded by `put`
+        self._rows = self._bytes = 0
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait."""
+        return self._rows
+
+    def put(self, parcel: LockedParcel) -> None:
+        """Try these again until they are written; without room for them, their caller is answered at once."""
+        rows, size = len(parcel.rows), parcel.size
+        if self._closing or self._rows + rows > MOST_ROWS or self._bytes + size > MOST_BYTES:
+            _answer(parcel)
+            return
+        parcel.deadline = self._now() + PATIENCE_SECONDS
+        self._parcels.append(parcel)
+        self._rows += rows
+        self._bytes += size
+        self._wake.set()
+
+    async def run_once(self) -> int:
+        """Try each once, in the order in which they came; how many parcels are left."""
+        for _ in range(len(self._parcels)):
+            parcel = self._parcels.popleft()
+            rows, size = len(parcel.rows), parcel.size
+            try:
+                await self._try(parcel)
+            finally:
+                self._rows -= rows
+                self._bytes -= size
+                if parcel.places and not self._closing and self._now() < parcel.deadline:
+                    self._parcels.append(parcel)
+                    parcel.size = sum(map(len, parcel.rows.payloads))
+                    self._rows += len(parcel.rows)
+                    self._bytes += parcel.size
+                else:
+                    _answer(parcel)
+        return len(self._parcels)
+
+    async def _try(self, parcel: LockedParcel) -> None:
+        before = parcel.rows
+        try:
+            parcel.take(await self._store.submit_locked(parcel.rows))
+        except HeadgateError as error:
+            if isinstance(error, OutcomeUnknown):
+                parcel.unknown = True
+                parcel.rows.never_fresh()
+            log.warning("locked_submits_delayed rows=%d error=%s", len(parcel.rows), error)
+            return
+        if len(parcel.rows) < len(before):
+            self._on_submitted(before)
+
+    async def run(self) -> None:
+        """Until `close`; then everybody has an answer. After a bug it is started again, with all that wait."""
+        try:
+            while not self._closing:
+                if not self._parcels:
+                    self._wake.clear()
+                    await self._wake.wait()
+                elif await self.run_once():
+                    await asyncio.sleep(PAUSE_SECONDS)
+        except asyncio.CancelledError:
+            self._closing = True
+            raise
+        finally:
+            while self._closing and self._parcels:
+                _answer(self._parcels.popleft())
+            if self._closing:
+                self._rows = self._bytes = 0
+
+    def close(self) -> None:
+        """Take no more, and answer all that wait."""
+        self._closing = True
+        self._wake.set()
+
+
+def _answer(parcel: LockedParcel) -> None:
+    """What is still locked fails the whole parcel: whoever sends that again, as the client does, loses nothing."""
+    error = next((parcel.answers[place].error for place in parcel.places if place in parcel.answers), None)
+    if error is None:
+        parcel.done(parcel.answers)
+    elif parcel.unknown:
+        parcel.failed(OutcomeUnknown(f"{error}; an earlier try may have been committed: send it again"))
+    elif len(parcel.places) < parcel.total:
+        parcel.failed(OutcomeUnknown(f"{error}; the others of this call were committed: send all of it again"))
+    else:
+        parcel.failed(error)
