@@ -60,6 +60,8 @@ class SubmitFlush:
     limit_ords: list[int] = field(default_factory=list)
     limit_keys: list[str] = field(default_factory=list)
     flags: list[int | None] = field(default_factory=list)  # ends early: bits of jobs.flags a job begins with
+    # By the database's clock: from then on nothing of this counts as never sent before. None: it always does.
+    fresh_until: datetime | None = None
     link_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
     links: list[Links] = field(default_factory=list)
 
@@ -147,6 +149,8 @@ class SubmitFlush:
             if theirs:
                 ours = getattr(self, name)
                 ours += [None] * (start - len(ours)) + theirs
+        if other.fresh_until is not None and (self.fresh_until is None or other.fresh_until < self.fresh_until):
+            self.fresh_until = other.fresh_until
         self.stale_ords += [place + start for place in other.stale_ords]
         self.key_ords += [place + start for place in other.key_ords]
         self.keys += other.keys
@@ -179,7 +183,7 @@ class SubmitFlush:
 
     def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
         """The rows at these places (ascending) as a flush of their own; `resent`: none of them counts as fresh."""
-        piece = SubmitFlush()
+        piece = SubmitFlush(fresh_until=self.fresh_until)
         for name in (*_FULL, *_ENDS_EARLY):
             column = getattr(self, name)
             setattr(piece, name, [column[place] for place in places if place < len(column)])
@@ -265,6 +269,7 @@ def submit_arguments(flush: SubmitFlush) -> tuple[object, ...]:
         flush.limit_ords,
         flush.limit_keys,
         flush.flags,
+        flush.fresh_until,
     )
 
 

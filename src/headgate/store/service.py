@@ -57,6 +57,8 @@ FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_d
 FREE_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
+FRESH_SPAN: Final = timedelta(minutes=15)
+DOUBT_SPAN: Final = timedelta(minutes=1)
 SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
 LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 LOCKED_PATIENCE: Final = timedelta(seconds=5)
@@ -90,6 +92,8 @@ class Store:
         self._running_floor = leases.BEGINNING
         self._ticks = 0
         self._clock = leases.BEGINNING  # the database's, at the last tick
+        self._fresh_until: datetime | None = None  # see _believe
+        self._doubt_until: datetime | None = None
         self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._quiet_hash: int | None = None
@@ -169,7 +173,7 @@ class Store:
     # ------------------------------------------------------------------ submits
 
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
-        flush = SubmitFlush()
+        flush = SubmitFlush(fresh_until=self._fresh_until)
         for job in jobs:
             (topic,) = await self.topics(job.tenant, [job.topic])
             policy_no = None
@@ -189,8 +193,9 @@ class Store:
         *,
         fresh: bool,
     ) -> SubmitFlush:
+        fresh_until = self._fresh_until  # before anything is waited for
         (known,) = await self.topics(tenant, [topic])
-        flush = SubmitFlush()
+        flush = SubmitFlush(fresh_until=fresh_until)
         flush.add_plain(known, self.uuids(ids), payloads, fresh=fresh)
         if any(priorities):
             step = known.rules.ageing_step
@@ -463,8 +468,18 @@ class Store:
             if tick.now < self._clock:  # what falls due or begins from now on lies below the floors
                 tick.stepped_back = self._clock - tick.now
                 self._promote_floor = self._running_floor = leases.BEGINNING
+            self._believe(tick.now)
             self._clock = tick.now
         return tick
+
+    def _believe(self, now: datetime) -> None:
+        """Until when submits that come in now count as never sent before: long enough for any queue, far below the hour
+        for which submits that were sent again are remembered. After a tick that came so late that this was over, frames
+        from before may still be read, so for a while nothing counts as new."""
+        if self._fresh_until is not None and now - self._clock > FRESH_SPAN:
+            self._doubt_until = now + DOUBT_SPAN
+        doubted = self._doubt_until is not None and now < self._doubt_until
+        self._fresh_until = now if doubted else now + FRESH_SPAN
 
     async def notify(self, topic_nos: Sequence[int]) -> None:
         """Tell other instances of topics with work. On the tick's lane: never in the submit's transaction."""

@@ -41,7 +41,7 @@ from headgate.store.partitions import ensure_partitions
 SUBMIT: Final = """
 SELECT ord, receipt, job_id, detail
   FROM headgate.submit_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                          $20, $21, $22)"""
+                          $20, $21, $22, $23)"""
 TOPIC_NAME: Final = "SELECT name FROM headgate.topics WHERE topic_no = $1"
 # One row's fault; everything else concerns the whole flush, and halving it would only repeat the error.
 _OF_A_ROW: Final = (

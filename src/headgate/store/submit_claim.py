@@ -20,11 +20,11 @@ SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts,
        created_at, lease_until, worker, headers, payload"""
 HAND_OVER: Final = f"""{_COLUMNS}
   FROM headgate.hand_over_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
-                             $20, $21, $22, $23)"""
+                             $20, $21, $22, $23, $24)"""
 SUBMIT_AND_CLAIM: Final = f"""{_COLUMNS}
   FROM headgate.submit_claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
                                 $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36,
-                                $37)"""
+                                $37, $38)"""
 
 
 async def submit_and_claim(
@@ -64,6 +64,7 @@ def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tup
         flush.max_attempts[0] if flush.max_attempts else None,
         flush.policy_nos[0] if flush.policy_nos else None,
         flush.headers[0] if flush.headers else None,
+        flush.fresh_until,
         request.topic_nos,
         ranges.topic_nos,
         ranges.class_from,

@@ -6,7 +6,7 @@ CREATE FUNCTION headgate.submit_claim_v1(
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
     max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
-    limit_ords_ int[], limit_keys_ text[], flags_ smallint[],
+    limit_ords_ int[], limit_keys_ text[], flags_ smallint[], fresh_until_ timestamptz,
     tenant_ int, topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[],
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
     seen_ text, generation_ bigint)
@@ -21,7 +21,8 @@ BEGIN
            NULL::bigint, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::jsonb, NULL::bytea
       FROM headgate.submit_v1(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_,
                               delays_ms_, run_ats_, max_attempts_, policy_nos_, headers_, stale_ords_, key_ords_, keys_,
-                              key_hashes_, key_windows_ms_, tag_ords_, tags_, limit_ords_, limit_keys_, flags_) AS s;
+                              key_hashes_, key_windows_ms_, tag_ords_, tags_, limit_ords_, limit_keys_, flags_,
+                              fresh_until_) AS s;
     RETURN QUERY
     SELECT NULL::int, NULL::smallint, NULL::uuid, NULL::bigint[], c.id, c.topic_no, c.epoch, c.attempt, c.max_attempts,
            c.priority, c.rank_class, c.rank_at, c.created_at, c.lease_until, c.worker, c.headers, c.payload

@@ -11,12 +11,17 @@
 -- has run and finished meanwhile, so the archive is checked AFTER the insert, in a later statement with a newer
 -- snapshot: checked before, or in the insert's own statement, a completion in between would make a second job. Such
 -- ids are also remembered for a while, so that a delayed first, "fresh" copy cannot insert them again.
+--
+-- fresh_until_: by when "fresh" is no longer believed, since the sender may have been frozen for longer than such ids are
+-- remembered. Decided here: a process can freeze between a check of its own and the send. A flush that is older still is
+-- refused: the archive itself may have been dropped since.
 CREATE FUNCTION headgate.submit_v1(
     tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], payloads_ bytea[],
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
     max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
-    limit_ords_ int[] DEFAULT '{}', limit_keys_ text[] DEFAULT '{}', flags_ smallint[] DEFAULT '{}')
+    limit_ords_ int[] DEFAULT '{}', limit_keys_ text[] DEFAULT '{}', flags_ smallint[] DEFAULT '{}',
+    fresh_until_ timestamptz DEFAULT NULL)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -39,6 +44,13 @@ DECLARE
     v_refused    int[] := '{}';        -- ords for which the backlog has no room
     v_one        record;
 BEGIN
+    IF fresh_until_ <= v_now THEN
+        IF fresh_until_ < v_now - interval '1 hour' THEN
+            RAISE EXCEPTION 'this flush of submits is more than an hour late; nothing was stored: send it again'
+                USING ERRCODE = 'serialization_failure';
+        END IF;
+        stale_ords_ := ARRAY(SELECT generate_series(1, v_count));
+    END IF;
     IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.max_backlog IS NOT NULL) THEN
         FOR v_one IN SELECT r.ords, r.most, r.waiting
                        FROM headgate.over_backlog_v1(tenant_nos_, ids_, topic_nos_, key_ords_, keys_) AS r LOOP
