@@ -232,6 +232,7 @@ CLEARED = {
     "job_dependencies",
     "dependency_checks",
     "unique_jobs",
+    "unique_calls",
     "batches",
     "batch_jobs",
     "schedules",
@@ -260,6 +261,9 @@ async def everything(queue: Queue, clock: Clock) -> None:
         db, queue.names, tenant, (await queue.topic("keyed")).name, changes={"max_running_per_key": 1}
     )
     await verbs_of_operators(queue)
+    for on_conflict in ("keep", "replace"):
+        await queue.submit(queue.job(unique=Unique(key="changed", on_conflict=on_conflict)))
+    await end_all(queue, "mail", Completed())
     for outcome in (Completed(), DIES, None):
         await end(queue, outcome, 2, payload=b"l" * 3_000, tags=["red", "green"])
         await end(queue, outcome, 1, "keyed", limit_key="customer")

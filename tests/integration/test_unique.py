@@ -17,6 +17,7 @@ from headgate.domain.outcomes import Completed, Snooze
 from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
+from headgate.store.upkeep import forget_expired
 from tests.integration.test_dependencies import DIES, blocked_on_a_lock, rivals, state, until
 from tests.support.queue import Clock, Queue, new_id
 
@@ -271,3 +272,62 @@ async def test_random_races_leave_one_live_job_per_key_and_swallow_nothing(queue
         assert ended_at[job_id] > began
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.unique_jobs WHERE live") == 0
     assert min(receipts.values()) > 20  # there were races indeed
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "reschedule"])
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_submit_that_changed_the_live_job_and_is_sent_again_makes_no_job_of_its_own(
+    queue: Queue, on_conflict: str, ended: bool
+) -> None:
+    """Its answer was lost. The job it changed may have run since, with its body: that was this submit's job."""
+    (first,) = await queue.submit(queue.job(**unique()))
+    call = queue.job(payload=b"newer", **unique(on_conflict=on_conflict))
+    (changed,) = await queue.submit(call)
+    assert (changed.id, changed.receipt) == (first.id, SubmitReceipt.DUPLICATE)
+    if ended:
+        await queue.claim()
+        await queue.settle((first.id, 1, Completed()))
+    resent = queue.job(id=call.id, payload=b"newer", **unique(on_conflict=on_conflict))
+    for _ in range(2):
+        (again,) = await queue.submit(resent)
+        assert (again.id, again.receipt) == (first.id, SubmitReceipt.DUPLICATE)
+    events = await reads.events(queue.db, await queue.tenant_no(), first.id)
+    kind = EventKind.REPLACED if on_conflict == "replace" else EventKind.RESCHEDULED
+    assert [event.kind for event in events].count(kind) == 1  # nor was the live one changed once more
+    rows = "SELECT (SELECT count(*) FROM headgate.jobs) + (SELECT count(*) FROM headgate.archive)"
+    assert await queue.db.fetchval(rows) == 1
+    (other,) = await queue.submit(queue.job(**unique(on_conflict=on_conflict)))  # another call is another call
+    assert (other.receipt is SubmitReceipt.CREATED) is ended
+
+
+async def test_the_second_copy_of_a_submit_that_waits_for_the_first_sees_what_that_did(
+    queue: Queue, database: str
+) -> None:
+    """It has looked before the first copy was committed; the job that this one changed then ends at once."""
+    (first,) = await queue.submit(queue.job(**unique()))
+    call = queue.job(payload=b"newer", **unique(on_conflict="replace"))
+    resent = queue.job(id=call.id, payload=b"newer", **unique(on_conflict="replace"))
+    async with rivals(database, 2) as (other, watcher):
+        async with queue.db.transaction():
+            await queue.submit(call)
+            waits = asyncio.create_task(other.submit(resent))
+            await until(lambda: blocked_on_a_lock(watcher.db))
+            await queue.claim()
+            await queue.settle((first.id, 1, Completed()))
+        (again,) = await waits
+    assert (again.id, again.receipt) == (first.id, SubmitReceipt.DUPLICATE)
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.jobs") == 0
+
+
+async def test_changed_jobs_are_remembered_for_a_day_by_call(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await queue.submit(queue.job(**unique()))
+    await queue.submit(queue.job(**unique()))  # kept as it was: there is nothing to remember
+    await queue.submit(queue.job(**unique(on_conflict="replace")))
+    count = "SELECT count(*) FROM headgate.unique_calls"
+    await clock.advance(hours=23, minutes=59)
+    await forget_expired(queue.db)
+    assert await queue.db.fetchval(count) == 1
+    await clock.advance(minutes=1)
+    await forget_expired(queue.db)
+    assert await queue.db.fetchval(count) == 0

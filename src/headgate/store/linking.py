@@ -21,7 +21,7 @@ from headgate.store.partitions import fetch_into_days
 
 LINK: Final = "SELECT ord, code, job_id FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
-PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
 HOLDER: Final = """
 SELECT h.job_id FROM headgate.unique_jobs q
@@ -47,7 +47,7 @@ SELECT 'child', c.id, c.needs, c.met, NULL, c.n
          ORDER BY d.child_id LIMIT 100) AS c"""
 _COUNTED_MAX: Final = 10_000
 
-HELD, NO_PARENT, NO_BATCH, SEALED, AGAIN, KNOWN = 1, 10, 11, 12, 13, 20
+HELD, CHANGED_BEFORE, NO_PARENT, NO_BATCH, SEALED, AGAIN, KNOWN = 1, 2, 10, 11, 12, 13, 20
 _NAMES: Final = ("tenant_no", "ids", "topics", "stale", "unique", "unique", "needs", "on_parent_failure", "depends_on")
 
 
@@ -56,6 +56,7 @@ class Pushed:
     """A live job that a submit with its unique key wants to change."""
 
     holder: UUID
+    call_id: UUID  # the submit's own
     links: Links
     run_at: datetime | None
     delay_ms: int | None
@@ -134,6 +135,7 @@ async def push(db: Connection, tenant_no: int, jobs: Iterable[Pushed]) -> None:
         [job.delay_ms for job in found],
         [job.payload for job in found],
         [job.priority for job in found],
+        [job.call_id for job in found],
     )
 
 

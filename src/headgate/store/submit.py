@@ -206,6 +206,8 @@ async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int,
     for place, (code, subject) in sorted(told.items()):
         if code == linking.AGAIN:
             again.append(place)
+        elif code == linking.CHANGED_BEFORE:
+            answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
         elif code == linking.HELD:
             answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
             pushed.append(_pushed(flush, place, subject))
@@ -232,6 +234,7 @@ async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int,
 def _pushed(flush: SubmitFlush, place: int, holder: UUID) -> linking.Pushed:
     return linking.Pushed(
         holder=holder,
+        call_id=flush.ids[place],
         links=flush.links[place],
         run_at=value_at(flush.run_ats, place),
         delay_ms=value_at(flush.delays_ms, place),

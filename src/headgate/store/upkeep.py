@@ -63,6 +63,12 @@ WITH old AS (SELECT r.tenant_no, r.id FROM headgate.resent_ids r WHERE r.expires
      gone AS (DELETE FROM headgate.resent_ids r USING old o
                WHERE r.tenant_no = o.tenant_no AND r.id = o.id RETURNING 1)
 SELECT count(*) FROM gone"""
+EXPIRE_CALLS: Final = """
+WITH old AS (SELECT c.tenant_no, c.id FROM headgate.unique_calls c WHERE c.expires_at <= headgate.clock_v1()
+              ORDER BY c.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+     gone AS (DELETE FROM headgate.unique_calls c USING old o
+               WHERE c.tenant_no = o.tenant_no AND c.id = o.id RETURNING 1)
+SELECT count(*) FROM gone"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +141,10 @@ async def mend_limits(db: Connection, after: tuple[int, str] = (0, ""), *, limit
 
 
 async def forget_expired(db: Connection, *, limit: int = 1_000) -> int:
-    """Delete at most `limit` each of expired idempotency keys and remembered ids; returns how many there were."""
+    """Delete at most `limit` each of expired idempotency keys, remembered ids and calls; returns how many."""
     check_integer(limit, field="limit", low=1, high=100_000)
     with translating(writing=True):
         keys: int = await db.fetchval(EXPIRE_KEYS, limit)
         ids: int = await db.fetchval(EXPIRE_RESENT, limit)
-    return keys + ids
+        calls: int = await db.fetchval(EXPIRE_CALLS, limit)
+    return keys + ids + calls

@@ -1,6 +1,7 @@
 -- What comes before the submit of jobs with links, for one tenant and in the submit's transaction: takes unique keys,
 -- writes dependencies and batch membership. Returns the ords that are not to be submitted as they are:
---   1 job_id is live under the unique key (and locked by us)   10 no such parent: job_id   11 no such batch: job_id
+--   1 job_id is live under the unique key (and locked by us)   2 this very submit has changed job_id before
+--   10 no such parent: job_id   11 no such batch: job_id
 --   12 that batch is sealed: job_id                            13 somebody was in between: try again
 --   20 the id is known already, so its links stand: submit it without
 -- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by unlink_v1 if the submit
@@ -63,6 +64,13 @@ BEGIN
                  ORDER BY j.id FOR NO KEY UPDATE) AS l;
     END IF;
     IF v_unique THEN      -- a later statement: a holder that ended while we waited for its row has let go of the key
+        -- Of two copies of one submit the second waits for the holder's row, and sees here what the first has done.
+        SELECT array_agg(k.o), array_agg(2::smallint), array_agg(c.job_id) INTO v_new_ords, v_new_codes, v_new_jobs
+          FROM unnest(unique_ords_) AS k(o)
+          JOIN LATERAL (SELECT x.job_id FROM headgate.unique_calls x
+                         WHERE x.tenant_no = tenant_ AND x.id = ids_[k.o]) AS c ON true
+         WHERE k.o <> ALL (v_ords);
+        v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
         SELECT array_agg(k.o), array_agg((CASE WHEN q.job_id = ANY (v_live) THEN 1 ELSE 13 END)::smallint),
                array_agg(q.job_id)
           INTO v_new_ords, v_new_codes, v_new_jobs

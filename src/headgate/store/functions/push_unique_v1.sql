@@ -1,10 +1,11 @@
 -- A submit met a live job with its unique key and wants to change it: mode 1 replaces body, priority and due time, mode 2
 -- pushes the due time. The caller's transaction holds the rows (link_v1). A running job is left as it is. max_ms_ bounds
 -- how long a job may be put off, from its creation.
+-- call_ids_ are the ids of the submits: each is remembered, so that a copy of it does nothing more.
 -- One by one, in the order given: of several submits in one flush, the last wins.
 CREATE FUNCTION headgate.push_unique_v1(
     tenant_ int, ids_ uuid[], modes_ smallint[], max_ms_ bigint[], run_ats_ timestamptz[], delays_ms_ bigint[],
-    payloads_ bytea[], priorities_ int[])
+    payloads_ bytea[], priorities_ int[], call_ids_ uuid[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -14,6 +15,10 @@ DECLARE
     v_run   timestamptz;
     v_state smallint;
 BEGIN
+    -- Also for a job that runs and is left as it is: the same submit has the same answer.
+    INSERT INTO headgate.unique_calls (tenant_no, id, job_id, expires_at)
+    SELECT tenant_, u.call_id, u.id, v_now + interval '1 day' FROM unnest(call_ids_, ids_) AS u(call_id, id) ORDER BY 2
+    ON CONFLICT (tenant_no, id) DO NOTHING;
     FOR i IN 1 .. cardinality(ids_) LOOP
         SELECT j.state, j.flags, j.created_at, j.topic_no, j.epoch, j.attempt, j.priority INTO v_job
           FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ids_[i];

@@ -12,6 +12,16 @@ CREATE TABLE headgate.unique_jobs (
     PRIMARY KEY (tenant_no, job_id)
 );
 CREATE UNIQUE INDEX unique_jobs_live ON headgate.unique_jobs (tenant_no, topic_no, key) WHERE live;
+-- Submits that made no job of their own but changed the live one with their unique key, for a day: sent again, also when
+-- that one has ended, they are told of it once more.
+CREATE TABLE headgate.unique_calls (
+    tenant_no   int NOT NULL,
+    id          uuid NOT NULL,                           -- what the submit's own job would have been
+    job_id      uuid NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant_no, id)
+);
+CREATE INDEX unique_calls_expiry ON headgate.unique_calls (expires_at);
 
 COMMENT ON TABLE headgate.job_dependencies IS 'which job waits for which';
 
