@@ -17,6 +17,7 @@ from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State, SubmitReceipt
 from headgate.store.connect import Connection
+from tests.integration.test_submit_claim import waiting as known_to_wait
 from tests.support.dispatching import SOON, Hold, Instance, failing_with, soon
 from tests.support.queue import Queue
 
@@ -159,7 +160,7 @@ async def test_fifty_locked_rows_hold_up_no_neighbour(one: Instance, db: Connect
 
 async def test_submit_and_claim_in_one_call_waits_no_longer(database: str, db: Connection) -> None:
     async with Instance(database, claims_along=True) as one:
-        await one.worker(slots=3, handler=None)
+        await known_to_wait(one)
         foreign = Foreign(db)
         meets = job(one)
         await foreign.holds(ids=[meets.id])
