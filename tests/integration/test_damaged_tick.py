@@ -13,14 +13,14 @@ from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 PROMOTE = """
-CREATE OR REPLACE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz)
-RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz)
+CREATE OR REPLACE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)
+RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz, problem text)
 LANGUAGE plpgsql AS $$ BEGIN
     IF floor_ < '9000-01-01' THEN RAISE 'invalid page in block 7' USING ERRCODE = '%s'; END IF;
 END $$"""
 REAP = """
-CREATE OR REPLACE FUNCTION headgate.reap_v1(n_ int, floor_ timestamptz)
-RETURNS TABLE (tenant_no int, id uuid, state smallint, run_at timestamptz)
+CREATE OR REPLACE FUNCTION headgate.reap_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)
+RETURNS TABLE (tenant_no int, id uuid, state smallint, run_at timestamptz, problem text)
 LANGUAGE plpgsql AS $$ BEGIN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END $$"""
 
 
@@ -55,6 +55,6 @@ async def test_a_tick_that_cannot_reap_is_of_use_nevertheless(still: Instance, d
 
 
 async def test_a_database_that_is_busy_fails_the_tick_as_a_whole(still: Instance, db: Connection) -> None:
-    await db.execute(PROMOTE % "55P03")
+    await db.execute(PROMOTE % "53200")
     with pytest.raises(StoreBusy):
         await still.coordinator.tick_once()

@@ -208,9 +208,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     await still.renewer.run_once()
     assert isinstance(silent.link.ended, LinkSilent)
     assert good.link.ended is None
-    # Nothing was heard of it since 0 s, but its lease was renewed at 58 s, while it still counted as alive.
-    await pass_time(seconds, clock, 58)
-    await still.renewer.run_once()
+    # Nothing was heard of it since 0 s, so nothing was renewed either, although it counted as alive.
     assert (await still.coordinator.tick_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")
@@ -630,9 +628,9 @@ async def test_a_tick_that_waited_for_the_database_reaps_nothing(
 
 @pytest.mark.req("F50")
 async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
-    still: Instance, clock: Clock, caplog: pytest.LogCaptureFixture
+    still: Instance, seconds: ManualClock, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, (held,) = await holding(still)
+    holder, (held,) = await holding(still)
     (early,) = await still.submit(1, delay=timedelta(seconds=1))
     await still.coordinator.tick_once()
     await clock.advance(seconds=2)
@@ -648,10 +646,92 @@ async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
     # What begins now is older than what ran before: its lease runs out all the same, and only that one.
     worker = await still.worker("another", slots=1)
     assert await still.coordinator.claim_once() == 1
+    await worker.take()
     worker.lose()
-    await clock.advance(seconds=61)
+    await pass_time(seconds, clock, 31)
+    holder.link.heard()
+    assert await still.renewer.run_once() == 1
+    await pass_time(seconds, clock, 30)
     assert (await still.coordinator.tick_once()).reaped == 1
     assert (await still.job(held)).attempt == 1
+
+
+# Those that lived through the step have seen it; one that is started after it has not.
+@pytest.mark.parametrize("lived_through", [True, False])
+@pytest.mark.parametrize("lease", [60, 3600])
+async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_would_now(
+    still: Instance, other: Instance, clock: Clock, db: Connection, lease: int, lived_through: bool
+) -> None:
+    worker, (dead,) = await holding(still)
+    await still.coordinator.tick_once()
+    await clock.advance(seconds=20)
+    tenant = worker.link.tenant_no
+    if lease != 60:  # its handler has asked for longer
+        (epoch,) = worker.delivered[0].epochs
+        assert await still.store.renew({(tenant, lease * 1000): ([dead], [epoch])}) == {}
+    worker.lose()
+    before = await db.fetchval("SELECT lease_until FROM headgate.jobs")
+    watch = still if lived_through else other
+    assert (await watch.coordinator.tick_once()).reaped == 0
+    assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == before, (
+        "a lease that is as it should be is left"
+    )
+    await clock.advance(hours=-2)
+    assert (await watch.coordinator.tick_once()).reaped == 0
+    assert await db.fetchval("SELECT lease_until - headgate.clock_v1() FROM headgate.jobs") == timedelta(
+        seconds=lease if lease != 60 else 60
+    )
+    await clock.advance(seconds=lease)
+    assert (await watch.coordinator.tick_once()).reaped == 0, "a lease that ends now is not over"
+    await clock.advance(microseconds=1)
+    assert (await watch.coordinator.tick_once()).reaped == 1
+
+
+async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
+    still: Instance, clock: Clock, db: Connection
+) -> None:
+    worker, (job,) = await holding(still)
+    (epoch,) = worker.delivered[0].epochs
+    for lease_ms in (3_600_000, 60_000):
+        assert await still.store.renew({(worker.link.tenant_no, lease_ms): ([job], [epoch])}) == {}
+    await clock.advance(seconds=61)
+    assert (await still.coordinator.tick_once()).reaped == 0
+    row = await db.fetchrow("SELECT lease_ms, lease_until - headgate.clock_v1() AS left FROM headgate.jobs")
+    assert (row["lease_ms"], row["left"]) == (3_600_000, timedelta(seconds=3539))
+    await clock.advance(seconds=3480)  # 59 s are left of it: the short one takes over
+    assert await still.store.renew({(worker.link.tenant_no, 60_000): ([job], [epoch])}) == {}
+    assert await db.fetchval("SELECT lease_ms FROM headgate.jobs") == 60_000
+
+
+async def test_an_extension_of_a_worker_that_is_never_heard_of_again_is_not_renewed(
+    database: str, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    async with Instance(database, running=False, now=seconds, lease=timedelta(seconds=3)) as one:
+        worker, (job,) = await holding(one)
+        (epoch,) = worker.delivered[0].epochs
+        worker.link.hold(job, epoch, 9_000, seconds())  # as a beat with an extension does
+        assert await one.renewer.run_once() == 1
+        until = await db.fetchval("SELECT lease_until FROM headgate.jobs")
+        for _ in range(18):  # it does not end its stream, and says nothing
+            await pass_time(seconds, clock, 0.5)
+            await one.renewer.run_once()
+            assert (await one.coordinator.tick_once()).reaped == 0
+        assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == until
+        await pass_time(seconds, clock, 0.5)
+        assert (await one.coordinator.tick_once()).reaped == 1
+
+
+async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard_of(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(still)
+    await pass_time(seconds, clock, 31)
+    assert await still.renewer.run_once() == 0, "its beat at 20 s did not come"
+    await pass_time(seconds, clock, 25)
+    worker.link.heard()
+    assert await still.renewer.run_once() == 1
+    await pass_time(seconds, clock, 30)
+    assert (await still.coordinator.tick_once()).reaped == 0
 
 
 async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database: str) -> None:

@@ -163,9 +163,11 @@ async def test_who_does_not_skip_is_told_within_the_time_it_waits(database: str,
     queue = Queue(db)
     (job,) = await queue.add()
     epoch = (await queue.claim()).epochs[0]
+    flush = OutcomeFlush()
+    flush.add(await queue.tenant_no(), job, epoch, DONE)
     async with stranger(database, job_lock(), [job]):
         with pytest.raises(StoreBusy) as busy:
-            await asyncio.wait_for(queue.settle((job, epoch, DONE)), ANSWERED)
+            await asyncio.wait_for(settling.settle(db, flush), ANSWERED)
         assert busy.value.locked
     assert (await queue.settle((job, epoch, DONE)))[0].receipt is Receipt.APPLIED
 

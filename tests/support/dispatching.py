@@ -192,6 +192,9 @@ class WatchedStore(Store):
     async def tick(self, topic_nos: Sequence[int]) -> Any:
         return await self._watched("tick", super().tick(topic_nos))
 
+    async def reap(self) -> int:
+        return await self._watched("reap", super().reap())
+
     async def settle(self, rows: Any) -> Any:
         return await self._watched("settle", super().settle(rows))
 

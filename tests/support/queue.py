@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from headgate.domain.arrivals import Seen
+from headgate.domain.errors import StoreBusy
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicName
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.keyrange import KeyRanges
@@ -102,7 +103,15 @@ class Queue:
         for job_id, given, outcome in outcomes:
             epoch = given if given >= RANGE else (await epochs_of(self.db, [job_id], given))[0]
             flush.add(await self.tenant_no(), job_id, epoch, outcome)
-        answers = await settling.settle(self.db, flush)
+        for _ in range(50):  # as an instance does: who waits for somebody's lock asks again
+            try:
+                answers = await settling.settle(self.db, flush)
+                break
+            except StoreBusy as error:
+                if not error.locked:
+                    raise
+        else:
+            raise AssertionError("the rows stay locked")
         return [answers.get(place, settling.APPLIED) for place in range(len(flush))]
 
 

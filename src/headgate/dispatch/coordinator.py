@@ -480,7 +480,9 @@ class Coordinator:
             tick = await self._store.tick(wanted)
             if self._watchdog is not None:
                 self._watchdog.answered()
-            # Only now: a tick that waited for a database that was away has closed the gate.
+            self._take_tick(tick, turns, sweep=sweep)
+            # Only now: a tick that waited for a database that was away has closed the gate. And after the rest,
+            # which must not wait for it.
             if sweep and _may_have_lapsed(tick) and (self._watchdog is None or self._watchdog.is_open):
                 tick.reaped = await self._store.reap()
         except HeadgateError:
@@ -489,6 +491,12 @@ class Coordinator:
             raise
         self.ticks += 1
         self.tick_error = ""
+        if tick.reaped:  # what they are now, pending or waiting, is for the next one
+            self.tick_soon()
+        return tick
+
+    def _take_tick(self, tick: Tick, turns: int, *, sweep: bool) -> None:
+        """Act on what a tick has found, but for what has lapsed."""
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         if tick.stepped_back is not None:
@@ -519,9 +527,6 @@ class Coordinator:
             self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
-        if tick.reaped:  # what they are now, pending or waiting, is for the next one
-            self.tick_soon()
-        return tick
 
     # ------------------------------------------------------------------ limits
 

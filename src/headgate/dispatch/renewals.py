@@ -4,8 +4,9 @@ A job shorter than half its lease costs no renewal at all. A row that another tr
 waits for it, it counts as neither renewed nor lost, and the next pass asks again. If it stays locked until its lease is
 over, the watchdog may take it as soon as it is free; its epoch then decides whose outcome counts.
 
-A link that was not heard of for a whole lease is ended; the leases of what it holds then run out by themselves, unless
-its worker comes back and declares them.
+A worker that has missed its beat is not renewed for until it is heard of again: what a dead one held lapses at most a
+lease and a half after it was last heard of. A link that was not heard of for a whole lease is ended; the leases of what
+it holds then run out by themselves, unless its worker comes back and declares them.
 """
 
 from __future__ import annotations
@@ -88,10 +89,13 @@ class LeaseRenewer:
             if now - link.last_heard > link.longest_lease and not may_be_silent:
                 link.end(LinkSilent(f"worker {link.worker_id} was not heard of for {now - link.last_heard:.0f} s"))
                 continue
+            silent = now - link.last_heard
+            patience = 1.5 * beat_seconds(link.default_lease_ms)
             due += [
                 (link, job_id, epoch, lease_ms)
                 for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
+                and silent <= max(patience, lease_ms / 2000)
             ]
         count = 0
         for start in range(0, len(due), ROWS_AT_ONCE):

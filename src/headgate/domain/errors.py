@@ -178,6 +178,7 @@ class RowLocked(StoreBusy):
     """Another open transaction holds a row or a key that this needs; nothing of it was written: send it again."""
 
     code = "row_locked"
+    locked = True
 
 
 class StorageFull(StoreError):

@@ -121,9 +121,7 @@ def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateErro
             f"the database is busy: a lock was not free within lock_timeout; try again ({state}: {message})"
         )
     if state in _BUSY:
-        busy = StoreBusy(f"the database is busy: {_BUSY[state]}; try again ({state}: {message})")
-        busy.locked = state == "55P03"
-        return busy
+        return StoreBusy(f"the database is busy: {_BUSY[state]}; try again ({state}: {message})")
     if state in _TURNED_AWAY:
         return StoreUnavailable(f"the database turned the connection away: {message}")
     if state in _ENDED or state.startswith("08"):

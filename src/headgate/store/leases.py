@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from headgate.domain import limits
@@ -21,6 +21,7 @@ BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
 RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5)"
 PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
 REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
+REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, problem FROM headgate.reap_v1($1, $2, true)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,10 @@ class Promoted:
     rank_class: int
     rank_at: int
     run_at: datetime
+
+
+Problem: TypeAlias = tuple[int, UUID, str]
+"""A job by tenant and id, and why it could not be promoted or reaped: an SQLSTATE and a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +137,18 @@ async def reap(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNIN
     with translating(writing=True, names=("limit", "floor")):
         rows = await fetch_into_days(db, REAP, limit, floor)
     return [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows]
+
+
+async def reap_each(
+    db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING
+) -> tuple[list[Reaped], list[Problem]]:
+    """As `reap`, but each attempt by itself: one that cannot be ended keeps no other from it."""
+    with translating(writing=True, names=("limit", "floor")):
+        rows = await fetch_into_days(db, REAP_EACH, limit, floor)
+    reaped = [
+        Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows if row[2] is not None
+    ]
+    return reaped, [(row[0], row[1], row[4]) for row in rows if row[2] is None]
 
 
 async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:

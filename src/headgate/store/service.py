@@ -21,7 +21,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import InstanceForgotten, RowLocked, StoreError
+from headgate.domain.errors import InstanceForgotten, RowLocked, StoreBusy, StoreError
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -31,6 +31,7 @@ from headgate.store import batches, leases, linking, reads, schedules, settle, s
 from headgate.store import claim as claiming
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import translating
+from headgate.store.floor import Floor
 from headgate.store.flush import SubmitFlush
 from headgate.store.lane import Lane
 from headgate.store.names import Names, Topic
@@ -64,8 +65,14 @@ LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 LOCKED_PATIENCE: Final = timedelta(seconds=5)
 _LOCKED_PAUSE_SECONDS: Final = 0.05
 _HINTS_MOST: Final = 10
+_PROBLEMS_MOST: Final = 1_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
+
+
+def _is_about_some_row(error: StoreError) -> bool:
+    """Whether others may be served although this failed: a page that cannot be read, a row that somebody has locked."""
+    return type(error) is StoreError or (isinstance(error, StoreBusy) and error.locked)
 
 
 def _nobody(*_: object) -> None:
@@ -88,8 +95,8 @@ class Store:
         self._lanes["locked"] = Lane(dsn, "locked", pooler=pooler, lock_timeout=LOCKED_LOCK_TIMEOUT)
         self.names = Names()
         self.instance_no = 0
-        self._promote_floor = leases.BEGINNING
-        self._running_floor = leases.BEGINNING
+        self._promoted, self._running = Floor(), Floor()
+        self._problems: dict[tuple[int, UUID], str] = {}
         self._ticks = 0
         self._clock = leases.BEGINNING  # the database's, at the last tick
         self._fresh_until: datetime | None = None  # see _believe
@@ -346,13 +353,20 @@ class Store:
         self._ticks += 1
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         if self._ticks % 30 == 1:
-            self._promote_floor = self._running_floor = leases.BEGINNING
+            self._promoted.reset()
+            self._running.reset()
         try:
-            rows = await self._tick_rows(topic_nos, self._promote_floor, self._running_floor)
+            rows = await self._tick_rows(topic_nos, self._promoted.at, self._running.at)
         except StoreError as error:
-            if type(error) is not StoreError:  # away, busy, full, read-only
+            if not _is_about_some_row(error):
                 raise
-            rows = await self._tick_in_parts(topic_nos, error)
+            try:
+                rows = await self._tick_rows(topic_nos, self._promoted.at, self._running.at, one_by_one=True)
+            except StoreError as again:
+                if not _is_about_some_row(again):
+                    raise
+                rows = await self._tick_in_parts(topic_nos, again)
+        self._told_problems([(row[1], row[3], row[0]) for row in rows if row[0].startswith("problem")])
         if self.instance_no and any(row[0] == "forgotten" for row in rows):
             raise InstanceForgotten(
                 f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
@@ -372,7 +386,7 @@ class Store:
         return tick
 
     async def _tick_rows(
-        self, topic_nos: Sequence[int], promote_floor: datetime, running_floor: datetime
+        self, topic_nos: Sequence[int], promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
     ) -> list[asyncpg.Record]:
         async with self._lanes["tick"].use("tick") as db:
             with translating(writing=True):
@@ -383,8 +397,8 @@ class Store:
                     list(topic_nos),
                     PROMOTE_AT_ONCE,
                     promote_floor,
-                    0,  # see `reap`
                     running_floor,
+                    one_by_one,
                 )
 
     async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[asyncpg.Record]:
@@ -396,14 +410,14 @@ class Store:
         log.warning("tick_in_parts error=%s", cause)
         rows = await self._tick_rows([], _NEVER, _NEVER)
         for part, topics_of_part, promote_floor, running_floor in (
-            ("promote", [], self._promote_floor, _NEVER),
-            ("running", [], _NEVER, self._running_floor),
+            ("promote", [], self._promoted.at, _NEVER),
+            ("running", [], _NEVER, self._running.at),
             *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
         ):
             try:
-                rows += await self._tick_rows(topics_of_part, promote_floor, running_floor)
+                rows += await self._tick_rows(topics_of_part, promote_floor, running_floor, one_by_one=True)
             except StoreError as error:
-                if type(error) is not StoreError:
+                if not _is_about_some_row(error):
                     raise
                 log.warning("tick_part_failed part=%s error=%s", part, error)
         return rows
@@ -415,12 +429,30 @@ class Store:
         """
         try:
             async with self._lanes["tick"].use() as db:
-                return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running_floor))
+                return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running.at))
         except StoreError as error:
-            if type(error) is not StoreError:
+            if not _is_about_some_row(error):
+                raise
+        try:
+            async with self._lanes["tick"].use() as db:
+                reaped, problems = await leases.reap_each(db, limit=REAP_AT_ONCE, floor=self._running.at)
+        except StoreError as error:
+            if not _is_about_some_row(error):
                 raise
             log.warning("reap_failed error=%s", error)  # a page, perhaps: what the tick found is of use nevertheless
             return 0
+        self._told_problems(problems)
+        return len(reaped)
+
+    def _told_problems(self, problems: Sequence[tuple[int, UUID, str]]) -> None:
+        """Say once which job cannot be promoted or reaped, and why. A lock passes; that is not worth a word."""
+        for tenant_no, job_id, problem in problems:
+            problem = problem.removeprefix("problem ")
+            if not problem.startswith("55P03") and self._problems.get((tenant_no, job_id)) != problem:
+                if len(self._problems) >= _PROBLEMS_MOST:
+                    self._problems.clear()
+                self._problems[tenant_no, job_id] = problem
+                log.error("job_stuck tenant=%d job=%s error=%s", tenant_no, job_id, problem)
 
     async def free_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
@@ -432,6 +464,7 @@ class Store:
     def _tick(self, rows: Sequence[asyncpg.Record]) -> Tick:
         tick = Tick()
         promoted_to: datetime | None = None
+        oldest, newest = 0, 0  # transactions in flight
         for kind, tenant_no, topic_no, job_id, epoch, at, now in rows:
             tick.now = now
             if kind == "pending":
@@ -448,9 +481,10 @@ class Store:
             elif kind == "cancel":
                 tick.cancels.append((tenant_no, job_id, epoch))
             elif kind == "running":
-                # Every attempt that began before it has ended. After a step back of the clock, others begin before it.
-                self._running_floor = min(at, now)
                 tick.oldest_running = at
+            elif kind.startswith("in flight "):
+                if not newest:  # of a tick in parts, the first: what ended meanwhile may have been missed
+                    oldest, newest = map(int, kind.split()[2:])
             elif kind == "due":
                 tick.next_due = at
             elif kind == "checks":
@@ -461,13 +495,19 @@ class Store:
                 tick.room.append((topic_no, at))
             elif kind == "others":
                 tick.others = topic_no
+        self._promoted.passed(oldest, tick.next_due)
+        self._running.passed(oldest, tick.oldest_running)
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
             # Not quite up to it: a due job whose row somebody held at that moment was passed over.
-            self._promote_floor = promoted_to - _PROMOTE_AGAIN
+            self._promoted.offer(promoted_to - _PROMOTE_AGAIN, newest)
+        if tick.oldest_running is not None and tick.now is not None:
+            # Every attempt that began before it has ended. After a step back of the clock, others begin before it.
+            self._running.offer(min(tick.oldest_running, tick.now), newest)
         if tick.now is not None:
             if tick.now < self._clock:  # what falls due or begins from now on lies below the floors
                 tick.stepped_back = self._clock - tick.now
-                self._promote_floor = self._running_floor = leases.BEGINNING
+                self._promoted.reset()
+                self._running.reset()
             self._believe(tick.now)
             self._clock = tick.now
         return tick

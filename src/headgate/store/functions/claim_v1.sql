@@ -258,7 +258,7 @@ BEGIN
            SET state = 1, attempt = j.attempt + 1, claimed_at = v_now, owner = owner_,
                -- At the end of its range, on in a new one: no other row of this id can have had that (ADR 19).
                epoch = CASE WHEN j.epoch & 1023 = 1023 THEN nextval('headgate.epoch_ranges') << 10 ELSE j.epoch END + 1,
-               lease_until = v_now + lease_ms_ * interval '1 ms',
+               lease_until = v_now + lease_ms_ * interval '1 ms', lease_ms = lease_ms_,
                flags = CASE WHEN j.topic_no = ANY (v_limited) THEN j.flags | 128 ELSE j.flags & ~128 END,
                worker = CASE WHEN v_slots IS NULL THEN workers_[1]
                              ELSE workers_[v_slots[width_bucket(j.id, v_sorted)]] END

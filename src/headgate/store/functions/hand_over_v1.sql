@@ -67,13 +67,13 @@ BEGIN
             RETURN QUERY
             WITH made AS (
                 INSERT INTO headgate.jobs AS j (id, rank_at, created_at, run_at, claimed_at, lease_until, tenant_no,
-                       topic_no, rank_class, priority, attempt, max_attempts, epoch, policy_no, owner, state, worker,
+                       topic_no, rank_class, priority, attempt, max_attempts, epoch, policy_no, owner, lease_ms, state, worker,
                        headers, payload)
                 VALUES (id_, v_now_us + 1 + coalesce(rank_offset_, 0), v_now, v_now, v_now,
                         v_now + lease_ms_ * interval '1 ms', tenant_, topic_, coalesce(rank_class_, -1),
                         coalesce(priority_, 0), 1, coalesce(max_attempts_, 20),
                         (nextval('headgate.epoch_ranges') << 10) + 1, coalesce(policy_no_, 1),
-                        owner_, 1, workers_[1], headers_, payload_)
+                        owner_, lease_ms_, 1, workers_[1], headers_, payload_)
                 ON CONFLICT (tenant_no, id) DO NOTHING
                 RETURNING j.id, j.topic_no, j.epoch, j.attempt, j.max_attempts, j.priority, j.rank_class, j.rank_at,
                           j.created_at, j.lease_until, j.worker, j.headers, j.payload),

@@ -1,8 +1,10 @@
 -- Makes due jobs claimable, the longest due first: at most n_, skipping what another instance is promoting. Rank and
 -- priority stay, so a promoted job outranks younger work of its priority. floor_ leaves out the dead prefix of the due
 -- index (everything up to there was promoted before); pass -infinity now and then to catch what landed below it.
-CREATE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz)
-RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz)
+-- one_by_one_: each job by itself; what cannot be promoted (its key's usage is locked, its row cannot be written) is left for
+-- later, with a row that says why.
+CREATE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)
+RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz, problem text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_column
@@ -24,21 +26,48 @@ BEGIN
              ORDER BY j.run_at LIMIT n_ FOR UPDATE SKIP LOCKED) AS d;
     -- explain: end
     IF v_ids IS NULL THEN RETURN; END IF;
+    IF NOT one_by_one_ THEN
+        RETURN QUERY SELECT p.tenant_no, p.topic_no, p.id, p.rank_class, p.rank_at, p.run_at, NULL::text
+                       FROM headgate.promote_rows_v1(v_now, v_tenants, v_ids, v_topics, v_states, v_tos) AS p;
+        RETURN;
+    END IF;
+    FOR v_one IN 1 .. cardinality(v_ids) LOOP
+        BEGIN
+            RETURN QUERY
+            SELECT p.tenant_no, p.topic_no, p.id, p.rank_class, p.rank_at, p.run_at, NULL::text
+              FROM headgate.promote_rows_v1(v_now, v_tenants[v_one:v_one], v_ids[v_one:v_one], v_topics[v_one:v_one],
+                                            v_states[v_one:v_one], v_tos[v_one:v_one]) AS p;
+        EXCEPTION WHEN OTHERS THEN
+            RETURN QUERY SELECT v_tenants[v_one], v_topics[v_one], v_ids[v_one], NULL::int, NULL::bigint, NULL::timestamptz,
+                                SQLSTATE || ' ' || SQLERRM;
+        END;
+    END LOOP;
+END $$;
+
+-- Makes these jobs claimable, or lets them line up at their keys: locked by the caller. They are given by parallel arrays.
+CREATE FUNCTION headgate.promote_rows_v1(
+    now_ timestamptz, tenants_ int[], ids_ uuid[], topics_ int[], states_ smallint[], tos_ smallint[])
+RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE v_one int;
+BEGIN
     INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-    SELECT u.tenant_no, u.topic_no, u.state, u.goes, count(*), v_now
-      FROM unnest(v_tenants, v_topics, v_states, v_tos) AS u(tenant_no, topic_no, state, goes) GROUP BY 1, 2, 3, 4;
+    SELECT u.tenant_no, u.topic_no, u.state, u.goes, count(*), now_
+      FROM unnest(tenants_, topics_, states_, tos_) AS u(tenant_no, topic_no, state, goes) GROUP BY 1, 2, 3, 4;
     RETURN QUERY
     UPDATE headgate.jobs j SET state = j.flags & 4
-     WHERE j.tenant_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(v_tenants) AS t)) AND j.id = ANY (v_ids)
+     WHERE j.tenant_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(tenants_) AS t)) AND j.id = ANY (ids_)
        -- Locked by us, so still as seen; the pair is checked because one id may live under two tenants.
-       AND ((j.tenant_no, j.id) IN (SELECT u.t, u.i FROM unnest(v_tenants, v_ids) AS u(t, i))) IS TRUE
+       AND ((j.tenant_no, j.id) IN (SELECT u.t, u.i FROM unnest(tenants_, ids_) AS u(t, i))) IS TRUE
     RETURNING j.tenant_no, j.topic_no, j.id, j.rank_class, j.rank_at, j.run_at;
-    FOR v_one IN SELECT DISTINCT t FROM unnest(v_tenants) AS t ORDER BY t LOOP
-        PERFORM headgate.arrived_v1(v_one, v_ids);
+    FOR v_one IN SELECT DISTINCT t FROM unnest(tenants_) AS t ORDER BY t LOOP
+        PERFORM headgate.arrived_v1(v_one, ids_);
     END LOOP;
-    IF 4 = ANY (v_tos) THEN
-        FOR v_one IN SELECT DISTINCT u.t FROM unnest(v_tenants, v_tos) AS u(t, goes) WHERE u.goes = 4 ORDER BY 1 LOOP
-            PERFORM headgate.line_up_v1(v_one, (SELECT array_agg(u.i) FROM unnest(v_tenants, v_ids, v_tos) AS u(t, i, goes)
+    IF 4 = ANY (tos_) THEN
+        FOR v_one IN SELECT DISTINCT u.t FROM unnest(tenants_, tos_) AS u(t, goes) WHERE u.goes = 4 ORDER BY 1 LOOP
+            PERFORM headgate.line_up_v1(v_one, (SELECT array_agg(u.i) FROM unnest(tenants_, ids_, tos_) AS u(t, i, goes)
                                                  WHERE u.t = v_one AND u.goes = 4));
         END LOOP;
     END IF;

@@ -33,7 +33,9 @@ BEGIN
         held AS (
             UPDATE headgate.jobs j
                -- Never shortened: a handler may have asked for longer.
-               SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms')
+               SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms'),
+                   lease_ms = CASE WHEN j.lease_until > v_now + lease_ms_[v_run] * interval '1 ms' THEN j.lease_ms
+                                   ELSE lease_ms_[v_run] END
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (ARRAY(SELECT o.id FROM ours o))
                -- Claimed since this statement first saw it: the table's checks would look at the row as it was then.
                AND j.lease_until IS NOT NULL

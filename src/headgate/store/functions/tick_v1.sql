@@ -1,18 +1,20 @@
 -- Once a second per instance, whatever the number of links: everything that is due, in one call.
 --   pending   a topic of topics_ with claimable jobs          paused   a target that is paused, and until when
---   promoted  a job made claimable just now                   reaped   a lapsed attempt that was ended
+--   promoted  a job made claimable just now                   problem  why a job could not be (one_by_one_ only)
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
 --   checks    jobs that waited for others may be free (see free_ready_v1)      operations   some are not over
 --   room      a topic of a limited sort with claimable jobs now, or (at) later
---   rules     when limits or rules of a topic were changed last      reap   call reap_v1 by itself, please
+--   rules     when limits or rules of a topic were changed last
+--   in flight a snapshot's oldest transaction that has not ended, and the next one to begin: as numbers behind these words
 --   others    how many other instances were seen lately (in topic_no)
 --   forgotten this instance has no row: the database is an older one than it registered in
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
--- Each part is bounded and safe to run on every instance at once. reap_n_ = 0 leaves out the watchdog (after an outage,
--- until the workers had time to renew).
+-- Each part is bounded and safe to run on every instance at once. A lock that somebody holds is waited for a tenth of a
+-- second: what is promoted is locked meanwhile, and nobody here hears of anything. The watchdog is a call of its own, reap_v1.
 CREATE FUNCTION headgate.tick_v1(
-    instance_ int, topics_ int[], promote_n_ int, promote_floor_ timestamptz, reap_n_ int, running_floor_ timestamptz)
+    instance_ int, topics_ int[], promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz,
+    one_by_one_ boolean DEFAULT false)
 RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch bigint, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -21,10 +23,15 @@ DECLARE
     v_now    timestamptz := headgate.clock_v1();
     v_rules  timestamptz;          -- NULL: no topic has limits
 BEGIN
+    PERFORM set_config('lock_timeout', CASE WHEN one_by_one_ THEN '5' ELSE '100' END, true);
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz;
     END IF;
+    -- Before anything is looked for: what ends meanwhile may have been missed.
+    RETURN QUERY SELECT 'in flight ' || pg_snapshot_xmin(s.now) || ' ' || pg_snapshot_xmax(s.now),
+                        NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+                   FROM (SELECT pg_current_snapshot() AS now) AS s;
     RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                    FROM headgate.instances i
                   WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';
@@ -34,17 +41,12 @@ BEGIN
     RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz
                    FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
-    RETURN QUERY SELECT 'promoted', p.tenant_no, p.topic_no, p.id, NULL::bigint, p.run_at
-                   FROM headgate.promote_v1(promote_n_, promote_floor_) AS p;
+    RETURN QUERY SELECT coalesce('problem ' || p.problem, 'promoted'), p.tenant_no, p.topic_no, p.id, NULL::bigint, p.run_at
+                   FROM headgate.promote_v1(promote_n_, promote_floor_, one_by_one_) AS p;
     SELECT max(l.changed_at) INTO v_rules FROM headgate.topic_limits l;
     IF v_rules IS NOT NULL THEN
         RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::bigint, v_rules;
         RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.free_due_v1(500) AS f;
-        -- By itself: what it frees is locked in an order of its own, and promotion may hold locks of this sort already.
-        RETURN QUERY SELECT 'reap', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz WHERE reap_n_ > 0;
-    ELSIF reap_n_ > 0 THEN
-        RETURN QUERY SELECT 'reaped', r.tenant_no, NULL::int, r.id, NULL::bigint, r.run_at
-                       FROM headgate.reap_v1(reap_n_, running_floor_) AS r;
     END IF;
     RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
                   WHERE j.state = 1 AND j.claimed_at >= running_floor_ AND j.owner = instance_ AND j.flags & 16 <> 0

@@ -126,6 +126,7 @@ CREATE TABLE headgate.jobs (
     epoch         bigint NOT NULL DEFAULT nextval('headgate.epoch_ranges') << 10,   -- one more at each claim
     policy_no     int NOT NULL,
     owner         int,                                   -- the instance that claimed it
+    lease_ms      int,                                   -- how long the newest lease is: it ends no later than in that time
     state         smallint NOT NULL,
     flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
                                                          -- 8 body edited, 16 cancel requested, 32 others wait for it,

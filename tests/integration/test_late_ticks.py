@@ -1,0 +1,177 @@
+"""What could make due jobs or lapsed leases late: late commits, locks beside the jobs, rows that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.domain.states import State
+from headgate.store.connect import Connection, connect
+from tests.support.dispatching import Hold, Instance, ManualClock
+from tests.support.queue import Clock, Queue
+
+SECOND = timedelta(seconds=1)
+ANSWERED = 10.0
+DELAYED = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme', delay => interval '1 second')"
+# A row that cannot be written.
+POISON = """
+CREATE FUNCTION public.poison() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END $$;
+CREATE TRIGGER poison BEFORE UPDATE ON headgate.jobs
+    FOR EACH ROW WHEN (old.id = '%s') EXECUTE FUNCTION public.poison()"""
+
+
+@pytest.fixture
+async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    async with Instance(database, running=False, now=seconds) as instance:
+        yield instance
+
+
+@asynccontextmanager
+async def stranger(database: str) -> AsyncIterator[Connection]:
+    """Somebody's open transaction; it commits at the end."""
+    session = await connect(database, application_name="a stranger")
+    try:
+        async with session.transaction():
+            yield session
+    finally:
+        await session.close()
+
+
+async def promoted(one: Instance) -> set[UUID]:
+    tick = await asyncio.wait_for(one.coordinator.tick_once(), ANSWERED)
+    return {job for _, _, job in tick.promoted}
+
+
+async def one_more(one: Instance, clock: Clock) -> None:
+    """A job falls due and is promoted: the floor may rise to it."""
+    (job,) = await one.submit(1, delay=SECOND)
+    await clock.advance(seconds=10)
+    assert await promoted(one) == {job}
+
+
+async def test_a_delayed_job_that_is_committed_long_after_it_was_due_is_promoted_by_the_next_tick(
+    database: str, still: Instance, clock: Clock
+) -> None:
+    await one_more(still, clock)
+    async with stranger(database) as session:
+        late = await session.fetchval(DELAYED)
+        for _ in range(4):
+            await one_more(still, clock)
+    assert await promoted(still) == {late}
+
+
+async def test_a_due_job_that_was_locked_for_long_is_promoted_by_the_tick_after(
+    database: str, still: Instance, clock: Clock
+) -> None:
+    (locked,) = await still.submit(1, delay=SECOND)
+    async with stranger(database) as session:
+        assert await session.fetch("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked)
+        for _ in range(4):
+            await one_more(still, clock)
+    assert await promoted(still) == {locked}
+
+
+async def test_floors_do_rise_when_nothing_is_in_flight(still: Instance, clock: Clock) -> None:
+    for _ in range(3):
+        await one_more(still, clock)
+    assert still.store._promoted.at == clock.now - timedelta(seconds=24), (
+        "nine seconds late, a slack of five, a tick behind"
+    )
+
+
+async def test_an_attempt_whose_claim_is_committed_late_is_reaped_by_the_next_tick(
+    database: str, still: Instance, clock: Clock
+) -> None:
+    await still.submit(1, "other")
+    async with stranger(database) as session:
+        late = Queue(session)
+        (job,) = (await late.claim(1, "other")).ids
+        for _ in range(4):
+            await clock.advance(seconds=10)
+            await still.submit(1)
+            await still.worker(slots=1)
+            assert await still.coordinator.claim_once() == 1
+            await still.coordinator.tick_once()
+    await clock.advance(seconds=21)
+    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.job(job)).state is State.RETRYING
+
+
+async def test_a_lock_on_a_keys_usage_delays_only_the_promotion_of_its_jobs(
+    database: str, still: Instance, clock: Clock
+) -> None:
+    limits = {"max_running_per_key": 1}
+    await still.store.set_topic(still.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
+    (keyed,) = await still.submit(1, "keyed", limit_key="k", delay=SECOND)
+    (plain,) = await still.submit(1, delay=SECOND)
+    await still.submit(1, "keyed", limit_key="k")  # the key has its row
+    await clock.advance(seconds=2)
+    async with stranger(database) as session:
+        assert await session.fetch("SELECT FROM headgate.limit_usage WHERE limit_key = 'k' FOR UPDATE")
+        assert await promoted(still) == {plain}
+        assert await promoted(still) == set()
+    assert await promoted(still) == {keyed}
+
+
+async def test_a_lock_on_a_limits_usage_delays_only_the_reaping_of_who_is_counted(
+    database: str, still: Instance, clock: Clock
+) -> None:
+    await still.store.set_topic(still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    for topic in ("limited", "mail"):
+        await still.submit(2, topic)
+        await still.worker("", topic, slots=2)
+        assert await still.coordinator.claim_once() == 2
+    await clock.advance(seconds=61)
+    async with stranger(database) as session:
+        assert await session.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
+        assert (await asyncio.wait_for(still.coordinator.tick_once(), ANSWERED)).reaped == 2
+        assert (await asyncio.wait_for(still.coordinator.tick_once(), ANSWERED)).reaped == 0
+    assert (await still.coordinator.tick_once()).reaped == 2
+
+
+async def test_due_jobs_do_not_wait_for_the_watchdog(still: Instance, clock: Clock) -> None:
+    await still.submit(1)
+    await still.worker("dead", slots=1)
+    assert await still.coordinator.claim_once() == 1
+    await still.submit(1, delay=SECOND)
+    await still.worker("waiting", slots=1)
+    assert await still.coordinator.claim_once() == 0
+    await clock.advance(seconds=61)
+    hold = still.store.before["reap"] = Hold()
+    tick = asyncio.create_task(still.coordinator.tick_once())
+    await hold.reached()
+    assert await still.coordinator.claim_once() == 1, "the job that fell due"
+    hold.release()
+    assert (await tick).reaped == 1
+
+
+async def test_a_job_that_cannot_be_promoted_or_reaped_keeps_no_other_and_is_named_once(
+    still: Instance, clock: Clock, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = await still.submit(5)
+    await still.worker(slots=5)
+    assert await still.coordinator.claim_once() == 5
+    await clock.advance(seconds=61)
+    await db.execute(POISON % ids[2])
+    for reaped in (4, 0, 0):
+        assert (await still.coordinator.tick_once()).reaped == reaped
+    await db.execute("DROP FUNCTION public.poison CASCADE")
+    assert (await still.coordinator.tick_once()).reaped == 1
+    assert caplog.text.count("job_stuck") == 1
+    waiting = {job for job in ids if (await still.job(job)).state is State.RETRYING}
+    assert waiting == set(ids)
+    await clock.advance(hours=1)
+    caplog.clear()
+    await db.execute(POISON % ids[1])
+    assert await promoted(still) == set(ids) - {ids[1]}
+    assert await promoted(still) == await promoted(still) == set()
+    assert caplog.text.count("job_stuck") == 1
+    assert f"job={ids[1]} error=XX001 invalid page in block 7" in caplog.text
+    await db.execute("DROP FUNCTION public.poison CASCADE")
+    assert await promoted(still) == {ids[1]}
