@@ -179,7 +179,12 @@ class Server:
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.operating = OperatorStore(self.store)
         self.presence = Presence(
-            self.operating, self.links, self.coordinator, topic_name=self.store.topic_name, now=time.monotonic
+            self.operating,
+            self.links,
+            self.coordinator,
+            topic_name=self.store.topic_name,
+            now=time.monotonic,
+            stuck=self.store.stuck.counts,
         )
         retention = RetentionStore(self.store)
         self.retention = Retention(retention, look_seconds=options.retention_seconds)

@@ -456,6 +456,7 @@ NEVER_PENDING = {
     "hand_over_v1": "made as running",
     "link_v1": "sets a flag",
     "progress_v1": "the progress",
+    "reap_v1": "the lease; what it ends, settle_other_v1 tells of",
     "renew_v1": "the lease",
     "set_limits_v1": "sets a flag",
     "trigger_v1": "sets a flag of what submit_v1 made",

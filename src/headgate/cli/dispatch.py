@@ -169,6 +169,10 @@ def show(status: Status) -> None:
         instances.add_row(one.name, one.version, str(one.workers), up)
     console.print(instances)
     console.print(sentence(status.retention), soft_wrap=True)
+    if stuck := max((one.stuck for one in status.instances), default=0):
+        console.print(
+            f"[bold]STUCK[/bold] {stuck} jobs or pages cannot be promoted or reaped: see job_stuck in the log"
+        )
 
 
 def as_json(value: Status | PauseInfo | AuditEntry) -> str:

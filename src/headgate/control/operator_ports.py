@@ -66,6 +66,7 @@ class InstanceView:
     started_at: datetime
     seen_at: datetime
     workers: int
+    stuck: int = 0  # jobs and pages that it cannot promote or reap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,12 @@ class Presence:
         *,
         topic_name: Callable[[int], str],
         now: Callable[[], float],
+        stuck: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._store, self._links, self._coordinator = store, links, coordinator
         self._topic_name, self._now = topic_name, now
-        self._written: Mapping[str, object] = {"counts": {}, "workers": []}
+        self._stuck = stuck  # by tenant number: jobs that this instance cannot promote or reap
+        self._written: Mapping[str, object] = {"counts": {}, "stuck": {}, "workers": []}
         self._written_at = -WRITE_SECONDS
         self.instance = ""
         self.writes = 0
@@ -77,6 +79,7 @@ class Presence:
         shown = sorted(alive, key=lambda link: (link.tenant_no, link.worker_id))[:MOST_SHOWN]
         return {
             "counts": {str(no): count for no, count in sorted(Counter(link.tenant_no for link in alive).items())},
+            "stuck": dict(self._stuck()),
             "workers": [
                 {
                     "tenant_no": link.tenant_no,

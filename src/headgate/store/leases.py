@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
@@ -16,6 +16,7 @@ from headgate.store.arguments import check_kind, check_parallel, check_rows, che
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
+from headgate.store.stuck import Problem
 
 BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
 RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5)"
@@ -56,10 +57,6 @@ class Promoted:
     rank_class: int
     rank_at: int
     run_at: datetime
-
-
-Problem: TypeAlias = tuple[int, UUID, str]
-"""A job by tenant and id, and why it could not be promoted or reaped: an SQLSTATE and a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,8 @@ class OperatorStore:
                     version=version,
                     started_at=started,
                     seen_at=seen,
-                    workers=_summary(summary).get(str(tenant_no), 0),
+                    workers=_summary(summary, "counts").get(str(tenant_no), 0),
+                    stuck=sum(_summary(summary, "stuck").get(str(no), 0) for no in (0, tenant_no)),
                 )
                 for _, name, version, started, seen, summary in instances
             ],
@@ -290,7 +291,7 @@ def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> T
     return Target(kind=TargetKind.TOPIC, topic=topics[row.topic_no][0])
 
 
-def _summary(text: str | None) -> Mapping[str, int]:
-    """Workers by tenant number."""
-    counts: Mapping[str, int] = json.loads(text).get("counts", {}) if text else {}
+def _summary(text: str | None, part: str) -> Mapping[str, int]:
+    """Workers, or what is stuck, by tenant number."""
+    counts: Mapping[str, int] = json.loads(text).get(part, {}) if text else {}
     return counts

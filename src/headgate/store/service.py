@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from uuid import UUID
 
 import asyncpg
@@ -37,6 +37,7 @@ from headgate.store.lane import Lane
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
 from headgate.store.quiet import quiet_set
+from headgate.store.stuck import Problem, Stuck
 from headgate.store.submit_claim import submit_and_claim
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
 SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
 FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_due_v1($1)"
+RESCUE: Final = "SELECT kind, tenant_no, topic_no, id, at FROM headgate.rescue_v1($1, $2, $3)"
 FREE_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
@@ -65,7 +67,7 @@ LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 LOCKED_PATIENCE: Final = timedelta(seconds=5)
 _LOCKED_PAUSE_SECONDS: Final = 0.05
 _HINTS_MOST: Final = 10
-_PROBLEMS_MOST: Final = 1_000
+_RESCUE_BLOCKS: Final = 2_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
 
@@ -73,6 +75,14 @@ _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due af
 def _is_about_some_row(error: StoreError) -> bool:
     """Whether others may be served although this failed: a page that cannot be read, a row that somebody has locked."""
     return type(error) is StoreError or (isinstance(error, StoreBusy) and error.locked)
+
+
+def _problems(rows: Sequence[tuple[Any, ...]]) -> list[Problem]:
+    return [
+        (row[1], row[3] or f"block {row[2]} of headgate.jobs", row[0].removeprefix("problem "))
+        for row in rows
+        if row[0].startswith("problem ")
+    ]
 
 
 def _nobody(*_: object) -> None:
@@ -96,7 +106,8 @@ class Store:
         self.names = Names()
         self.instance_no = 0
         self._promoted, self._running = Floor(), Floor()
-        self._problems: dict[tuple[int, UUID], str] = {}
+        self.stuck = Stuck()
+        self._no_rescue_before = [0.0, 0.0]  # one that promotes only, one that reaps
         self._ticks = 0
         self._clock = leases.BEGINNING  # the database's, at the last tick
         self._fresh_until: datetime | None = None  # see _believe
@@ -366,7 +377,9 @@ class Store:
                 if not _is_about_some_row(again):
                     raise
                 rows = await self._tick_in_parts(topic_nos, again)
-        self._told_problems([(row[1], row[3], row[0]) for row in rows if row[0].startswith("problem")])
+            self.stuck.found("promote", _problems(rows))
+        else:
+            self.stuck.over("promote")
         if self.instance_no and any(row[0] == "forgotten" for row in rows):
             raise InstanceForgotten(
                 f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
@@ -387,10 +400,10 @@ class Store:
 
     async def _tick_rows(
         self, topic_nos: Sequence[int], promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
-    ) -> list[asyncpg.Record]:
+    ) -> list[tuple[Any, ...]]:
         async with self._lanes["tick"].use("tick") as db:
             with translating(writing=True):
-                return await fetch_into_days(
+                rows = await fetch_into_days(
                     db,
                     TICK,
                     self.instance_no,
@@ -400,15 +413,16 @@ class Store:
                     running_floor,
                     one_by_one,
                 )
+        return [tuple(row) for row in rows]
 
-    async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[asyncpg.Record]:
+    async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[tuple[Any, ...]]:
         """A tick of which each part may fail by itself: a page that cannot be read must not stop what lies elsewhere.
 
         A floor that nothing reaches leaves a part out. Without the rest of it, which is about this instance and what is
         paused, there is no tick.
         """
-        log.warning("tick_in_parts error=%s", cause)
-        rows = await self._tick_rows([], _NEVER, _NEVER)
+        log.debug("tick_in_parts error=%s", cause)
+        rows: list[tuple[Any, ...]] = await self._tick_rows([], _NEVER, _NEVER)
         for part, topics_of_part, promote_floor, running_floor in (
             ("promote", [], self._promoted.at, _NEVER),
             ("running", [], _NEVER, self._running.at),
@@ -419,8 +433,31 @@ class Store:
             except StoreError as error:
                 if not _is_about_some_row(error):
                     raise
-                log.warning("tick_part_failed part=%s error=%s", part, error)
+                self.stuck.failed(part, error)
+                if part == "promote":
+                    rows += await self._rescue(reap=False, now=rows[0][6])
+                elif part == "running":  # then some may have lapsed, for all that is known
+                    rows.append(("running", None, None, None, None, leases.BEGINNING, rows[0][6]))
         return rows
+
+    async def _rescue(self, *, reap: bool, now: datetime) -> list[tuple[Any, ...]]:
+        """Promote, and reap, block by block: rows as of a tick. Seldom, for it reads the whole table."""
+        found: list[tuple[Any, ...]] = []
+        if time.monotonic() < self._no_rescue_before[reap]:
+            return found
+        began = time.monotonic()
+        first, more = 0, True
+        while more:
+            async with self._lanes["tick"].use() as db:
+                with translating(writing=True):
+                    rows = await fetch_into_days(db, RESCUE, first, _RESCUE_BLOCKS, reap)
+            more = any(row[0] == "more" for row in rows)
+            found += [(kind, tenant_no, no, job_id, None, at, now) for kind, tenant_no, no, job_id, at in rows]
+            first += _RESCUE_BLOCKS
+        # Ten times as long without it as with it, and at least a second.
+        self._no_rescue_before[reap] = time.monotonic() + max(1.0, 10 * (time.monotonic() - began))
+        self.stuck.found("reap pages" if reap else "promote pages", _problems(found))
+        return found
 
     async def reap(self) -> int:
         """End attempts whose lease has run out; says how many.
@@ -429,7 +466,9 @@ class Store:
         """
         try:
             async with self._lanes["tick"].use() as db:
-                return len(await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running.at))
+                reaped = await leases.reap(db, limit=REAP_AT_ONCE, floor=self._running.at)
+            self.stuck.over("reap")
+            return len(reaped)
         except StoreError as error:
             if not _is_about_some_row(error):
                 raise
@@ -439,20 +478,10 @@ class Store:
         except StoreError as error:
             if not _is_about_some_row(error):
                 raise
-            log.warning("reap_failed error=%s", error)  # a page, perhaps: what the tick found is of use nevertheless
-            return 0
-        self._told_problems(problems)
+            self.stuck.failed("reap", error)
+            return sum(row[0] == "reaped" for row in await self._rescue(reap=True, now=self._clock))
+        self.stuck.found("reap", problems)
         return len(reaped)
-
-    def _told_problems(self, problems: Sequence[tuple[int, UUID, str]]) -> None:
-        """Say once which job cannot be promoted or reaped, and why. A lock passes; that is not worth a word."""
-        for tenant_no, job_id, problem in problems:
-            problem = problem.removeprefix("problem ")
-            if not problem.startswith("55P03") and self._problems.get((tenant_no, job_id)) != problem:
-                if len(self._problems) >= _PROBLEMS_MOST:
-                    self._problems.clear()
-                self._problems[tenant_no, job_id] = problem
-                log.error("job_stuck tenant=%d job=%s error=%s", tenant_no, job_id, problem)
 
     async def free_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
@@ -461,7 +490,7 @@ class Store:
                 rows = await db.fetch(FREE_DUE, FREE_AT_ONCE)
         return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
 
-    def _tick(self, rows: Sequence[asyncpg.Record]) -> Tick:
+    def _tick(self, rows: Sequence[tuple[Any, ...]]) -> Tick:
         tick = Tick()
         promoted_to: datetime | None = None
         oldest, newest = 0, 0  # transactions in flight

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadgate/v1/operator.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"I\n\x06Target\x12\x14\n\neverything\x18\x01 \x01(\x08H\x00\x12\x10\n\x06tenant\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05topic\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"U\n\x0cPauseRequest\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08until_us\x18\x03 \x01(\x03\"6\n\rPauseResponse\x12%\n\x05pause\x18\x01 \x01(\x0b\x32\x16.headgate.v1.PauseInfo\"D\n\rResumeRequest\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06reason\x18\x02 \x01(\t\"!\n\x0eResumeResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"\x81\x01\n\tPauseInfo\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0b\n\x03who\x18\x04 \x01(\t\x12\x10\n\x08since_us\x18\x05 \x01(\x03\x12\x10\n\x08until_us\x18\x06 \x01(\x03\"\x0f\n\rStatusRequest\"\xd1\x01\n\x0eStatusResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x03\x12&\n\x06pauses\x18\x02 \x03(\x0b\x32\x16.headgate.v1.PauseInfo\x12(\n\x06topics\x18\x03 \x03(\x0b\x32\x18.headgate.v1.TopicStatus\x12,\n\tinstances\x18\x04 \x03(\x0b\x32\x19.headgate.v1.InstanceInfo\x12/\n\tretention\x18\x05 \x01(\x0b\x32\x1c.headgate.v1.RetentionStatus\"\x7f\n\x0fRetentionStatus\x12*\n\x05rules\x18\x01 \x01(\x0b\x32\x1b.headgate.v1.RetentionRules\x12\x12\n\noldest_day\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ys_waiting\x18\x03 \x01(\r\x12\x16\n\x0eoldest_waiting\x18\x04 \x01(\t\"_\n\x0eRetentionRules\x12\x14\n\x0c\x63ompleted_ms\x18\x01 \x01(\x03\x12\x0f\n\x07\x64\x65\x61\x64_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x63\x61ncelled_ms\x18\x03 \x01(\x03\x12\x10\n\x08\x61udit_ms\x18\x04 \x01(\x03\"Q\n\x13SetRetentionRequest\x12*\n\x05rules\x18\x01 \x01(\x0b\x32\x1b.headgate.v1.RetentionRules\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13RunRetentionRequest\"O\n\x14RunRetentionResponse\x12\x0c\n\x04jobs\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ys\x18\x02 \x01(\r\x12\r\n\x05other\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\"\xc3\x01\n\x0bTopicStatus\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x34\n\x06\x63ounts\x18\x03 \x03(\x0b\x32$.headgate.v1.TopicStatus.CountsEntry\x12\x18\n\x10waiting_since_us\x18\x04 \x01(\x03\x12\x16\n\x0e\x61geing_step_us\x18\x05 \x01(\x03\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"c\n\x0cInstanceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nstarted_us\x18\x03 \x01(\x03\x12\x0f\n\x07seen_us\x18\x04 \x01(\x03\x12\x0f\n\x07workers\x18\x05 \x01(\r\"0\n\x11\x43\x61ncelJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"y\n\x12RedriveJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x07payload\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x03\x12\x12\n\nper_second\x18\x05 \x01(\x01\x42\n\n\x08_payload\"1\n\x12\x44iscardJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"H\n\x17ReprioritiseJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\"=\n\x0fMoveJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\"7\n\x0cJobsResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.headgate.v1.JobChange\"n\n\tJobChange\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.headgate.v1.State\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"\x14\n\x12ListWorkersRequest\"?\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.headgate.v1.WorkerInfo\"n\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06topics\x18\x03 \x03(\t\x12\x0f\n\x07holding\x18\x04 \x01(\r\x12\x0e\n\x06\x63redit\x18\x05 \x01(\r\x12\r\n\x05quiet\x18\x06 \x01(\x08\"D\n\x12QuietWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x03 \x01(\x03\"9\n\x13QuietWorkerResponse\x12\x10\n\x08since_us\x18\x01 \x01(\x03\x12\x10\n\x08until_us\x18\x02 \x01(\x03\"6\n\x14UnquietWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x15UnquietWorkerResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"1\n\x10ListAuditRequest\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\x03\x12\r\n\x05limit\x18\x02 \x01(\r\"=\n\x11ListAuditResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.headgate.v1.AuditEntry\"\x8d\x01\n\nAuditEntry\x12\n\n\x02no\x18\x01 \x01(\x03\x12\r\n\x05\x61t_us\x18\x02 \x01(\x03\x12\x12\n\neverything\x18\x03 \x01(\x08\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0c\n\x04verb\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x13\n\x0b\x64\x65tail_json\x18\x08 \x01(\t2\xbc\x08\n\x0fOperatorService\x12>\n\x05Pause\x12\x19.headgate.v1.PauseRequest\x1a\x1a.headgate.v1.PauseResponse\x12\x41\n\x06Resume\x12\x1a.headgate.v1.ResumeRequest\x1a\x1b.headgate.v1.ResumeResponse\x12\x41\n\x06Status\x12\x1a.headgate.v1.StatusRequest\x1a\x1b.headgate.v1.StatusResponse\x12G\n\nCancelJobs\x12\x1e.headgate.v1.CancelJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12I\n\x0bRedriveJobs\x12\x1f.headgate.v1.RedriveJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12I\n\x0b\x44iscardJobs\x12\x1f.headgate.v1.DiscardJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12S\n\x10ReprioritiseJobs\x12$.headgate.v1.ReprioritiseJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12\x43\n\x08MoveJobs\x12\x1c.headgate.v1.MoveJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12P\n\x0bListWorkers\x12\x1f.headgate.v1.ListWorkersRequest\x1a .headgate.v1.ListWorkersResponse\x12P\n\x0bQuietWorker\x12\x1f.headgate.v1.QuietWorkerRequest\x1a .headgate.v1.QuietWorkerResponse\x12V\n\rUnquietWorker\x12!.headgate.v1.UnquietWorkerRequest\x1a\".headgate.v1.UnquietWorkerResponse\x12J\n\tListAudit\x12\x1d.headgate.v1.ListAuditRequest\x1a\x1e.headgate.v1.ListAuditResponse\x12M\n\x0cSetRetention\x12 .headgate.v1.SetRetentionRequest\x1a\x1b.headgate.v1.RetentionRules\x12S\n\x0cRunRetention\x12 .headgate.v1.RunRetentionRequest\x1a!.headgate.v1.RunRetentionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadgate/v1/operator.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"I\n\x06Target\x12\x14\n\neverything\x18\x01 \x01(\x08H\x00\x12\x10\n\x06tenant\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05topic\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"U\n\x0cPauseRequest\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08until_us\x18\x03 \x01(\x03\"6\n\rPauseResponse\x12%\n\x05pause\x18\x01 \x01(\x0b\x32\x16.headgate.v1.PauseInfo\"D\n\rResumeRequest\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06reason\x18\x02 \x01(\t\"!\n\x0eResumeResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"\x81\x01\n\tPauseInfo\x12#\n\x06target\x18\x01 \x01(\x0b\x32\x13.headgate.v1.Target\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0b\n\x03who\x18\x04 \x01(\t\x12\x10\n\x08since_us\x18\x05 \x01(\x03\x12\x10\n\x08until_us\x18\x06 \x01(\x03\"\x0f\n\rStatusRequest\"\xd1\x01\n\x0eStatusResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x03\x12&\n\x06pauses\x18\x02 \x03(\x0b\x32\x16.headgate.v1.PauseInfo\x12(\n\x06topics\x18\x03 \x03(\x0b\x32\x18.headgate.v1.TopicStatus\x12,\n\tinstances\x18\x04 \x03(\x0b\x32\x19.headgate.v1.InstanceInfo\x12/\n\tretention\x18\x05 \x01(\x0b\x32\x1c.headgate.v1.RetentionStatus\"\x7f\n\x0fRetentionStatus\x12*\n\x05rules\x18\x01 \x01(\x0b\x32\x1b.headgate.v1.RetentionRules\x12\x12\n\noldest_day\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ys_waiting\x18\x03 \x01(\r\x12\x16\n\x0eoldest_waiting\x18\x04 \x01(\t\"_\n\x0eRetentionRules\x12\x14\n\x0c\x63ompleted_ms\x18\x01 \x01(\x03\x12\x0f\n\x07\x64\x65\x61\x64_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x63\x61ncelled_ms\x18\x03 \x01(\x03\x12\x10\n\x08\x61udit_ms\x18\x04 \x01(\x03\"Q\n\x13SetRetentionRequest\x12*\n\x05rules\x18\x01 \x01(\x0b\x32\x1b.headgate.v1.RetentionRules\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13RunRetentionRequest\"O\n\x14RunRetentionResponse\x12\x0c\n\x04jobs\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ys\x18\x02 \x01(\r\x12\r\n\x05other\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\"\xc3\x01\n\x0bTopicStatus\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x34\n\x06\x63ounts\x18\x03 \x03(\x0b\x32$.headgate.v1.TopicStatus.CountsEntry\x12\x18\n\x10waiting_since_us\x18\x04 \x01(\x03\x12\x16\n\x0e\x61geing_step_us\x18\x05 \x01(\x03\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"r\n\x0cInstanceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nstarted_us\x18\x03 \x01(\x03\x12\x0f\n\x07seen_us\x18\x04 \x01(\x03\x12\x0f\n\x07workers\x18\x05 \x01(\r\x12\r\n\x05stuck\x18\x06 \x01(\r\"0\n\x11\x43\x61ncelJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"y\n\x12RedriveJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x07payload\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x03\x12\x12\n\nper_second\x18\x05 \x01(\x01\x42\n\n\x08_payload\"1\n\x12\x44iscardJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"H\n\x17ReprioritiseJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\"=\n\x0fMoveJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\"7\n\x0cJobsResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.headgate.v1.JobChange\"n\n\tJobChange\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.headgate.v1.State\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"\x14\n\x12ListWorkersRequest\"?\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.headgate.v1.WorkerInfo\"n\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06topics\x18\x03 \x03(\t\x12\x0f\n\x07holding\x18\x04 \x01(\r\x12\x0e\n\x06\x63redit\x18\x05 \x01(\r\x12\r\n\x05quiet\x18\x06 \x01(\x08\"D\n\x12QuietWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x03 \x01(\x03\"9\n\x13QuietWorkerResponse\x12\x10\n\x08since_us\x18\x01 \x01(\x03\x12\x10\n\x08until_us\x18\x02 \x01(\x03\"6\n\x14UnquietWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x15UnquietWorkerResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"1\n\x10ListAuditRequest\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\x03\x12\r\n\x05limit\x18\x02 \x01(\r\"=\n\x11ListAuditResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.headgate.v1.AuditEntry\"\x8d\x01\n\nAuditEntry\x12\n\n\x02no\x18\x01 \x01(\x03\x12\r\n\x05\x61t_us\x18\x02 \x01(\x03\x12\x12\n\neverything\x18\x03 \x01(\x08\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0c\n\x04verb\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x13\n\x0b\x64\x65tail_json\x18\x08 \x01(\t2\xbc\x08\n\x0fOperatorService\x12>\n\x05Pause\x12\x19.headgate.v1.PauseRequest\x1a\x1a.headgate.v1.PauseResponse\x12\x41\n\x06Resume\x12\x1a.headgate.v1.ResumeRequest\x1a\x1b.headgate.v1.ResumeResponse\x12\x41\n\x06Status\x12\x1a.headgate.v1.StatusRequest\x1a\x1b.headgate.v1.StatusResponse\x12G\n\nCancelJobs\x12\x1e.headgate.v1.CancelJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12I\n\x0bRedriveJobs\x12\x1f.headgate.v1.RedriveJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12I\n\x0b\x44iscardJobs\x12\x1f.headgate.v1.DiscardJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12S\n\x10ReprioritiseJobs\x12$.headgate.v1.ReprioritiseJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12\x43\n\x08MoveJobs\x12\x1c.headgate.v1.MoveJobsRequest\x1a\x19.headgate.v1.JobsResponse\x12P\n\x0bListWorkers\x12\x1f.headgate.v1.ListWorkersRequest\x1a .headgate.v1.ListWorkersResponse\x12P\n\x0bQuietWorker\x12\x1f.headgate.v1.QuietWorkerRequest\x1a .headgate.v1.QuietWorkerResponse\x12V\n\rUnquietWorker\x12!.headgate.v1.UnquietWorkerRequest\x1a\".headgate.v1.UnquietWorkerResponse\x12J\n\tListAudit\x12\x1d.headgate.v1.ListAuditRequest\x1a\x1e.headgate.v1.ListAuditResponse\x12M\n\x0cSetRetention\x12 .headgate.v1.SetRetentionRequest\x1a\x1b.headgate.v1.RetentionRules\x12S\n\x0cRunRetention\x12 .headgate.v1.RunRetentionRequest\x1a!.headgate.v1.RunRetentionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -65,41 +65,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOPICSTATUS_COUNTSENTRY']._serialized_start=1315
   _globals['_TOPICSTATUS_COUNTSENTRY']._serialized_end=1360
   _globals['_INSTANCEINFO']._serialized_start=1362
-  _globals['_INSTANCEINFO']._serialized_end=1461
-  _globals['_CANCELJOBSREQUEST']._serialized_start=1463
-  _globals['_CANCELJOBSREQUEST']._serialized_end=1511
-  _globals['_REDRIVEJOBSREQUEST']._serialized_start=1513
-  _globals['_REDRIVEJOBSREQUEST']._serialized_end=1634
-  _globals['_DISCARDJOBSREQUEST']._serialized_start=1636
-  _globals['_DISCARDJOBSREQUEST']._serialized_end=1685
-  _globals['_REPRIORITISEJOBSREQUEST']._serialized_start=1687
-  _globals['_REPRIORITISEJOBSREQUEST']._serialized_end=1759
-  _globals['_MOVEJOBSREQUEST']._serialized_start=1761
-  _globals['_MOVEJOBSREQUEST']._serialized_end=1822
-  _globals['_JOBSRESPONSE']._serialized_start=1824
-  _globals['_JOBSRESPONSE']._serialized_end=1879
-  _globals['_JOBCHANGE']._serialized_start=1881
-  _globals['_JOBCHANGE']._serialized_end=1991
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1993
-  _globals['_LISTWORKERSREQUEST']._serialized_end=2013
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2015
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=2078
-  _globals['_WORKERINFO']._serialized_start=2080
-  _globals['_WORKERINFO']._serialized_end=2190
-  _globals['_QUIETWORKERREQUEST']._serialized_start=2192
-  _globals['_QUIETWORKERREQUEST']._serialized_end=2260
-  _globals['_QUIETWORKERRESPONSE']._serialized_start=2262
-  _globals['_QUIETWORKERRESPONSE']._serialized_end=2319
-  _globals['_UNQUIETWORKERREQUEST']._serialized_start=2321
-  _globals['_UNQUIETWORKERREQUEST']._serialized_end=2375
-  _globals['_UNQUIETWORKERRESPONSE']._serialized_start=2377
-  _globals['_UNQUIETWORKERRESPONSE']._serialized_end=2417
-  _globals['_LISTAUDITREQUEST']._serialized_start=2419
-  _globals['_LISTAUDITREQUEST']._serialized_end=2468
-  _globals['_LISTAUDITRESPONSE']._serialized_start=2470
-  _globals['_LISTAUDITRESPONSE']._serialized_end=2531
-  _globals['_AUDITENTRY']._serialized_start=2534
-  _globals['_AUDITENTRY']._serialized_end=2675
-  _globals['_OPERATORSERVICE']._serialized_start=2678
-  _globals['_OPERATORSERVICE']._serialized_end=3762
+  _globals['_INSTANCEINFO']._serialized_end=1476
+  _globals['_CANCELJOBSREQUEST']._serialized_start=1478
+  _globals['_CANCELJOBSREQUEST']._serialized_end=1526
+  _globals['_REDRIVEJOBSREQUEST']._serialized_start=1528
+  _globals['_REDRIVEJOBSREQUEST']._serialized_end=1649
+  _globals['_DISCARDJOBSREQUEST']._serialized_start=1651
+  _globals['_DISCARDJOBSREQUEST']._serialized_end=1700
+  _globals['_REPRIORITISEJOBSREQUEST']._serialized_start=1702
+  _globals['_REPRIORITISEJOBSREQUEST']._serialized_end=1774
+  _globals['_MOVEJOBSREQUEST']._serialized_start=1776
+  _globals['_MOVEJOBSREQUEST']._serialized_end=1837
+  _globals['_JOBSRESPONSE']._serialized_start=1839
+  _globals['_JOBSRESPONSE']._serialized_end=1894
+  _globals['_JOBCHANGE']._serialized_start=1896
+  _globals['_JOBCHANGE']._serialized_end=2006
+  _globals['_LISTWORKERSREQUEST']._serialized_start=2008
+  _globals['_LISTWORKERSREQUEST']._serialized_end=2028
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=2030
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=2093
+  _globals['_WORKERINFO']._serialized_start=2095
+  _globals['_WORKERINFO']._serialized_end=2205
+  _globals['_QUIETWORKERREQUEST']._serialized_start=2207
+  _globals['_QUIETWORKERREQUEST']._serialized_end=2275
+  _globals['_QUIETWORKERRESPONSE']._serialized_start=2277
+  _globals['_QUIETWORKERRESPONSE']._serialized_end=2334
+  _globals['_UNQUIETWORKERREQUEST']._serialized_start=2336
+  _globals['_UNQUIETWORKERREQUEST']._serialized_end=2390
+  _globals['_UNQUIETWORKERRESPONSE']._serialized_start=2392
+  _globals['_UNQUIETWORKERRESPONSE']._serialized_end=2432
+  _globals['_LISTAUDITREQUEST']._serialized_start=2434
+  _globals['_LISTAUDITREQUEST']._serialized_end=2483
+  _globals['_LISTAUDITRESPONSE']._serialized_start=2485
+  _globals['_LISTAUDITRESPONSE']._serialized_end=2546
+  _globals['_AUDITENTRY']._serialized_start=2549
+  _globals['_AUDITENTRY']._serialized_end=2690
+  _globals['_OPERATORSERVICE']._serialized_start=2693
+  _globals['_OPERATORSERVICE']._serialized_end=3777
 # @@protoc_insertion_point(module_scope)

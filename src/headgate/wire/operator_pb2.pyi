@@ -433,12 +433,15 @@ class InstanceInfo(_message.Message):
     STARTED_US_FIELD_NUMBER: _builtins.int
     SEEN_US_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     started_us: _builtins.int
     seen_us: _builtins.int
     workers: _builtins.int
     """of the caller's tenant"""
+    stuck: _builtins.int
+    """of the caller's tenant, jobs that it cannot promote or reap; and pages it cannot read"""
     def __init__(
         self,
         *,
@@ -447,10 +450,11 @@ class InstanceInfo(_message.Message):
         started_us: _builtins.int = ...,
         seen_us: _builtins.int = ...,
         workers: _builtins.int = ...,
+        stuck: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "seen_us", b"seen_us", "started_us", b"started_us", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "seen_us", b"seen_us", "started_us", b"started_us", "stuck", b"stuck", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -245,6 +245,7 @@ def _status(status: Status) -> pb.StatusResponse:
                 started_us=at_us(one.started_at),
                 seen_us=at_us(one.seen_at),
                 workers=one.workers,
+                stuck=one.stuck,
             )
             for one in status.instances
         ],

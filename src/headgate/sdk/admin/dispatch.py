@@ -49,13 +49,14 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceInfo:
-    """A server process seen lately; `workers` are those of your tenant."""
+    """A server process seen lately; `workers` are those of your tenant, `stuck` jobs and pages it cannot work on."""
 
     name: str
     version: str
     started_at: datetime | None
     seen_at: datetime | None
     workers: int
+    stuck: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ async def status(connection: Connection) -> Status:
                 started_at=_time(one.started_us),
                 seen_at=_time(one.seen_us),
                 workers=one.workers,
+                stuck=one.stuck,
             )
             for one in answer.instances
         ),

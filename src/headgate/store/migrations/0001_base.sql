@@ -404,6 +404,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/renew_v1.sql
 -- include: functions/promote_v1.sql
 -- include: functions/reap_v1.sql
+-- include: functions/rescue_v1.sql
 -- include: functions/pause_v1.sql
 -- include: functions/cancel_v1.sql
 -- include: functions/redrive_v1.sql
