@@ -87,7 +87,7 @@ MESSAGE_LIMIT = 8 * 1024 * 1024
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
-UPKEEP_SECONDS, TOKENS_SECONDS = 5.0, 2.0
+UPKEEP_SECONDS, TOKENS_SECONDS, DURABILITY_SECONDS = 5.0, 2.0, 60.0
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
 
@@ -141,7 +141,12 @@ class Server:
             )
         self.options = options
         self.validator: TokenValidator = OpenDoor() if options.tokens_file is None else TokenFile(options.tokens_file)
-        self.store = Store(options.database_url, direct_dsn=options.direct_database_url, pooler=options.pooler)
+        self.store = Store(
+            options.database_url,
+            direct_dsn=options.direct_database_url,
+            pooler=options.pooler,
+            unsafe=options.unsafe,
+        )
         self.links = Links()
         self.lease_ms = int(options.lease.total_seconds() * 1000)
         self.waiters = Waiters(self.store)
@@ -220,6 +225,7 @@ class Server:
         name = self.options.name or f"{socket.gethostname()}-{os.getpid()}"
         async with self.store.lane("tick").use() as db:
             require_durable(await inspect(db), unsafe=self.options.unsafe)
+            self.store.checks_durability = not self.options.unsafe
             await check_schema(db)
             # Read before any worker is accepted; without it nobody knows whether dispatch is open.
             paused = [(row.tenant_no, row.topic_no) for row in await controls(db) if row.paused]
@@ -259,6 +265,7 @@ class Server:
             ("schedules", self.scheduler.run),
             ("upkeep", self._upkeep),
             ("retention", self.retention.run),
+            ("durability", self._check_durability),
             ("tokens", self._check_tokens),
             ("loop lag", self._measure_lag),
             ("health", self._tell_health),
@@ -453,6 +460,19 @@ class Server:
                         await vacuum_hot_tables(db)
             except HeadgateError as error:
                 log.warning("upkeep_failed error=%s", error)
+
+    async def _check_durability(self) -> None:
+        """Once a minute, besides every new connection: settings can be changed, and another host be promoted."""
+        known = ""
+        while True:
+            await asyncio.sleep(DURABILITY_SECONDS * uniform(0.8, 1.0))  # noqa: S311 - jitter
+            try:
+                defaults = await self.store.check_durability()
+                if defaults and defaults != known:
+                    log.warning("defaults_not_durable effect=jobs submitted from SQL can be lost reason=%s", defaults)
+                known = defaults
+            except HeadgateError as error:
+                log.error("durability_check_failed error=%s", error)
 
     async def _check_tokens(self) -> None:
         """End links whose token was revoked: within two seconds."""

@@ -19,6 +19,7 @@ import pytest
 
 from headgate.store.connect import connect
 from headgate.store.control import pause, resume
+from headgate.store.service import Store
 from headgate.store.upkeep import vacuum_hot_tables
 from tests.fault.conftest import Servers, Workers
 from tests.fault.history import (
@@ -95,6 +96,24 @@ async def test_hot_tables_are_vacuumed_through_a_pooler(pooler: Pooler) -> None:
         assert all(table.vacuumed for table in await vacuum_hot_tables(db, dead_rows=0))
     finally:
         await db.close()
+
+
+async def test_commits_through_a_pooler_wait_for_the_disk_whatever_the_default_is(
+    pooler: Pooler, database: str
+) -> None:
+    async with connected(database) as db:
+        await db.execute(f'ALTER DATABASE "{urlsplit(database).path[1:]}" SET synchronous_commit = off')
+    store = Store(pooler.dsn, pooler=True)
+    store.checks_durability = True
+    try:
+        for lane in ("submit", "settle", "tick"):
+            async with store.lane(lane).use() as behind:
+                assert await behind.fetchval("SELECT current_setting('synchronous_commit')") == "on"
+        other = await connect(pooler.dsn, application_name=TESTER, pooler=True)
+        assert await other.fetchval("SELECT current_setting('synchronous_commit')") == "off", "it leaks to nobody"
+        await other.close()
+    finally:
+        await store.close()
 
 
 @pytest.mark.req("F46")

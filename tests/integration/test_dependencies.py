@@ -514,3 +514,58 @@ async def test_any_history_leaves_every_job_where_the_model_has_it(queue: Queue,
         await free(queue)
         model.free()
         assert {job_id: await state(queue, job_id) for job_id in model.states} == model.states
+
+
+# ---------------------------------------------------------------------- what nobody may wait for, and the last net
+
+
+async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_when_it_is_let_go(
+    queue: Queue, database: str
+) -> None:
+    (parent,) = await queue.add()
+    locked, other = [await queue.add(depends_on=[parent]) for _ in range(2)]
+    foreign = await connect(database, application_name="headgate test")
+    try:
+        holding = foreign.transaction()
+        await holding.start()
+        await foreign.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked[0])
+        await run(queue, parent)
+        for _ in range(2):  # however often it is asked for, nobody waits for the lock
+            _, more = await asyncio.wait_for(linking.free_ready(queue.db), 5)
+            assert not more, "asking again at once would not free it"
+        assert await state(queue, other[0]) is State.PENDING
+        assert await state(queue, locked[0]) is State.BLOCKED
+        await holding.rollback()
+    finally:
+        foreign.terminate()
+    assert await free(queue) == locked
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.dependency_checks") == 0
+
+
+async def test_the_sweep_mends_waits_that_are_over_and_leaves_the_others_alone(queue: Queue) -> None:
+    ended, dead, alive, gone = await queue.add(4)
+    told = await queue.add(depends_on=[ended])
+    in_vain = await queue.add(depends_on=[dead])
+    for_nothing = await queue.add(depends_on=[gone])
+    waiting = [
+        *await queue.add(depends_on=[alive]),
+        *await queue.add(depends_on=[dead], on_parent_failure="block"),
+        *await queue.add(depends_on=[ended, alive]),
+    ]
+    claimed = await queue.claim(10)
+    epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
+    await queue.settle((ended, epochs[ended], Completed()), (dead, epochs[dead], DIES), (gone, epochs[gone], DIES))
+    assert (await linking.mend_waits(queue.db))[1] == [], "what is noted needs no mending"
+    # What a bug would leave behind: ends that nobody was told of, and a parent that is nowhere.
+    await queue.db.execute("DELETE FROM headgate.dependency_checks")
+    await queue.db.execute("UPDATE headgate.job_dependencies SET met = 0 WHERE parent_id = $1", ended)
+    await queue.db.execute("DELETE FROM headgate.archive WHERE id = $1", gone)
+    place, mended = linking.BEGINNING, []
+    for _ in range(10):
+        place, some = await linking.mend_waits(queue.db, place, limit=2)
+        mended += some
+    assert len(mended) == 4  # one of them of a child that waits for another parent besides
+    assert await free(queue) == told
+    assert [await state(queue, job) for (job,) in (in_vain, for_nothing)] == [State.CANCELLED] * 2
+    assert {await state(queue, job) for job in waiting} == {State.BLOCKED}
+    assert (await linking.mend_waits(queue.db))[1] == []

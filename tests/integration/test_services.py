@@ -51,6 +51,7 @@ CALLS = {
     "operations": ("operations", "run_once"),
     "schedules": ("scheduler", "run_once"),
     "upkeep": ("store.names", "refresh"),
+    "durability": ("store", "check_durability"),
     "tokens": ("validator", "refresh"),
     "health": ("_health", "set"),
     "notifications": ("store", "listen"),
@@ -82,6 +83,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(composition, "UPKEEP_SECONDS", 0.1)
     monkeypatch.setattr(composition, "TOKENS_SECONDS", 0.1)
+    monkeypatch.setattr(composition, "DURABILITY_SECONDS", 0.1)
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
     return Server(

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import uniform
+from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.ports import FreeStore
@@ -16,6 +19,8 @@ from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.dispatch")
 
+MEND_SECONDS: Final = 5.0
+MEND_AT_ONCE: Final = 5_000
 OnFree = Callable[[Sequence[tuple[int, UUID]]], None]
 
 
@@ -40,12 +45,30 @@ class Freer:
             count += len(freed)
         return count
 
+    async def mend(self) -> list[str]:
+        """Look for jobs that wait for what is over; returns the dependencies that had to be mended."""
+        mended = await self._store.mend_waits(limit=MEND_AT_ONCE)
+        if mended:
+            log.error(
+                "waits_mended number=%d jobs=%s: an end was not told; please report this", len(mended), mended[:10]
+            )
+            self._woken.set()
+        return mended
+
     async def run(self) -> None:
         """Serve until cancelled. After an error the next tick wakes it again."""
+        now = asyncio.get_running_loop().time
+        mend_at = now() + MEND_SECONDS
         while True:
-            await self._woken.wait()
-            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), max(0.0, mend_at - now()))
             try:
-                await self.run_once()
+                if self._woken.is_set():
+                    self._woken.clear()
+                    await self.run_once()
+                if now() >= mend_at:
+                    # Jittered: many instances must not do it in step.
+                    mend_at = now() + MEND_SECONDS * uniform(0.8, 1.2)  # noqa: S311 - not a secret
+                    await self.mend()
             except HeadgateError as error:
                 log.warning("freeing_failed error=%s", error)

@@ -83,6 +83,7 @@ class FreeStore(Protocol):
     """The freer's part: decide what was noted; what is claimable now (tenant, topic, id), and whether there is more."""
 
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]: ...
+    async def mend_waits(self, *, limit: int) -> list[str]: ...
 
 
 class RenewalAnswer(Protocol):

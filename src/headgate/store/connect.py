@@ -38,7 +38,12 @@ Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 LOCK_TIMEOUT = timedelta(seconds=10)
-IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=60)
+IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=10)
+"""A session whose client cannot be reached any more (a network that swallows everything, a frozen process) keeps its
+row locks for no longer. Between two statements of a transaction of ours lie microseconds."""
+BACKGROUND_STATEMENT_TIMEOUT = timedelta(seconds=10)
+"""For calls that services make again and again, each bounded in rows: over a connection that swallows everything they
+wait so long, and a little more for the driver, and then go on over a new one."""
 CONNECT_TIMEOUT = timedelta(seconds=10)
 HOST_TIMEOUT = timedelta(seconds=3)
 """For each host, where there are several."""
@@ -56,7 +61,7 @@ _TRY_THE_NEXT = (
     asyncpg.CrashShutdownError,
 )
 # The server's own timeout comes first and leaves a usable connection; the driver's is for a network that went silent.
-_DRIVER_GRACE = timedelta(seconds=5)
+_DRIVER_GRACE = timedelta(seconds=2)
 
 
 async def connect(

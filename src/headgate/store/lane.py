@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -12,7 +12,7 @@ import asyncpg
 
 from headgate.domain import failpoints
 from headgate.domain.errors import OutcomeUnknown, ReadOnly, StoreUnavailable
-from headgate.store.connect import LOCK_TIMEOUT, Connection, connect
+from headgate.store.connect import LOCK_TIMEOUT, STATEMENT_TIMEOUT, Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 
 _UNUSABLE_AFTER = (OutcomeUnknown, StoreUnavailable, ReadOnly)
@@ -23,8 +23,19 @@ the session may not write, as it was told at its start: a new one may, here or o
 class Lane:
     """One connection for one kind of work, used by one caller at a time: `async with lane.use("submit") as db`."""
 
-    def __init__(self, dsn: str, name: str, *, pooler: bool = False, lock_timeout: timedelta = LOCK_TIMEOUT) -> None:
-        self._dsn, self._name, self.pooler, self._lock_timeout = dsn, name, pooler, lock_timeout
+    def __init__(
+        self,
+        dsn: str,
+        name: str,
+        *,
+        pooler: bool = False,
+        lock_timeout: timedelta = LOCK_TIMEOUT,
+        statement_timeout: timedelta = STATEMENT_TIMEOUT,
+    ) -> None:
+        self._lock_timeout = lock_timeout
+        self._dsn, self._name, self.pooler, self._statement_timeout = dsn, name, pooler, statement_timeout
+        self.on_open: Callable[[Connection], Awaitable[None]] = _as_it_is  # raises if it may not be used
+        self.on_begin: Callable[[Connection], Awaitable[None]] = _as_it_is  # of each transaction, behind a pooler
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -49,7 +60,8 @@ class Lane:
         if error is not None and self._connection is not None:
             if isinstance(error, asyncio.CancelledError):
                 self._leave(self._connection)
-            elif isinstance(error, _UNUSABLE_AFTER):
+            elif isinstance(error, _UNUSABLE_AFTER) or isinstance(error.__cause__, TimeoutError):
+                # Or it did not answer in time: the next caller would wait for the answer that this one did not get.
                 self._connection.terminate()
         self._lock.release()
 
@@ -73,6 +85,7 @@ class Lane:
                 async with transaction(connection):
                     if self._lock_timeout != LOCK_TIMEOUT:
                         await set_lock_timeout(connection, self._lock_timeout)
+                    await self.on_begin(connection)
                     yield connection
             else:
                 yield connection
@@ -81,13 +94,25 @@ class Lane:
 
     async def _open(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(
+            opened = await connect(
                 self._dsn,
                 application_name=f"headgate {self._name}",
                 pooler=self.pooler,
+                statement_timeout=self._statement_timeout,
                 lock_timeout=self._lock_timeout,
             )
+            try:
+                await self.on_open(opened)
+            except BaseException:
+                opened.terminate()
+                raise
+            self._connection = opened
         return self._connection
+
+    def drop(self) -> None:
+        """Hang up: the next use opens another connection. A call under way fails as if the connection had broken."""
+        if self._connection is not None:
+            self._connection.terminate()
 
     async def close(self) -> None:
         """Close it; a later use opens it again."""
@@ -95,6 +120,10 @@ class Lane:
             await _closed(self._connection)
         if self._leaving:
             await asyncio.wait(self._leaving)
+
+
+async def _as_it_is(connection: Connection) -> None:
+    del connection
 
 
 async def _closed(connection: asyncpg.Connection[asyncpg.Record]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from headgate.domain.errors import BatchSealed, HeadgateError, NotFound
@@ -23,6 +23,7 @@ LINK: Final = "SELECT ord, code, job_id FROM headgate.link_v1($1, $2, $3, $4, $5
 UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
 PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
+MEND: Final = "SELECT tenant_no, child_id, met, parent_id, mended FROM headgate.mend_waits_v1($1, $2, $3, $4, $5)"
 HOLDER: Final = """
 SELECT h.job_id FROM headgate.unique_jobs q
   JOIN headgate.unique_jobs h
@@ -145,6 +146,20 @@ async def free_ready(db: Connection, *, limit: int = 1_000) -> tuple[list[tuple[
     with translating(writing=True):
         rows = await fetch_into_days(db, FREE, limit)
     return [(row[0], row[1], row[2]) for row in rows if row[2] is not None], any(row[2] is None for row in rows)
+
+
+Place: TypeAlias = tuple[int, UUID, int, UUID]
+"""A dependency in the order in which they are looked through: tenant, child, met, parent."""
+BEGINNING: Final[Place] = (0, UUID(int=0), 0, UUID(int=0))
+
+
+async def mend_waits(db: Connection, after: Place = BEGINNING, *, limit: int = 5_000) -> tuple[Place, list[str]]:
+    """Look at up to `limit` unmet dependencies; where to go on, and which waits that were over had to be mended."""
+    check_integer(limit, field="limit", low=1, high=100_000)
+    with translating(writing=True):
+        ((*place, mended),) = await db.fetch(MEND, *after, limit)
+    tenant_no, child_id, met, parent_id = place
+    return (tenant_no, child_id, met, parent_id), mended
 
 
 async def holder_of(db: Connection, tenant_no: int, job_id: UUID) -> UUID | None:

@@ -1,4 +1,5 @@
-"""Would this database keep what we acknowledge? Read once when a server starts, before it accepts a job.
+"""Would this database keep what we acknowledge? Read when a server starts, before it accepts a job; then over every new
+connection, and once a minute (`Store`).
 
 What may be waived with --unsafe are settings that lose committed work in a crash:
 
@@ -7,8 +8,9 @@ What may be waived with --unsafe are settings that lose committed work in a cras
 - synchronous_commit must make a commit wait for the disk. `off` never does. `local` and `remote_write` flush on this
   server exactly as `on` does; they wait for less only where synchronous_standby_names asks for a standby. There they
   are refused, because a failover would lose acknowledged jobs; elsewhere they equal `on` and are only noted.
-  The value of our own session counts, and so does the default of this database and role: it is what the next session
-  gets, and what a client's own transaction has when it submits a job from SQL.
+  The value of our own session counts; each of ours sets it (`pin`), so that no reload and no ALTER changes it under us.
+  At the start the default of this database and role counts too: it is what a client's own transaction has when it
+  submits a job from SQL. If it is changed later, that is logged.
 
 What cannot be waived: a database that takes no writes, is too old, or does not speak UTF-8.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.domain.errors import ReadOnly, UnsafeDatabase, UnsuitableDatabase
+from headgate.domain.errors import ReadOnly, StoreUnavailable, UnsafeDatabase, UnsuitableDatabase
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
@@ -44,6 +46,7 @@ class Durability:
     data_checksums: str
     max_connections: int
     problems: tuple[str, ...]  # each would lose acknowledged work; --unsafe waives them
+    own_problems: tuple[str, ...]  # those of them that concern our own sessions
     unfit: tuple[str, ...]  # nothing waives these
     notes: tuple[str, ...]
 
@@ -58,6 +61,7 @@ async def inspect(connection: Connection) -> Durability:
     return Durability(
         **values,
         problems=tuple(_losses(values)),
+        own_problems=tuple(_losses(values | {"synchronous_commit_default": values["synchronous_commit"]})),
         unfit=tuple(_obstacles(values)),
         notes=tuple(_notes(values)),
     )
@@ -78,6 +82,27 @@ SELECT current_setting('server_version') AS server_version,
        current_setting('data_checksums') AS data_checksums,
        current_setting('max_connections')::int AS max_connections
 """
+
+
+# A stronger value stays. Set by the session itself, so a reload of the configuration does not change it.
+_PIN = """
+SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+                  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, $1)"""
+
+
+async def pin(connection: Connection, *, transaction_only: bool) -> None:
+    """Have commits of this session, or of its open transaction, wait for the disk, whatever the defaults are."""
+    with translating(writing=False):
+        await connection.execute(_PIN, transaction_only)
+
+
+def require_still_durable(durability: Durability) -> None:
+    """Raise ReadOnly or StoreUnavailable, naming every problem: nothing is acknowledged until it is mended."""
+    if durability.in_recovery or durability.read_only:
+        raise ReadOnly("; ".join(durability.unfit))
+    problems = (*durability.unfit, *durability.own_problems)
+    if problems:
+        raise StoreUnavailable("the database would not keep what is acknowledged: " + "; ".join(problems))
 
 
 def require_durable(durability: Durability, *, unsafe: bool) -> None:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import InstanceForgotten, RowLocked, StoreBusy, StoreError
+from headgate.domain.errors import InstanceForgotten, ReadOnly, RowLocked, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
@@ -29,13 +30,14 @@ from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics
 from headgate.store import claim as claiming
-from headgate.store.connect import Connection, connect
+from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection, connect
 from headgate.store.errors import translating
 from headgate.store.floor import Floor
 from headgate.store.flush import SubmitFlush
-from headgate.store.lane import Lane
+from headgate.store.lane import Lane, transaction
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
+from headgate.store.preflight import inspect, pin, require_still_durable
 from headgate.store.quiet import quiet_set
 from headgate.store.stuck import Problem, Stuck
 from headgate.store.submit_claim import submit_and_claim
@@ -92,17 +94,26 @@ def _nobody(*_: object) -> None:
 class Store:
     """All lanes of one instance."""
 
-    def __init__(self, dsn: str, *, direct_dsn: str | None = None, pooler: bool = False) -> None:
+    def __init__(self, dsn: str, *, direct_dsn: str | None = None, pooler: bool = False, unsafe: bool = False) -> None:
+        """`unsafe`: sessions keep the database's own settings, and nothing is checked."""
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
-            name: Lane(dsn, name, pooler=pooler)
-            for name in ("claim", "settle", "leases", "tick", "read", "operate", "free", "list", "schedule")
+            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "read", "operate", "list", "schedule")
+        } | {
+            name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
+            for name in ("claim", "leases", "tick", "free")
         }
         # Past a pooler where there is a way: dropping a day needs a setting of the session.
         self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
         # Many callers share a flush: none of them may wait for long for what another one's row has met.
         self._lanes["submit"] = Lane(dsn, "submit", pooler=pooler, lock_timeout=SUBMIT_LOCK_TIMEOUT)
         self._lanes["locked"] = Lane(dsn, "locked", pooler=pooler, lock_timeout=LOCKED_LOCK_TIMEOUT)
+        self._unsafe = unsafe
+        self.checks_durability = False  # of every new connection: from the moment on when the server has started
+        if not unsafe:
+            for lane in self._lanes.values():
+                lane.on_open = partial(self._opened, pooler=lane.pooler)
+                lane.on_begin = partial(pin, transaction_only=True)
         self.names = Names()
         self.instance_no = 0
         self._promoted, self._running = Floor(), Floor()
@@ -114,6 +125,7 @@ class Store:
         self._doubt_until: datetime | None = None
         self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
+        self._waits_place = linking.BEGINNING
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
         self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
@@ -123,6 +135,36 @@ class Store:
     def lane(self, name: str) -> Lane:
         """A lane by name."""
         return self._lanes[name]
+
+    # ------------------------------------------------------------------ durability
+
+    async def _opened(self, connection: Connection, *, pooler: bool) -> None:
+        """A new connection: set what a session can set, check the rest. Raises ReadOnly or StoreUnavailable."""
+        if not pooler:
+            await pin(connection, transaction_only=False)
+            if self.checks_durability:
+                require_still_durable(await inspect(connection))
+        elif self.checks_durability:
+            async with transaction(connection):
+                await pin(connection, transaction_only=True)
+                require_still_durable(await inspect(connection))
+
+    async def check_durability(self) -> str:
+        """Look again. If it is not durable any more, all connections are dropped, and no new one is used until it is.
+
+        Returns what is wrong with the defaults, which concerns only who submits from SQL.
+        """
+        if self._unsafe:
+            return ""
+        try:
+            async with self._lanes["read"].use() as db:
+                found = await inspect(db)
+                require_still_durable(found)
+        except (StoreUnavailable, ReadOnly):
+            for lane in self._lanes.values():
+                lane.drop()
+            raise
+        return "; ".join(found.problems)
 
     @property
     def can_listen(self) -> bool:
@@ -326,6 +368,12 @@ class Store:
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
         async with self._lanes["free"].use("free") as db:
             return await linking.free_ready(db)
+
+    async def mend_waits(self, *, limit: int) -> list[str]:
+        """Look at the next `limit` unmet dependencies, and from the beginning after the last; what was mended."""
+        async with self._lanes["free"].use() as db:
+            self._waits_place, mended = await linking.mend_waits(db, self._waits_place, limit=limit)
+        return mended
 
     async def renew(
         self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]

@@ -334,7 +334,7 @@ CREATE TABLE headgate.job_dependencies (
 );
 CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (tenant_no, child_id);
 -- What still keeps a child from running: one probe, however many parents it had.
-CREATE INDEX job_dependencies_unmet ON headgate.job_dependencies (tenant_no, child_id, met) WHERE met <> 1;
+CREATE INDEX job_dependencies_unmet ON headgate.job_dependencies (tenant_no, child_id, met, parent_id) WHERE met <> 1;
 
 -- The key of a job that has one, for as long as the job is known.
 CREATE TABLE headgate.job_limit_keys (
