@@ -138,6 +138,7 @@ class Hammer:
                     runs=[20],
                     ranges=KeyRanges.whole((topic.no,)),
                     hints=[],
+                    seen=None,
                 )
                 flush = self.store.new_outcomes()
                 for job_id, epoch in zip(got.ids, got.epochs, strict=True):
