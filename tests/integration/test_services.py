@@ -51,6 +51,7 @@ CALLS = {
     "operations": ("operations", "run_once"),
     "schedules": ("scheduler", "run_once"),
     "upkeep": ("store.names", "refresh"),
+    "retention": ("retention", "run_once"),
     "durability": ("store", "check_durability"),
     "tokens": ("validator", "refresh"),
     "health": ("_health", "set"),
@@ -88,7 +89,13 @@ def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.Mon
     tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
     return Server(
         ServerOptions(
-            database_url=database, port=0, tokens_file=tokens, grace=timedelta(0), tick_seconds=0.2, name="one"
+            database_url=database,
+            port=0,
+            tokens_file=tokens,
+            grace=timedelta(0),
+            tick_seconds=0.2,
+            retention_seconds=0.1,
+            name="one",
         )
     )
 
