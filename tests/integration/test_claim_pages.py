@@ -36,6 +36,7 @@ from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush
 from headgate.store.leases import BEGINNING, PROMOTE, REAP, RENEW
+from headgate.store.service import TICK
 from headgate.store.settle import SETTLE, OutcomeFlush
 from tests.support import explain
 from tests.support.database import Server
@@ -607,6 +608,29 @@ async def test_dead_rows_under_a_held_snapshot_cost_no_other_call_anything(
         table.judge(
             "reap: 100 k dead rows, floor", await yard.counted(REAP, N, floor), usual=usual.reap, growth=usual.growth
         )
+
+
+@pytest.mark.req("D6", "T40")
+async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_marks_on(
+    graveyard: Graveyard, table: PageTable
+) -> None:
+    async with session(graveyard.dsn) as db:
+        yard = Yard(db)
+        (topic_no,) = await yard.topic_nos()
+        while len(await yard.queue.claim(1_000)):  # what others left: the first job that is there would end the walk
+            pass
+        now = await db.fetchval("SELECT headgate.clock_v1()")
+
+        async def looking(ranges: KeyRanges) -> list[Cost]:
+            parts = (ranges.topic_nos, ranges.class_from, ranges.rank_from, ranges.class_to, ranges.rank_to)
+            return [await explain.cost(db, TICK, 0, *parts, N, now, now, False) for _ in range(CALLS)][1:]
+
+        none, marked = await looking(KeyRanges()), await looking(graveyard.watermark.ranges([topic_no]))
+        whole = await looking(KeyRanges.whole([topic_no]))
+        usual = mean(cost.pages for cost in none)
+        table.judge("tick: 100 k dead rows, from the marks on", marked, usual=usual, growth=GROWTH)
+        table.judge("tick: 100 k dead rows, whole topics", whole, usual=usual, growth=None)
+        assert min(cost.pages for cost in whole) > 2 * GROWTH * usual  # else there are no dead rows
 
 
 # ------------------------------------------------------------------------------------------------ rows locked by others

@@ -7,8 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from headgate.dispatch import coordinator
 from headgate.dispatch.demand import MOST_HINTS
 from headgate.domain.errors import StoreUnavailable
+from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Nack, Snooze
 from headgate.domain.states import Receipt, State
 from headgate.store.connect import Connection
@@ -187,3 +189,46 @@ async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_o
         await one.submit(1, priority=10)
         await soon(lambda: not worker.tracker.now and one.free() == 1, "the slot is free again")
     await one.reach(4, State.COMPLETED)
+
+
+# ---------------------------------------------------------------------- where looking below the marks has become slow
+
+
+async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new_jobs_are_found(
+    still: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
+    monkeypatch.setattr(coordinator, "_WHOLE_SHARE", 1e-9)
+    monkeypatch.setattr(coordinator, "_WHOLE_ALWAYS_US", -1)
+    await move_mark(still)
+    await still.worker(slots=1)
+    asked = still.store.tick_ranges
+    await still.coordinator.tick_once()
+    await still.coordinator.tick_once()
+    assert asked[-2] is None  # everything
+    assert asked[-1] is not None
+    assert asked[-1] != KeyRanges.whole(asked[-1].topic_nos)
+    await still.submit(1)
+    assert (await still.coordinator.tick_once()).pending
+
+
+async def test_a_sweep_that_makes_a_claim_slow_goes_half_as_far_the_next_time(
+    still: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, least = still.coordinator, coordinator._SWEEP_AT_LEAST_US
+    one._sweep_us = one._swept_us = 8 * least
+    for slow, expected in ((-1.0, 4), (-1.0, 2), (1e9, 4), (-1.0, 2), (-1.0, 1), (-1.0, 1), (1e9, 2)):
+        monkeypatch.setattr(coordinator, "_SWEEP_SLOW_SECONDS", slow)
+        one._pace_sweeps(0.01)
+        assert one._sweep_us == expected * least
+        one._swept_us = one._sweep_us
+    for _ in range(40):
+        one._pace_sweeps(0.01)
+    assert one._sweep_us == coordinator._SWEEP_MOST_US
+
+
+async def test_a_tick_that_is_aimed_at_a_due_job_looks_at_no_topics(still: Instance) -> None:
+    await still.worker(slots=1)
+    await still.submit(1)
+    assert not (await still.coordinator.tick_once(sweep=False)).pending
+    assert (await still.coordinator.tick_once()).pending

@@ -134,6 +134,7 @@ class WatchedStore(Store):
         self.calls: Counter[str] = Counter()
         self.asked: list[Asked] = []
         self.got: list[int] = []
+        self.tick_ranges: list[KeyRanges | None] = []
         self.renewed_rows = 0
         self.timeouts = 0  # calls that waited for somebody's lock in vain
         self.before: dict[str, Hook] = {}
@@ -189,8 +190,9 @@ class WatchedStore(Store):
         self.got.append(len(got))
         return got
 
-    async def tick(self, topic_nos: Sequence[int]) -> Any:
-        return await self._watched("tick", super().tick(topic_nos))
+    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Any:
+        self.tick_ranges.append(ranges)
+        return await self._watched("tick", super().tick(topic_nos, ranges))
 
     async def reap(self) -> int:
         return await self._watched("reap", super().reap())

@@ -20,6 +20,7 @@ from headgate.dispatch.links import Delivery, Link, Links, Told
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.dispatch.watermark import Watermark
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
@@ -33,6 +34,13 @@ TICK_SECONDS = 1.0
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
 _TICKS_APART, _STUCK_TICKS_APART = 0.002, 0.05
 _SWEEP_AT_LEAST_US = 1_000_000
+_SWEEP_MOST_US, _SWEEP_SLOW_SECONDS = 3_600_000_000, 0.005
+_WHOLE_SLOW_SECONDS, _WHOLE_SHARE, _WHOLE_MOST_SECONDS = 0.02, 0.02, 30.0
+_WHOLE_ALWAYS_US = 30_000_000
+"""Looking below the watermarks costs next to nothing while dead rows are vacuumed. While somebody holds an old snapshot
+it is a walk over everything that has ended since. So a claim that takes so much longer by its sweep sweeps half as far
+the next time. Ticks that are slow look at whole topics for so small a share of the time only, once the marks have moved
+far enough for that to be the reason; from the marks on, they always look. See ADR 24."""
 
 
 class Coordinator:
@@ -68,6 +76,10 @@ class Coordinator:
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
         self._turns = 0  # of the gate, by verbs here: a tick that was under way meanwhile knows less
+        self._sweep_us = _SWEEP_MOST_US  # how far the next sweep may go: twice as far as the last that was not slow
+        self._swept_us = _SWEEP_AT_LEAST_US  # how far the last one went
+        self._claim_seconds = 0.0  # what a claim takes that does not sweep, lately
+        self._whole_at = 0.0  # by the loop's clock: when ticks look at whole topics again
         self._room = RoomTimers(self._limit_has_room)
         self._keys_due = asyncio.Event()
         self.paused: frozenset[tuple[int, int]] = frozenset()
@@ -278,7 +290,7 @@ class Coordinator:
             if not demand.wants_claim or self._stopped.is_set():
                 continue
             try:
-                dealt += await self._claim_for(demand)
+                dealt += await self._claim_and_look_again(demand)
             except StoreError as error:
                 self.claim_errors += 1
                 if type(error) is not StoreError:  # away, busy, full, read-only: nobody gets anything
@@ -298,6 +310,15 @@ class Coordinator:
         if fault is not None and not dealt:
             raise fault
         return dealt
+
+    async def _claim_and_look_again(self, demand: Demand) -> int:
+        """Claim from the marks on; from the head only if a tick has seen jobs where that finds none."""
+        dealt = await self._claim_for(demand)
+        missed, demand.missed = demand.missed, False
+        if dealt or not missed or not demand.credit or demand.claiming:
+            return dealt
+        demand.stirred = demand.from_head = True
+        return await self._claim_for(demand)
 
     def stop(self) -> None:
         """Claim no more. A claim in flight is dealt or handed back before `run` returns."""
@@ -347,6 +368,8 @@ class Coordinator:
         demand.stirred, demand.claiming = False, True
         got: ClaimedJobs | None = None
         dealt = 0
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             self.claims += 1
             got = await (claim or self._store.claim)(
@@ -360,10 +383,17 @@ class Coordinator:
                 hints=list(hints),
                 seen=None if from_head else demand.marks.seen,
             )
+            if sweep:
+                self._pace_sweeps(now() - began)
+            else:
+                self._claim_seconds += 0.1 * (now() - began - self._claim_seconds)
             if failpoints.armed:
                 await failpoints.armed.reach("claim.before_send")
             self.claimed += len(got)
-            demand.plenty = len(got) == asked
+            had_plenty, demand.plenty = demand.plenty, len(got) == asked
+            if had_plenty and not demand.plenty:
+                for link in demand.members:
+                    link.send_receipts()
             if demand.plenty:
                 demand.stirred = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
@@ -413,10 +443,21 @@ class Coordinator:
         # On a topic with lines by key, jobs are let in at the place they had before they waited.
         ageing = [no for no in topics if self._store.is_ageing(no) or self._store.is_keyed(no)]
         strict = [no for no in topics if no not in ageing] if ageing else topics
-        ranges = mark.ranges(strict, sweep_us=max(_SWEEP_AT_LEAST_US, mark.span_us // 2) if sweep else 0)
+        ranges = mark.ranges(strict, sweep_us=self._stretch_us(mark) if sweep else 0)
         for topic_no in ageing:
             ranges.add(topic_no, LOWEST, HIGHEST)
         return ranges
+
+    def _stretch_us(self, mark: Watermark) -> int:
+        """How far to sweep: a round takes a second or two, unless that has made claims slow."""
+        self._swept_us = max(_SWEEP_AT_LEAST_US, min(mark.span_us // 2, self._sweep_us))
+        return self._swept_us
+
+    def _pace_sweeps(self, took: float) -> None:
+        slow = took - self._claim_seconds > _SWEEP_SLOW_SECONDS
+        # Half of what it went, not of what it might have gone: that may be far more than there was to look at.
+        wanted = self._swept_us // 2 if slow else self._sweep_us * 2
+        self._sweep_us = max(_SWEEP_AT_LEAST_US, min(_SWEEP_MOST_US, wanted))
 
     def _forget_marks(self) -> None:
         for demand in self._demands.values():
@@ -474,10 +515,17 @@ class Coordinator:
         `sweep`: reap, and have busy demands look below their watermark. Once a second, however many ticks due jobs
         bring about.
         """
-        wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
+        wanted: list[int] = []
+        if sweep:  # one that is aimed at a due job is about that job
+            wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
         turns = self._turns
+        now = asyncio.get_running_loop().time
+        began = now()
+        ranges = self._from_the_marks(wanted) if began < self._whole_at else None
         try:
-            tick = await self._store.tick(wanted)
+            tick = await self._store.tick(wanted, ranges)
+            if wanted and ranges is None:
+                self._pace_whole_looks(now() - began)
             if self._watchdog is not None:
                 self._watchdog.answered()
             self._take_tick(tick, turns, sweep=sweep)
@@ -513,20 +561,36 @@ class Coordinator:
             del tenant_no
             self.stir(topic_no, job_id)
         # Something may lie below the watermark of which nobody told. A busy demand sweeps for it, whether or not it has
-        # credit at this moment; an idle one is known to miss something, and starts anew.
+        # credit at this moment; an idle one may miss something, and looks from the head if it finds nothing else.
         for demand in self._demands.values():
             demand.sweep = demand.sweep or (sweep and demand.busy)
         for topic_no in tick.pending:
             for demand in self._by_topic.get(topic_no, ()):
-                demand.from_head = demand.from_head or not demand.busy
+                demand.missed = demand.missed or (ranges is None and not demand.busy)
                 demand.stirred = True
         if tick.room and tick.now is not None:
-            now = tick.now
-            self._room.hear((topic_no, (at - now).total_seconds()) for topic_no, at in tick.room)
+            at_tick = tick.now
+            self._room.hear((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.room)
         for tenant_no, job_id, epoch in tick.cancels:
             self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
             self._event.set()
+
+    def _pace_whole_looks(self, took: float) -> None:
+        far = any(demand.marks.span_us > _WHOLE_ALWAYS_US for demand in self._demands.values())
+        if far and took > _WHOLE_SLOW_SECONDS:
+            self._whole_at = asyncio.get_running_loop().time() + min(_WHOLE_MOST_SECONDS, took / _WHOLE_SHARE)
+
+    def _from_the_marks(self, topic_nos: Iterable[int]) -> KeyRanges:
+        """Where a tick looks when whole topics are too much: from the marks on of every demand that wants a topic."""
+        ranges = KeyRanges()
+        for topic_no in topic_nos:
+            if self._store.is_ageing(topic_no) or self._store.is_keyed(topic_no):
+                ranges.add(topic_no, LOWEST, HIGHEST)
+            else:
+                for demand in self._by_topic.get(topic_no, ()):
+                    ranges.extend(demand.marks.ranges([topic_no]))
+        return ranges
 
     # ------------------------------------------------------------------ limits
 

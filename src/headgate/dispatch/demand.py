@@ -36,6 +36,7 @@ class Demand:
     members: set[Link] = field(default_factory=set)  # all that ever asked and have not ended, with credit or without
     stirred: bool = True  # there may be work: nobody has looked since the last wake
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
+    missed: bool = False  # a tick has seen jobs while it waited: if the next claim finds none, it looks from the head
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
     hints: dict[UUID, None] = field(default_factory=dict)
     marks: Watermark = field(default_factory=Watermark)

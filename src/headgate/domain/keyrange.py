@@ -32,6 +32,14 @@ class KeyRanges:
         self.class_to.append(high[0])
         self.rank_to.append(high[1])
 
+    def extend(self, other: KeyRanges) -> None:
+        """Append all of another's."""
+        self.topic_nos += other.topic_nos
+        self.class_from += other.class_from
+        self.rank_from += other.rank_from
+        self.class_to += other.class_to
+        self.rank_to += other.rank_to
+
     @classmethod
     def whole(cls, topic_nos: Iterable[int]) -> Self:
         """Every topic from its very head: right always, and slow when dead rows lie there."""

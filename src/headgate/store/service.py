@@ -25,6 +25,7 @@ from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
 from headgate.domain.errors import InstanceForgotten, ReadOnly, RowLocked, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
+from headgate.domain.keyrange import KeyRanges
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
@@ -51,7 +52,7 @@ _Interned = TypeVar("_Interned")
 CHANNEL: Final = "headgate_topics"
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, epoch, at, headgate.clock_v1()
-  FROM headgate.tick_v1($1, $2, $3, $4, $5, $6)"""
+  FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 PROGRESS: Final = """
 SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
  UNION ALL
@@ -71,6 +72,11 @@ _LOCKED_PAUSE_SECONDS: Final = 0.05
 _HINTS_MOST: Final = 10
 _RESCUE_BLOCKS: Final = 2_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
+_BELOW_SECONDS: Final = 30.0
+"""How often everything is looked at, also below the floors. By the clock, not by ticks: retries bring about many a
+second. And never for more than a hundredth of the time: with a snapshot held elsewhere a look below is a walk over all
+that has ended since."""
+_BELOW_SHARE: Final = 0.01
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
 
 
@@ -119,7 +125,7 @@ class Store:
         self._promoted, self._running = Floor(), Floor()
         self.stuck = Stuck()
         self._no_rescue_before = [0.0, 0.0]  # one that promotes only, one that reaps
-        self._ticks = 0
+        self._below_at = 0.0  # when the next tick looks below the floors, too
         self._clock = leases.BEGINNING  # the database's, at the last tick
         self._fresh_until: datetime | None = None  # see _believe
         self._doubt_until: datetime | None = None
@@ -408,19 +414,22 @@ class Store:
                 )
         return [row[0] for row in rows]
 
-    async def tick(self, topic_nos: Sequence[int]) -> Tick:
-        self._ticks += 1
+    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
+        """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere."""
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
-        if self._ticks % 30 == 1:
+        began = time.monotonic()
+        below = began >= self._below_at
+        if below:
             self._promoted.reset()
             self._running.reset()
+        where = KeyRanges.whole(topic_nos) if ranges is None else ranges
         try:
-            rows = await self._tick_rows(topic_nos, self._promoted.at, self._running.at)
+            rows = await self._tick_rows(where, self._promoted.at, self._running.at)
         except StoreError as error:
             if not _is_about_some_row(error):
                 raise
             try:
-                rows = await self._tick_rows(topic_nos, self._promoted.at, self._running.at, one_by_one=True)
+                rows = await self._tick_rows(where, self._promoted.at, self._running.at, one_by_one=True)
             except StoreError as again:
                 if not _is_about_some_row(again):
                     raise
@@ -428,6 +437,8 @@ class Store:
             self.stuck.found("promote", _problems(rows))
         else:
             self.stuck.over("promote")
+        if below:
+            self._below_at = began + max(_BELOW_SECONDS, (time.monotonic() - began) / _BELOW_SHARE)
         if self.instance_no and any(row[0] == "forgotten" for row in rows):
             raise InstanceForgotten(
                 f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
@@ -447,7 +458,7 @@ class Store:
         return tick
 
     async def _tick_rows(
-        self, topic_nos: Sequence[int], promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
+        self, ranges: KeyRanges, promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
     ) -> list[tuple[Any, ...]]:
         async with self._lanes["tick"].use("tick") as db:
             with translating(writing=True):
@@ -455,7 +466,11 @@ class Store:
                     db,
                     TICK,
                     self.instance_no,
-                    list(topic_nos),
+                    ranges.topic_nos,
+                    ranges.class_from,
+                    ranges.rank_from,
+                    ranges.class_to,
+                    ranges.rank_to,
                     PROMOTE_AT_ONCE,
                     promote_floor,
                     running_floor,
@@ -470,14 +485,16 @@ class Store:
         paused, there is no tick.
         """
         log.debug("tick_in_parts error=%s", cause)
-        rows: list[tuple[Any, ...]] = await self._tick_rows([], _NEVER, _NEVER)
+        rows: list[tuple[Any, ...]] = await self._tick_rows(KeyRanges(), _NEVER, _NEVER)
         for part, topics_of_part, promote_floor, running_floor in (
             ("promote", [], self._promoted.at, _NEVER),
             ("running", [], _NEVER, self._running.at),
             *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
         ):
             try:
-                rows += await self._tick_rows(topics_of_part, promote_floor, running_floor, one_by_one=True)
+                rows += await self._tick_rows(
+                    KeyRanges.whole(topics_of_part), promote_floor, running_floor, one_by_one=True
+                )
             except StoreError as error:
                 if not _is_about_some_row(error):
                     raise

@@ -1,5 +1,5 @@
 -- Once a second per instance, whatever the number of links: everything that is due, in one call.
---   pending   a topic of topics_ with claimable jobs          paused   a target that is paused, and until when
+--   pending   a topic with claimable jobs in a range          paused   a target that is paused, and until when
 --   promoted  a job made claimable just now                   problem  why a job could not be (one_by_one_ only)
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
@@ -12,9 +12,11 @@
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. A lock that somebody holds is waited for a tenth of a
 -- second: what is promoted is locked meanwhile, and nobody here hears of anything. The watchdog is a call of its own, reap_v1.
+-- The ranges say where to look for claimable jobs, as those of claim_v1 do: whole topics, or what a watermark leaves of
+-- them. Where somebody holds an old snapshot, a topic's head is all dead entries, more of them every second.
 CREATE FUNCTION headgate.tick_v1(
-    instance_ int, topics_ int[], promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz,
-    one_by_one_ boolean DEFAULT false)
+    instance_ int, topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
+    promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false)
 RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch bigint, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -53,8 +55,20 @@ BEGIN
                   LIMIT 1000;
     RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::bigint, o.at
                    FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
-    RETURN QUERY SELECT 'pending', NULL::int, t.no, NULL::uuid, NULL::bigint, NULL::timestamptz FROM unnest(topics_) AS t(no)
-                  WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.topic_no = t.no AND j.state = 0);
+    -- explain: pending
+    RETURN QUERY SELECT DISTINCT 'pending', NULL::int, r.no, NULL::uuid, NULL::bigint, NULL::timestamptz
+                   FROM unnest(topics_, class_from_, rank_from_, class_to_, rank_to_)
+                        AS r(no, class_from, rank_from, class_to, rank_to)
+                  -- Each range in two parts, as in claim_v1.                                    -- index: jobs_claim_order
+                  WHERE EXISTS (SELECT FROM headgate.jobs j
+                                 WHERE r.class_from < r.class_to AND j.topic_no = r.no AND j.state = 0
+                                   AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from) AND j.rank_class < r.class_to)
+                     OR EXISTS (SELECT FROM headgate.jobs j
+                                 WHERE j.topic_no = r.no AND j.state = 0 AND j.rank_class = r.class_to
+                                   AND j.rank_at < r.rank_to
+                                   AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
+                                                         ELSE '-9223372036854775808'::bigint END);
+    -- explain: end
     RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
     RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
