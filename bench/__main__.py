@@ -22,6 +22,7 @@ from bench import (
     lane_idle,
     lane_loaded,
     lane_pickup,
+    lane_promises,
     lane_scale,
     lane_store,
     lane_varied,
@@ -59,6 +60,7 @@ async def backlog(report: Report, *, quick: bool) -> Report:
 LANES: dict[str, Callable[..., Awaitable[Report]]] = {
     "idle": lambda _, *, quick: lane_idle.run(quick=quick),
     "pickup": lambda _, *, quick: lane_pickup.run(quick=quick),
+    "promises": lambda _, *, quick: lane_promises.run(quick=quick),
     "calls": lambda _, *, quick: lane_calls.run(quick=quick),
     "cycle": cycle,
     "loaded": lane_loaded.run,
@@ -93,6 +95,10 @@ KEYS = frozenset(
         "sweep",
         "instances",
         "backlog_1m_drain",
+        "refill_ms",
+        "schedules_due_s",
+        "limit_used_least",
+        "token_revoked_s",
     ]
 )
 SETTINGS: Report = {
@@ -156,7 +162,7 @@ def main() -> int:
         assert report.keys() >= KEYS, f"no lane has measured {KEYS - report.keys()}"
     if chosen.only == list(LANES) and not chosen.quick:
         LATEST.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    return 0 if show(report, Console(width=150)) else 1
+    return 0 if show(report, Console(width=150), all_lanes=chosen.only == list(LANES)) else 1
 
 
 if __name__ == "__main__":

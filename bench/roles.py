@@ -13,11 +13,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from bench.stack import TOPIC, process_seconds
-from headgate.cli.polling import poll_with_one_thread
-
-poll_with_one_thread()  # before gRPC is imported: as in a worker that the `headgate` command runs
-
-from headgate import Headgate, Job, Worker  # noqa: E402
+from headgate import Headgate, Job, Worker
 
 PLAIN_LOOP = frozenset({"produce_default"})
 """Roles of an application that calls `asyncio.run`; the others run on uvloop."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from bench.figures import median, what_bounds
 
 Report = dict[str, object]
-HELD, AIMED, BROKEN = "holds", "reaches its aim", "BROKEN"
+HELD, AIMED, BROKEN, MISSING = "holds", "reaches its aim", "BROKEN", "NOT MEASURED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ BOUNDS: Final = (
         why=lambda report: "dead entries the watermark does not skip",
     ),
     Bound(
-        figure="sweep: worst / best before it",
+        figure="sweep of 1 to 64 links, same slots in total: worst / best before it",
         where=("sweep_worst",),
         bound=0.9,
         aim=1.0,
@@ -155,6 +155,10 @@ BOUNDS: Final = (
         at_most=True,
         why=lambda report: f"calls of an instance's clockwork, with {report['idle_links']} links",
     ),
+    Bound(figure="refill of a freed slot, ms", where=("refill_ms",), bound=20.0, aim=5.0, at_most=True),
+    Bound(figure="10,000 schedules due at once, s", where=("schedules_due_s",), bound=5.0, aim=2.0, at_most=True),
+    Bound(figure="use of a throttled topic's limit, least of all", where=("limit_used_least",), bound=0.95, aim=0.98),
+    Bound(figure="end of streams of a revoked token, s", where=("token_revoked_s",), bound=5.0, aim=2.5, at_most=True),
     Bound(
         figure="store / yardstick, µs at 500",
         where=("store_to_yardstick",),
@@ -196,19 +200,20 @@ FIGURES: Final = (
     ("idle_links_rss_mb", "MB"),
     ("claim_pages", "pages"),
     ("sweep", "jobs/s"),
-    ("sweep_shared_slots", "jobs/s"),
+    ("sweep_own_slots", "jobs/s"),
     ("backlog", "jobs/s"),
     ("instances", "jobs/s"),
+    ("limits_used", ""),
 )
 
 
-def show(report: Report, console: Console) -> bool:
-    """Print the tables; True when every bound that was measured holds."""
+def show(report: Report, console: Console, *, all_lanes: bool = False) -> bool:
+    """Print the tables; True when every bound that was measured holds. With `all_lanes`, none may be missing."""
     console.print(_headline(report))
     if "store_us_per_job" in report:
         console.print(_store_table(report))
     console.print(_figures(report))
-    table, good = _verdicts(report)
+    table, good = _verdicts(report, all_lanes=all_lanes)
     console.print(table)
     return good
 
@@ -226,21 +231,45 @@ def verdicts(report: Report) -> dict[str, dict[str, object]]:
     return found
 
 
-def _verdicts(report: Report) -> tuple[Table, bool]:
+def _verdicts(report: Report, *, all_lanes: bool) -> tuple[Table, bool]:
     table = Table(title="verdicts, by medians")
-    for heading in ("figure", "measured", "bound (aim)", "verdict", "if broken: what bounds it"):
+    for heading in (
+        "figure",
+        "bound (aim)",
+        "measured",
+        "least … most",
+        "runs",
+        "verdict",
+        "if broken: what bounds it",
+    ):
         table.add_column(heading, overflow="fold")
     good = True
     found = verdicts(report)
     for bound in BOUNDS:
-        if bound.figure in found:
-            row = found[bound.figure]
-            good &= row["verdict"] is not BROKEN
-            limit = f"{'≤' if bound.at_most else '≥'} {bound.bound:g} ({bound.aim:g})"
+        limit = f"{'≤' if bound.at_most else '≥'} {bound.bound:g} ({bound.aim:g})"
+        row = found.get(bound.figure)
+        if row is not None:
+            verdict = str(row["verdict"])
+            measured, between, runs = _parts(row["value"])
             table.add_row(
-                bound.figure, _shown(row["value"]), limit, str(row["verdict"]), str(row.get("what_bounds_it", ""))
+                bound.figure, limit, measured, between, runs, _coloured(verdict), str(row.get("what_bounds_it", ""))
             )
+            good &= verdict != BROKEN
+        elif all_lanes:
+            table.add_row(bound.figure, limit, "", "", "0", _coloured(MISSING), "")
+            good = False
     return table, good
+
+
+def _coloured(verdict: str) -> str:
+    return f"[bold red]{verdict}[/]" if verdict in (BROKEN, MISSING) else verdict
+
+
+def _parts(value: object) -> tuple[str, str, str]:
+    """Median, spread and number of runs; a plain figure is of one."""
+    if isinstance(value, dict):
+        return f"{value['median']:,}", f"{value['min']:,} … {value['max']:,}", f"{value.get('runs', '?')}"
+    return f"{value:,}" if isinstance(value, int | float) else str(value), "", "1"
 
 
 def _explained(report: Report, bound: Bound) -> str:

@@ -84,6 +84,8 @@ SERVICES = (
     "headgate.v1.TopicService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
+TOKENS_SECONDS = 2.0
+"""How often the tokens' file is looked at: a stream of one that was revoked ends within five seconds."""
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
@@ -475,7 +477,7 @@ class Server:
                 log.error("durability_check_failed error=%s", error)
 
     async def _check_tokens(self) -> None:
-        """End links whose token was revoked: within two seconds."""
+        """End links whose token was revoked."""
         while True:
             await asyncio.sleep(TOKENS_SECONDS)
             if not isinstance(self.validator, TokenFile):

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from bench.figures import median, percentile, spread, what_bounds
+from bench.lane_promises import used_rate, used_slots
 from bench.lane_scale import worst_fall
-from bench.table import BROKEN, show, verdicts
+from bench.table import BOUNDS, BROKEN, Bound, show, verdicts
 
 YARDSTICK = "64d686414efef41324d768a7add8979b"
 
@@ -63,6 +64,41 @@ def test_verdicts_go_by_medians_and_a_broken_one_is_explained() -> None:
     assert not show(report, console)
     report["to_ceiling"] = {"cycle": 1.0}
     assert show(report, console)
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: str(bound.figure))
+def test_every_bound_can_be_missed_and_a_missed_one_is_red(bound: Bound) -> None:
+    worse, better = (2.0, 0.5) if bound.at_most else (0.5, 2.0)
+    assert bound.verdict(worse * bound.bound) is BROKEN
+    assert bound.verdict(bound.bound) is not BROKEN
+    assert bound.verdict(better * bound.aim) == "reaches its aim"
+    assert bound.verdict(float("nan")) is BROKEN
+
+
+def test_a_bound_that_no_lane_has_measured_is_red_when_all_lanes_have_run() -> None:
+    report: dict[str, object] = {
+        "machine": {
+            "cpu": "?",
+            "cores": 2,
+            "memory_gib": 1,
+            "load_at_start": 0,
+            "python": "3",
+            "versions": {},
+            "postgres": {},
+        },
+        "commits_per_job": spread([0.004], 3),
+    }
+    console = Console(width=150, record=True, quiet=True)
+    assert show(report, console)
+    assert not show(report, console, all_lanes=True)
+
+
+def test_the_use_of_a_limit_is_that_of_its_slots_or_tokens() -> None:
+    assert used_slots([(0.0, 1.0)] * 6 + [(1.0, 2.0)] * 6, "slots") == 1.0
+    assert used_slots([(0.0, 1.0)] * 6 + [(1.25, 2.0)] * 6, "slots") == pytest.approx(0.8)
+    assert used_rate([(0.05 * place, 9.0) for place in range(-3, 101)], "rate") == pytest.approx(104 / 107)
+    with pytest.raises(AssertionError, match="more ran"):
+        used_slots([(0.0, 1.0)] * 7 + [(1.0, 2.0)] * 7, "slots")
 
 
 def test_the_yardstick_is_the_one_that_was_frozen() -> None:

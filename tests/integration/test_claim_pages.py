@@ -63,6 +63,8 @@ PAGES_PER_LOCKED: Final = 2
 """Pages per candidate in vain: the row in claim order (mostly on a page already at hand) and the attempt to lock it."""
 PAGES_PER_LOCKED_BEFORE_17: Final = 6
 """And down the key's index for each."""
+PAGES_PER_RANGE: Final = 15
+"""What a tick reads for each range in which it looks for pending jobs."""
 LEASE_MS: Final = 60_000
 TEN: Final = tuple(f"topic-{number}" for number in range(10))
 
@@ -95,14 +97,24 @@ class PageTable:
 
     lines: list[tuple[str, ...]] = field(default_factory=list)
 
-    def judge(self, case: str, costs: Sequence[Cost], *, usual: float, growth: float | None = GROWTH) -> None:
+    def judge(
+        self,
+        case: str,
+        costs: Sequence[Cost],
+        *,
+        usual: float,
+        growth: float | None = GROWTH,
+        known_miss: float | None = None,
+    ) -> None:
         """Record a case and fail when its worst call exceeds `growth` × `usual`; without `growth`, only record it.
 
         Of very many calls one in thirty does not count: it met the autovacuum, or a page that was just split.
+        `known_miss`: the bound is missed, by as much as this. `make explain` goes on saying so; more than this fails.
         """
         limit = None if growth is None else growth * usual
         worst = max(costs, key=lambda cost: cost.pages)
-        good = limit is None or sorted(cost.pages for cost in costs)[-1 - len(costs) // 30] <= limit
+        most = sorted(cost.pages for cost in costs)[-1 - len(costs) // 30]
+        good = limit is None or most <= limit
         self.lines.append(
             (
                 case,
@@ -115,6 +127,7 @@ class PageTable:
                 "for the record" if growth is None else "ok" if good else "TOO MUCH",
             )
         )
+        good = good or (known_miss is not None and most <= known_miss * usual)
         assert good, f"{case}: {worst.pages} pages, more than {growth} × {usual:.0f}: {[cost.pages for cost in costs]}"
 
     def text(self) -> str:
@@ -434,7 +447,7 @@ KEYED_GROWTH: Final = 3.5
 """A claim of jobs with limit keys looks up each job's key (a descent of an index), and locks and writes the row in
 which that key is counted (another): 16 pages a job more, here with a key of its own for each job."""
 KEYED_BEFORE_17: Final = 4.5
-FAIR_GROWTH: Final = 8.0
+FAIR_GROWTH: Final = 7.0
 """And with fair shares or rates by key, a claim may let in as many from the lines as it took: each is found in its
 line, locked, made pending and taken out of the line, and its key's row is written once more: 34 pages a job."""
 GIVE_KEYS: Final = """
@@ -507,7 +520,8 @@ async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual
     await limited(yard, key_rate=Rate(count=10, period=timedelta(hours=1)))
     await with_keys(yard, keys=10_000, pending=50_000, blocked=50_000)
     costs = await (await yard.claimer()).costs()
-    table.judge("claim: 10 k keys, key_rate", costs, usual=usual.claim, growth=FAIR_GROWTH)
+    # 7.4 times: a job more of each key is let in at every claim, and its row of limit_usage is written twice.
+    table.judge("claim: 10 k keys, key_rate", costs, usual=usual.claim, growth=FAIR_GROWTH, known_miss=7.6)
 
 
 # ------------------------------------------------------------------------------------------------ dead rows
@@ -625,12 +639,14 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_mark
             parts = (ranges.topic_nos, ranges.class_from, ranges.rank_from, ranges.class_to, ranges.rank_to)
             return [await explain.cost(db, TICK, 0, *parts, N, now, now, False) for _ in range(CALLS)][1:]
 
-        none, marked = await looking(KeyRanges()), await looking(graveyard.watermark.ranges([topic_no]))
+        ranges = graveyard.watermark.ranges([topic_no])
+        none, marked = await looking(KeyRanges()), await looking(ranges)
         whole = await looking(KeyRanges.whole([topic_no]))
-        usual = mean(cost.pages for cost in none)
-        table.judge("tick: 100 k dead rows, from the marks on", marked, usual=usual, growth=GROWTH)
+        # Two descents of the index for each range, and nothing for the dead.
+        usual = mean(cost.pages for cost in none) + PAGES_PER_RANGE * len(ranges.topic_nos)
+        table.judge("tick: 100 k dead rows, from the marks on", marked, usual=usual, growth=1.0)
         table.judge("tick: 100 k dead rows, whole topics", whole, usual=usual, growth=None)
-        assert min(cost.pages for cost in whole) > 2 * GROWTH * usual  # else there are no dead rows
+        assert min(cost.pages for cost in whole) > 5 * usual  # else there are no dead rows
 
 
 # ------------------------------------------------------------------------------------------------ rows locked by others

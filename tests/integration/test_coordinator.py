@@ -6,7 +6,6 @@ import ast
 import asyncio
 import inspect
 import sys
-import time
 from collections import Counter
 from datetime import timedelta
 from importlib import resources
@@ -165,22 +164,18 @@ async def test_credit_that_a_claim_does_not_use_is_given_back_at_once(still: Ins
 
 
 @pytest.mark.req("T4")
-async def test_a_freed_slot_is_filled_within_milliseconds(one: Instance) -> None:
+async def test_a_freed_slot_is_filled_by_one_claim_and_no_tick(one: Instance) -> None:
+    """How long that takes is measured by `make bench` (refill of a freed slot): the median is below 20 ms."""
     await one.submit(40)
     worker = await one.worker(slots=1)
-    waits = []
-    for _ in range(30):
-        delivery = await worker.take()
-        began = time.perf_counter()
+    delivery = await worker.take()
+    ticks, claims = one.coordinator.ticks, one.coordinator.claims
+    for _ in range(19):
         worker.complete(delivery)
         worker.ready(1)
         delivery = await worker.take()
-        waits.append(time.perf_counter() - began)
-        worker.complete(delivery)
-        worker.ready(1)
-        if len(waits) == 19:
-            break
-    assert min(waits) < 0.2, f"{sorted(waits)}"  # the tick is an hour away
+    assert one.coordinator.claims - claims == 19
+    assert one.coordinator.ticks == ticks
 
 
 @pytest.mark.req("T5", "D12")

