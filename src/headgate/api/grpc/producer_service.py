@@ -20,7 +20,7 @@ from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
-from headgate.dispatch.writer import Account, Overloaded, ShuttingDown
+from headgate.dispatch.writer import Account, ShuttingDown
 from headgate.domain import limits
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, OutcomeUnknown, TooLarge
 from headgate.domain.identity import Identity, PermissionDenied, Scope
@@ -31,8 +31,6 @@ from headgate.wire import jobs_pb2, producer_pb2
 
 log = logging.getLogger("headgate.producer")
 REPLIES_WAITING = 1_024
-REFUSED_SECONDS = 0.02
-"""How long a stream is not read after a frame of it was refused: less than any hint, more than refusing costs."""
 WAIT_MOST_MS = 60_000
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -106,10 +104,7 @@ class ProducerService:
                 # Anew for every frame: a token that was revoked meanwhile submits nothing more.
                 identity = self._identify(stream, token)
                 await replies.promise()
-                if not await self._take(identity, frame, account, replies.keep, greeted=frame is not first):
-                    # Refusing costs both sides as much as taking a dozen jobs. Who waits as it was told loses nothing
-                    # by this; who does not is read no faster, and its transport holds it back.
-                    await asyncio.sleep(REFUSED_SECONDS)
+                await self._take(identity, frame, account, replies.keep, greeted=frame is not first)
             frame = await next_message(stream, producer_pb2.ProducerFrame)
 
     async def _take(
@@ -120,8 +115,7 @@ class ProducerService:
         reply: Callable[[producer_pb2.ProducerReply], None],
         *,
         greeted: bool,
-    ) -> bool:
-        """Take a frame, or answer what is wrong with it; False if there was no room for it."""
+    ) -> None:
         seq = frame.seq
         try:
             if greeted and frame.HasField("hello"):
@@ -157,7 +151,7 @@ class ProducerService:
                         rows.extend(flush)
             if rows is None:
                 reply(producer_pb2.ProducerReply(seq=seq, odd=refused))
-                return True
+                return
             # The server's own ids must be told; a producer's own need no echo.
             unnamed = {first + place for place, job in enumerate(frame.jobs) if not job.id}
 
@@ -181,12 +175,10 @@ class ProducerService:
             )
         except HeadgateError as error:
             reply(producer_pb2.ProducerReply(seq=seq, error=message_of(error)))
-            return not isinstance(error, Overloaded)
         except asyncio.CancelledError:  # before it was handed on: nothing of it was written
             away = ShuttingDown("this instance is shutting down; send it to another one")
             reply(producer_pb2.ProducerReply(seq=seq, error=message_of(away)))
             raise
-        return True
 
     async def _plain(self, identity: Identity, plain: producer_pb2.PlainJobs):  # type: ignore[no-untyped-def]
         check_topic(plain.topic)
