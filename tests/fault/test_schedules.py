@@ -105,7 +105,8 @@ async def test_ten_thousand_schedules_due_at_once_are_a_job_each_on_one_server(d
 
         await until_async(all_there, "all jobs are there")
         latest: timedelta = await db.fetchval("SELECT max(created_at) - $1 FROM headgate.jobs", due)
-        jobs = await db.fetchval("SELECT count(*) FROM headgate.jobs")
+        jobs = await db.fetchval("SELECT count(*) FROM headgate.schedule_jobs WHERE occurrence >= $1", due)
+        ids = await db.fetchval("SELECT count(DISTINCT job_id) FROM headgate.schedule_jobs WHERE occurrence >= $1", due)
     # For the record: `make bench` holds it to five seconds, on a machine that does nothing else.
     print(f"\n9,999 schedules due at once: the last job was there after {latest.total_seconds():.2f} s")  # noqa: T201
-    assert jobs == 9_999
+    assert jobs == ids >= 9_999

@@ -200,8 +200,11 @@ async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new
     monkeypatch.setattr(coordinator, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
     monkeypatch.setattr(coordinator, "_WHOLE_SHARE", 1e-9)
     monkeypatch.setattr(coordinator, "_WHOLE_ALWAYS_US", -1)
-    await move_mark(still)
-    await still.worker(slots=1)
+    await still.submit(1)
+    worker = await still.worker(slots=2)
+    assert await still.coordinator.claim_once() == 1  # which sets the mark of its demand
+    worker.complete(await worker.take())
+    await still.flushed()
     asked = still.store.tick_ranges
     await still.coordinator.tick_once()
     await still.coordinator.tick_once()

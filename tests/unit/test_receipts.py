@@ -59,12 +59,14 @@ async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(li
 async def test_receipts_go_at_once_where_the_last_claim_left_nothing(link: Link, demand: Demand) -> None:
     demand.plenty = False
     link.answer(Told(receipts_seq=1))
+    assert link.take_receipts() is None  # none waits
     assert await link.next_part() == Told(receipts_seq=1)
 
 
 async def test_receipts_go_at_once_to_a_worker_that_asked_for_nothing(link: Link, demand: Demand) -> None:
     demand.reserve(10)
     link.answer(Told(receipts_seq=1))
+    assert link.take_receipts() is None  # none waits
     assert await link.next_part() == Told(receipts_seq=1)
 
 
@@ -84,6 +86,7 @@ async def test_whatever_is_told_comes_after_receipts_that_were_said_before(link:
 async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(link: Link) -> None:
     for seq in range(RECEIPTS_WAITING + 1):
         link.answer(Told(receipts_seq=seq))
+    assert link.take_receipts() is None  # none waits any longer
     assert [(await _told(link)).receipts_seq for _ in range(RECEIPTS_WAITING + 1)] == [*range(RECEIPTS_WAITING + 1)]
 
 
