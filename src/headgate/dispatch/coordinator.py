@@ -528,7 +528,7 @@ class Coordinator:
                 self._pace_whole_looks(now() - began)
             if self._watchdog is not None:
                 self._watchdog.answered()
-            self._take_tick(tick, turns, sweep=sweep)
+            self._take_tick(tick, turns, sweep=sweep, whole=ranges is None)
             # Only now: a tick that waited for a database that was away has closed the gate. And after the rest,
             # which must not wait for it.
             if sweep and _may_have_lapsed(tick) and (self._watchdog is None or self._watchdog.is_open):
@@ -543,8 +543,8 @@ class Coordinator:
             self.tick_soon()
         return tick
 
-    def _take_tick(self, tick: Tick, turns: int, *, sweep: bool) -> None:
-        """Act on what a tick has found, but for what has lapsed."""
+    def _take_tick(self, tick: Tick, turns: int, *, sweep: bool, whole: bool) -> None:
+        """Act on what a tick has found, but for what has lapsed; `whole`: it looked below the marks, too."""
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         if tick.stepped_back is not None:
@@ -566,7 +566,7 @@ class Coordinator:
             demand.sweep = demand.sweep or (sweep and demand.busy)
         for topic_no in tick.pending:
             for demand in self._by_topic.get(topic_no, ()):
-                demand.missed = demand.missed or (ranges is None and not demand.busy)
+                demand.missed = demand.missed or (whole and not demand.busy)
                 demand.stirred = True
         if tick.room and tick.now is not None:
             at_tick = tick.now
