@@ -340,7 +340,9 @@ class ServerFrame(_message.Message):
 
     @_builtins.property
     def lost(self) -> Global___Held:
-        """these are no longer yours: stop them, send no outcome"""
+        """These are no longer yours under this epoch: stop them, send no outcome. The job itself may come again, to this worker
+        too, under a higher epoch: that is a new delivery.
+        """
 
     @_builtins.property
     def drain(self) -> Global___Drain: ...
@@ -394,7 +396,9 @@ class HelloAck(_message.Message):
     """its version"""
     @_builtins.property
     def lost(self) -> Global___Held:
-        """declared in Hello, but no longer this worker's"""
+        """Declared in Hello, but no longer this worker's under this epoch: its lease ran out, or it was settled. The job itself may
+        come again, to this worker too and right after this frame, under a higher epoch: that is a new delivery.
+        """
 
     def __init__(
         self,
