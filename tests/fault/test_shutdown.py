@@ -141,7 +141,7 @@ async def test_who_has_nothing_to_submit_or_waits_for_a_result_does_not_hold_up_
         again = await asyncio.to_thread(servers, 1, port=first.port)
         crew = await asyncio.to_thread(workers, 1, again)
         release.touch()
-        assert await result == 1
+        assert claims(await result) == 1
         ids = [handle.id, *await submit(hg, "fast", [b""])]
         await all_ended(database, within=AT_ONCE)
     ended, starts = await check(database, ids, crew)
