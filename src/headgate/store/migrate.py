@@ -36,7 +36,7 @@ from headgate.ops.settings import version
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load
-from headgate.store.migration_guard import require_nobody_it_breaks
+from headgate.store.migration_guard import require_nobody_they_break
 from headgate.store.migration_state import Plan, compare, read_applied
 from headgate.store.sql_text import Statement
 
@@ -127,9 +127,10 @@ class _Runner:
 
     async def run(self) -> list[Migration]:
         applied: list[Migration] = []
-        while (migration := await self._next()) is not None:
+        while pending := await self._pending():
             if not self._break_running:
-                await require_nobody_it_breaks(self._connection, migration, applied=migration.number - 1)
+                await require_nobody_they_break(self._connection, pending)
+            migration = pending[0]
             if migration.transactional:
                 done = await self._in_transaction(migration)
             else:
@@ -141,17 +142,20 @@ class _Runner:
                 self._report(Progress(phase=Phase.APPLIED, migration=migration))
         return applied
 
-    async def _next(self) -> Migration | None:
+    async def _pending(self) -> Sequence[Migration]:
         plan = compare(self._known, await read_applied(self._connection))
         plan.raise_unless_sound()
-        return plan.pending[0] if plan.pending else None
+        return plan.pending
+
+    async def _is_next(self, migration: Migration) -> bool:
+        return next(iter(await self._pending()), None) == migration
 
     async def _in_transaction(self, migration: Migration) -> bool:
         for attempt in range(1, self._lock_attempts + 1):
             try:
                 async with self._locked_transaction(migration):
                     await self._create_bookkeeping()
-                    if await self._next() != migration:
+                    if not await self._is_next(migration):
                         return False  # another runner was quicker
                     self._report(Progress(phase=Phase.APPLYING, migration=migration))
                     for statement in migration.statements:
@@ -168,7 +172,7 @@ class _Runner:
         async with self._session_lock(migration):
             async with self._connection.transaction():
                 await self._create_bookkeeping()
-            if await self._next() != migration:
+            if not await self._is_next(migration):
                 return False
             await self._connection.execute(_RECORD_STARTED, *self._row(migration))
             self._report(Progress(phase=Phase.APPLYING, migration=migration))

@@ -1,10 +1,12 @@
-"""Before a step that ends compatibility: are there servers that it would break?
+"""Before steps that end compatibility: are there servers that they would break?
 
-A step says how old a release may be to run on the schema it makes. Who runs now knows what is applied now, and perhaps
-no more; a step that demands more than that is for a time when nobody runs.
+A step says how old a release may be to run on the schema it makes, and an instance says which step is the newest that
+it knows. Steps that demand more than that are for a time when it does not run.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from headgate.domain.errors import MigrationFailed
 from headgate.store.connect import Connection
@@ -15,24 +17,26 @@ SEEN_SECONDS = 5
 _SHOWN = 5
 
 
-async def require_nobody_it_breaks(connection: Connection, migration: Migration, *, applied: int) -> None:
-    """Raise MigrationFailed if instances live that could not work on the schema after this step."""
-    if not applied or (migration.compatible_with or migration.number) <= applied:
-        return
+async def require_nobody_they_break(connection: Connection, pending: Sequence[Migration]) -> None:
+    """Raise MigrationFailed if instances live that could not work on the schema after one of these steps.
+
+    All that is pending at once, so that a refusal leaves everything as it was.
+    """
     if await connection.fetchval("SELECT to_regclass('headgate.instances') IS NULL"):
         return
-    living = [f"{row['name']} ({row['version']})" for row in await connection.fetch(_LIVING, SEEN_SECONDS)]
-    if not living:
-        return
-    others = f" and {len(living) - _SHOWN} more" if len(living) > _SHOWN else ""
-    raise MigrationFailed(
-        f"migration {migration.number} ({migration.name}) would break servers of earlier releases, and some run: "
-        f"{', '.join(living[:_SHOWN])}{others}. Stop them, wait {SEEN_SECONDS} seconds, and run `headgate migrate` "
-        "again; or pass --break-running"
-    )
+    living = await connection.fetch(_LIVING, SEEN_SECONDS)
+    for migration in pending:
+        needed = migration.compatible_with or migration.number
+        if broken := [f"{row['name']} ({row['version']})" for row in living if row["knows"] < needed]:
+            others = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
+            raise MigrationFailed(
+                f"migration {migration.number} ({migration.name}) would break servers of earlier releases, and some "
+                f"run: {', '.join(broken[:_SHOWN])}{others}. Stop them, wait {SEEN_SECONDS} seconds, and run "
+                "`headgate migrate` again; or pass --break-running"
+            )
 
 
 _LIVING = """
-SELECT name, version FROM headgate.instances
+SELECT name, version, knows FROM headgate.instances
  WHERE seen_at > clock_timestamp() - $1 * interval '1 second' ORDER BY instance_no
 """

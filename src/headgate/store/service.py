@@ -36,6 +36,7 @@ from headgate.store.errors import translating
 from headgate.store.floor import Floor
 from headgate.store.flush import SubmitFlush
 from headgate.store.lane import Lane, transaction
+from headgate.store.migration_files import load
 from headgate.store.names import Names, Topic
 from headgate.store.partitions import fetch_into_days
 from headgate.store.preflight import inspect, pin, require_still_durable
@@ -189,9 +190,10 @@ class Store:
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
                 self.instance_no = await db.fetchval(
-                    "INSERT INTO headgate.instances (name, version) VALUES ($1, $2) RETURNING instance_no",
+                    "INSERT INTO headgate.instances (name, version, knows) VALUES ($1, $2, $3) RETURNING instance_no",
                     name,
                     version,
+                    load()[-1].number,
                 )
         return self.instance_no
 

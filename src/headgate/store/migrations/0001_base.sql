@@ -94,7 +94,8 @@ CREATE TABLE headgate.instances (
     name         text NOT NULL,
     version      text NOT NULL,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+    seen_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    knows        int NOT NULL DEFAULT 0  -- the newest migration of its release: what demands more would break it
 );
 
 -- ---------------------------------------------------------------- live jobs (the hot table)
