@@ -113,6 +113,33 @@ async def test_a_finished_job_of_one_tenant_undoes_nothing_of_its_neighbours_in_
     assert await db.fetchval("SELECT count(*) FROM headgate.job_tags") == 2
 
 
+async def test_what_one_tenant_has_finished_is_made_for_another_in_the_same_flush(
+    one: Instance, db: Connection
+) -> None:
+    """Two tenants, two ids, each has finished the other's new one: only what is finished is undone."""
+    first, second = new_id(), new_id()
+    for tenant, done in (("ants", first), ("bees", second)):
+        queue = Queue(db, tenant=tenant)
+        await queue.submit(job(tenant, done))
+        await queue.settle((done, (await queue.claim()).epochs[0], Completed()))
+    told = await in_one_flush(one, [job("ants", first), job("ants", second)], [job("bees", first), job("bees", second)])
+    assert told == [{0: (DUPLICATE, first)}, {1: (DUPLICATE, second)}]
+    assert await stored(db, "ants") == {(second, b"x", ())}
+    assert await stored(db, "bees") == {(first, b"x", ())}
+
+
+async def test_a_large_body_sent_under_the_id_of_a_finished_job_is_not_kept(one: Instance, db: Connection) -> None:
+    """The finished job had a small one: a row of bodies would belong to nobody, or to the wrong job."""
+    done = new_id()
+    queue = Queue(db, tenant="ants")
+    await queue.submit(job("ants", done))
+    await queue.settle((done, (await queue.claim()).epochs[0], Completed()))
+    told = await in_one_flush(one, [job("ants", done, payload=LARGE), job("bees", done, payload=LARGE)])
+    assert told == [{0: (CONFLICT, done)}]
+    bodies = await db.fetch("SELECT n.name, p.id FROM headgate.payloads p JOIN headgate.tenants n USING (tenant_no)")
+    assert [tuple(row) for row in bodies] == [("bees", done)]
+
+
 # ---------------------------------------------------------------------- order, and bad rows
 
 
