@@ -79,6 +79,44 @@ def crash(how: str) -> str:
     raise SystemExit(how)
 
 
+@hg.job("last-words", run_in="process")
+def last_words(how: str, runs: str = "", *, job: Job = this_job) -> dict[str, int]:
+    """Its result is out, or not, when its process dies; `runs` is a file with a mark for each run."""
+    if runs:
+        with Path(runs).open("a") as file:
+            file.write("x")
+    if how == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "kill":
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if how == "exit":
+        threading.Timer(0.3, os._exit, (0,)).start()
+    return {"pid": os.getpid(), "attempt": job.attempt}
+
+
+_next_has_begun, _left_behind = threading.Event(), list[threading.Thread]()
+
+
+@hg.job("left-behind", run_in="process")
+def left_behind(*, first: bool, job: Job = this_job) -> None:
+    """The first leaves a thread that speaks for it while the second runs in the same process."""
+
+    def speak() -> None:
+        _next_has_begun.wait(20)
+        job.progress(777)
+        job.extend(777)
+
+    if first:
+        _left_behind.append(threading.Thread(target=speak))
+        _left_behind[0].start()
+        return
+    _next_has_begun.set()
+    _left_behind[0].join()
+    job.progress(2)
+    job.extend(60)
+    job.cancelled.wait(timeout=20)
+
+
 @hg.job("limited-process", run_in="process", time_limit=0.3)
 def limited_process(ears: str) -> None:
     deafen.function("/dev/null", ears, job=fake_job())

@@ -92,7 +92,7 @@ class Child:
             task = find(*where)
         except BaseException as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
             return failure("HandlerNotFound", f"{where[0]}.{where[1]} cannot be imported in another process: {error}")
-        job = Job(*facts, _ToParent(self))
+        job = Job(*facts, _ToParent(self, number))
         job.with_headers(*extra)
         self._number, self._job = number, job
         if self._cancelled == number:  # asked for while the module was imported
@@ -162,16 +162,16 @@ class Child:
 class _ToParent:
     """Carries a job's progress and extensions over the border."""
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
+    def __init__(self, child: Child, number: int) -> None:
+        self._child, self._number = child, number
 
     def progressed(self, job: Job) -> None:
         """See `Reports`."""
-        self._child.send(("progress", job.last_progress))
+        self._child.send(("progress", self._number, job.last_progress))
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
-        self._child.send(("extend", lease_seconds))
+        self._child.send(("extend", self._number, lease_seconds))
 
 
 class _Forwarder(logging.handlers.QueueHandler):

@@ -7,7 +7,8 @@ into a queue and writes a byte to wake a thread. What crosses the border, and ho
 - A cancellation: the child's token at once; then, as for an async handler, `Cancelled` is raised in it; a moment later
   (`UNWIND_SECONDS`) the process is killed. The next job gets a new one.
 - A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job, which is told how it died;
-  other slots notice nothing, and the next job gets a new one. One that died while idle costs no job anything.
+  other slots notice nothing, and the next job gets a new one. What it said before it died counts. One that died while
+  idle costs no job anything, also when it was dying as it was handed the next: that one was not begun, and runs anew.
 - `close`: idle children end by themselves, busy ones are killed: their jobs have been handed back by then.
 - This process is killed: its pipes are closed, and the children end.
 """
@@ -135,6 +136,10 @@ class ProcessSlots:
         slot.end()
 
 
+class _ChildDiedError(Exception):
+    """The child ended without the outcome of its job."""
+
+
 class _Slot:
     """One child and its successors. All but `stop`, `close` and `kill` belong to the thread that serves it."""
 
@@ -143,6 +148,7 @@ class _Slot:
         self._process: SpawnProcess | None = None
         self._pipe: Connection[Any, Any] | None = None
         self._number = 0
+        self._used = False  # whether the child has run a job to its end
         self._stopping: Job | None = None
         self._closed = False
         self._hear, self._wake = socket.socketpair()  # a byte on it: look at the flags
@@ -203,6 +209,22 @@ class _Slot:
         self._number += 1
         where = (task.function.__module__, task.name)
         order = ("run", self._number, where, facts_of(job), (dict(job.headers), job.made_by))
+        job.cancelled.on_set(self.wake)
+        self._hand_over(order)
+        try:
+            return self._listen(job)
+        except _ChildDiedError:
+            if not self._used or job.begun_at or self._stopping is job or self._closed:
+                return self._died(job)
+        # It was dying when it was handed the job, and has not begun it. Once: a module may end whoever imports it.
+        self._mourn()
+        self._hand_over(order)
+        try:
+            return self._listen(job)
+        except _ChildDiedError:
+            return self._died(job)
+
+    def _hand_over(self, order: tuple[object, ...]) -> None:
         try:
             self.prepare()
             self._send(order)
@@ -210,8 +232,6 @@ class _Slot:
             self.kill()
             self.prepare()
             self._send(order)
-        job.cancelled.on_set(self.wake)
-        return self._listen(job)
 
     def _listen(self, job: Job) -> Outcome | None:
         process, pipe = cast("SpawnProcess", self._process), cast("Connection[Any, Any]", self._pipe)
@@ -219,16 +239,18 @@ class _Slot:
         while True:
             patience = max(0.0, kill_at - time.monotonic()) if kill_at else None
             ready = wait([pipe, process.sentinel, self._hear], timeout=patience)
-            if pipe in ready:
+            # The pipe first, and once more when it is dead: what it said before it died counts.
+            if pipe in ready or (process.sentinel in ready and pipe.poll()):
                 try:
                     message = pipe.recv()
                 except (EOFError, OSError):
-                    return self._died(job)
+                    raise _ChildDiedError from None
                 if message[0] == "done":
+                    self._used = True
                     return _outcome(job, completed=message[2], raw=message[3])
                 self._heard(job, message)
-            elif process.sentinel in ready:  # only now: what it said before it died counts
-                return self._died(job)
+            elif process.sentinel in ready:
+                raise _ChildDiedError
             if self._hear in ready:
                 self._hear.recv(4096)
             if job.cancel_requested and not told:
@@ -250,9 +272,10 @@ class _Slot:
         match message:
             case ("begun",):
                 job.begun_at = time.monotonic()
-            case ("progress", progress):
+            # By number: a thread that an earlier handler left behind may still speak for its job.
+            case ("progress", self._number, progress):
                 job.progress(*progress)
-            case ("extend", seconds):
+            case ("extend", self._number, seconds):
                 job.extend(seconds)
             case ("log", fields):
                 logger = logging.getLogger(fields["name"])
@@ -269,15 +292,19 @@ class _Slot:
         cast("Connection[Any, Any]", self._pipe).send(message)
 
     def _died(self, job: Job) -> Outcome:
-        process = cast("SpawnProcess", self._process)
-        process.join(1.0)
-        process.kill()  # it has closed its pipe: there is no way back
-        self._bury()
+        process = self._mourn()
         if job.over_time:
             return over_time(job)
         how = _ending(process.exitcode)
         log.warning("the process that ran job %s (%s) died: %s", job.id, job.topic, how)
         return failure("ProcessDied", f"the process that ran the job died: {how}")
+
+    def _mourn(self) -> SpawnProcess:
+        process = cast("SpawnProcess", self._process)
+        process.join(1.0)
+        process.kill()  # it has closed its pipe: there is no way back
+        self._bury()
+        return process
 
     def _bury(self) -> None:
         if self._pipe is not None:
@@ -285,6 +312,7 @@ class _Slot:
         if self._process is not None:
             self._process.join()
         self._pipe = self._process = None
+        self._used = False
 
     def end(self) -> None:
         """End an idle child in good order."""

@@ -1,0 +1,111 @@
+"""A child of a worker that dies around its result: what it said counts once, and for its own job only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.sdk.worker import processes
+from tests.support.fake_server import WorkLink, until
+from tests.unit.test_sdk_slots import failures, working
+
+
+def told(link: WorkLink) -> Counter[bytes]:
+    """How often each job's end was told."""
+    ids = Counter(raw for outcomes in link.frames("outcomes") for raw in outcomes.ids)
+    return ids + Counter(one.id for one in link.others())
+
+
+def pid_of(link: WorkLink, raw: bytes) -> int:
+    return int(json.loads(link.completed()[raw])["pid"])
+
+
+def body(how: str, **more: str) -> bytes:
+    return json.dumps({"how": how, **more}).encode()
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+async def test_a_result_that_was_sent_before_the_child_died_counts_once(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The death is seen first, as when it comes between the looks at the pipe and at the process."""
+
+    def death_first(objects: list[Any], timeout: float | None = None) -> list[Any]:
+        sentinels = [one for one in objects if isinstance(one, int)]
+        return list(wait(sentinels if armed else objects, timeout))
+
+    armed = True
+    monkeypatch.setattr(processes, "wait", death_first)
+    async with working("last-words", processes=1) as (link, _):
+        (raw,) = link.deliver("last-words", body(how), attempt=2)
+        await until(lambda: told(link)[raw], "its end is told")
+        assert json.loads(link.completed()[raw])["attempt"] == 2
+        armed = False
+        (after,) = link.deliver("last-words", body(""))
+        await until(lambda: told(link)[after], "the next is done")
+        assert pid_of(link, after) != pid_of(link, raw)
+        assert told(link) == {raw: 1, after: 1}
+        assert link.others() == []
+
+
+async def test_a_child_that_dies_before_its_result_fails_that_job_and_no_other() -> None:
+    async with working("last-words", processes=1) as (link, _):
+        first, dies, last = link.deliver("last-words", body(""), body("before"), body(""))
+        await until(lambda: len(told(link)) == 3, "all have ended")
+        assert told(link) == {first: 1, dies: 1, last: 1}
+        assert set(failures(link)) == {dies}
+        assert failures(link)[dies][0] == "ProcessDied"
+        assert pid_of(link, first) != pid_of(link, last)
+
+
+async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    send, doomed = processes._Slot._send, list[int]()
+
+    def dying(slot: processes._Slot, message: tuple[object, ...]) -> None:
+        if message[0] == "run" and doomed:
+            pid = doomed.pop()
+            os.kill(pid, signal.SIGSTOP)  # it lives and has a pipe, but reads nothing more
+            send(slot, message)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            send(slot, message)
+
+    monkeypatch.setattr(processes._Slot, "_send", dying)
+    async with working("last-words", processes=1) as (link, _):
+        (raw,) = link.deliver("last-words", body(""))
+        await until(lambda: told(link)[raw], "a child is there")
+        doomed.append(pid_of(link, raw))
+        (after,) = link.deliver("last-words", body(""))
+        await until(lambda: told(link)[after], "the next is done")
+        assert failures(link) == {}
+        assert pid_of(link, after) != pid_of(link, raw)
+        (begun,) = link.deliver("last-words", body("before", runs=str(tmp_path / "runs")))
+        await until(lambda: told(link)[begun], "one that was begun is not run again")
+        assert failures(link)[begun][0] == "ProcessDied"
+        assert (tmp_path / "runs").read_text() == "x"
+        assert told(link) == {raw: 1, after: 1, begun: 1}
+
+
+async def test_a_thread_that_a_handler_left_behind_does_not_speak_for_the_next_job() -> None:
+    async with working("left-behind", processes=1) as (link, _):
+        (first,) = link.deliver("left-behind", b'{"first":true}')
+        await until(lambda: told(link)[first], "the first is done")
+        (second,) = link.deliver("left-behind", b'{"first":false}')
+
+        def wishes() -> list[tuple[bytes, int]]:
+            return [(one.id, one.lease_seconds) for beat in link.frames("beat") for one in beat.extensions]
+
+        await until(lambda: (second, 60) in wishes(), "its own wish came")
+        assert wishes() == [(second, 60)]
+        assert {one.progress.done for beat in link.frames("beat") for one in beat.progress} <= {2}
+        link.say(cancel=link.held(second))
+        await until(lambda: told(link)[second], "the second is done")
