@@ -1,4 +1,5 @@
 // A Headgate worker: one stream, any number of jobs at a time. README.md tells how to run it.
+import { randomInt } from 'node:crypto';
 import { hostname } from 'node:os';
 import grpc from '@grpc/grpc-js';
 import { handlers } from './handlers.mjs';
@@ -23,6 +24,7 @@ class Worker {
   #finishing = false; // stop() was called
   #seq = 0;
   #seqAtLastBeat = 0;
+  #incarnation = randomInt(1, 2 ** 32); // tells this process from others that go by its id
   #resumed = false;
   #failures = 0;
   #wake = () => {};
@@ -71,7 +73,8 @@ class Worker {
     const client = new WorkerService(server, this.credentials, CHANNEL);
     const call = client.Work();
     const { token, workerId } = this;
-    call.write({ hello: { token, workerId, client: 'node-example/0.1.0', held: this.#all(), resumed: this.#resumed } });
+    const [incarnation, resumed] = [this.#incarnation, this.#resumed];
+    call.write({ hello: { token, workerId, client: 'node-example/0.1.0', held: this.#all(), resumed, incarnation } });
     const impatience = setTimeout(() => call.cancel(), HELLO_WITHIN_MS);
     let beats;
     call.on('data', (frame) => {

@@ -403,11 +403,11 @@ async def test_every_delivery_has_its_own_epoch_also_when_the_attempt_repeats(wi
 
 async def test_a_worker_that_comes_back_keeps_what_it_declares_and_the_rest_is_free(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 3, max_attempts=1)
-    async with wire.worker("returns") as link:
+    async with wire.worker("returns", incarnation=7) as link:
         await link.ready(3, topic)
         kept, forgotten, done = await link.take(3)
         await link.complete(done)
-    async with wire.worker("returns", held=held(kept, done), resumed=True) as link:
+    async with wire.worker("returns", held=held(kept, done), resumed=True, incarnation=7) as link:
         assert link.ack is not None
         assert list(link.ack.lost.ids) == [done.id]
         await link.ready(1, topic)
@@ -415,6 +415,34 @@ async def test_a_worker_that_comes_back_keeps_what_it_declares_and_the_rest_is_f
         assert (again.id, again.attempt, claims(again.epoch)) == (forgotten.id, 1, 2)
         assert await link.complete(kept, again) == {}
     assert [(await wire.job(job_id)).state for job_id in ids] == [jobs_pb2.STATE_COMPLETED] * 3
+
+
+@pytest.mark.parametrize("incarnation", [2, 0])
+async def test_a_worker_that_comes_back_leaves_what_its_twin_on_another_server_runs(
+    wire: Wire, running: tuple[ServerProcess, str], serve: Serve, tmp_path: Path, topic: str, incarnation: int
+) -> None:
+    name, tokens = f"twin-{topic}", tmp_path / "tokens.json"
+    tokens.write_text(json.dumps(TOKENS))
+    ids = await wire.submit_many(topic, [b""] * 2, max_attempts=1)
+    second = await asyncio.to_thread(lambda: serve("--tokens", str(tokens), dsn=running[1]))
+    async with Wire(second.address, token=ALPHA) as elsewhere, elsewhere.worker(name, incarnation=incarnation) as twin:
+        await twin.ready(1, topic, lease_seconds=60)
+        (theirs,) = await twin.take(1)
+        async with wire.worker(name, incarnation=1) as link:
+            await link.ready(1, topic, lease_seconds=60)
+            (mine,) = await link.take(1)
+        async with wire.worker(name, resumed=True):  # a client that sends no incarnation: nothing is given back
+            assert {(await wire.job(one)).state for one in ids} == {jobs_pb2.STATE_RUNNING}
+        async with wire.worker(name, resumed=True, incarnation=1) as link:
+            assert (await wire.job(theirs.id)).state == jobs_pb2.STATE_RUNNING
+            await link.ready(2, topic)
+            (again,) = await link.take(1)
+            assert (again.id, again.attempt, claims(again.epoch)) == (mine.id, 1, 2)  # its own, at once, at no cost
+            assert await link.complete(again) == {}
+        assert await twin.complete(theirs) == {}
+    for job in (theirs, again):
+        ended = await wire.job(job.id)
+        assert (ended.state, ended.worker, ended.epoch) == (jobs_pb2.STATE_COMPLETED, name, job.epoch)
 
 
 # ---------------------------------------------------------------------- attempts

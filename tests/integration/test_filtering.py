@@ -14,6 +14,7 @@ from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
 from headgate.domain.operations import DeadGroups, JobPage
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.workers import stored_worker
 from headgate.store import dead_letters, listing, matching, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
@@ -78,7 +79,7 @@ async def world(queue: Queue) -> World:
     await add("old", "mail", payload=json.dumps({"user": {"id": 42}}).encode(), tags=["vip", "eu"], key="order-7")
     await add("big", "mail", payload=json.dumps({"user": {"id": 42}, "pad": "x" * 2_000}).encode(), priority=10)
     await add("opaque", "mailing", payload=b"\xff\x00", tags=["eu"], priority=-10)
-    await queue.claim(1, "mail", workers=("w-1",))  # big, the most urgent
+    await queue.claim(1, "mail", workers=(stored_worker("w-1", 0xBEE),))  # big, the most urgent
     await queue.settle((names["big"], 1, failing("TimeoutError", "no answer in 15 s")))
     await clock.advance(hours=4)
     await add("late", "sms", delay=HOUR, tags=["vip"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
@@ -51,10 +51,12 @@ async def pass_time(seconds: ManualClock, clock: Clock, span: float) -> None:
     await clock.advance(seconds=span)
 
 
-async def holding(one: Instance, count: int = 1, worker_id: str = "w", **options: object) -> tuple[Worker, list[UUID]]:
+async def holding(
+    one: Instance, count: int = 1, worker_id: str = "w", *, incarnation: int = 0, **options: object
+) -> tuple[Worker, list[UUID]]:
     """A worker that was sent new jobs."""
     await one.submit(count, **options)
-    worker = await one.worker(worker_id, slots=count)
+    worker = await one.worker(worker_id, slots=count, incarnation=incarnation)
     assert await one.coordinator.claim_once() == count
     return worker, list((await worker.take()).ids)
 
@@ -301,6 +303,32 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
         await other.coordinator.tick_once()
     assert (await back.report(running, 1, Completed(result=b"r"))).receipt is Receipt.APPLIED
     assert (await other.job(running)).attempt == 1  # nothing that ran was run again
+
+
+@pytest.mark.req("O15")
+async def test_what_a_twin_of_the_same_name_runs_is_not_the_returning_workers_to_abandon(
+    still: Instance, other: Instance
+) -> None:
+    async def back_on(one: Instance, incarnation: int, held: Sequence[UUID] = ()) -> tuple[Worker, list[UUID]]:
+        back = await one.worker("w", incarnation=incarnation)
+        assert await one.renewer.declare(back.link, held, [1] * len(held), 60_000) == []
+        return back, await one.store.abandon_undeclared(back.link.tenant_no, back.link.claims_as, list(held))
+
+    first, (mine,) = await holding(still, incarnation=1)
+    twin, (theirs,) = await holding(other, incarnation=2)
+    first.lose()
+    first, abandoned = await back_on(still, 1)
+    assert abandoned == [mine]
+    twin.lose()
+    twin, abandoned = await back_on(still, 2, [theirs])  # it takes the first one's place there
+    assert (abandoned, type(first.link.ended)) == ([], Superseded)
+    for where in (other, still):
+        assert (await back_on(where, 1))[1] == []
+    assert (await back_on(still, 0))[1] == []  # a client that sends no incarnation
+    view = await still.job(theirs)
+    assert (view.state, view.attempt, view.worker) == (State.RUNNING, 1, "w")
+    assert (await twin.report(theirs, 1, Completed())).receipt is Receipt.APPLIED
+    assert [(await still.job(job)).attempt for job in (mine, theirs)] == [0, 1]
 
 
 async def test_a_worker_may_declare_more_than_fits_one_statement(

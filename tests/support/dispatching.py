@@ -538,6 +538,7 @@ class Instance:
         lease: timedelta | None = None,
         tracker: Tracker | None = None,
         tenant: str = "",
+        incarnation: int = 0,
     ) -> Worker:
         """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its link."""
         tenant = tenant or self.tenant
@@ -547,6 +548,7 @@ class Instance:
             worker_id or f"{self.name}-w{len(self._workers) + 1}",
             self.now,
             self.lease_ms,
+            incarnation,
         )
         link.heard()
         self.links.open(link)

@@ -37,6 +37,16 @@ async def test_what_slots_have_not_begun_is_handed_back_by_a_drain() -> None:
             assert gate.begun == ids[:2]
 
 
+async def test_two_workers_of_one_name_have_incarnations_of_their_own() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("wait", Gate())
+        async with working(app, server, worker_id="twin") as (_, one), working(app, server, worker_id="twin"):
+            two = await server.worker(1)
+            assert one.hello.worker_id == two.hello.worker_id == "twin"
+            assert len({0, one.hello.incarnation, two.hello.incarnation}) == 3
+
+
 @pytest.mark.req("O17", "W24")
 async def test_after_a_reconnect_what_runs_is_declared_and_runs_only_once() -> None:
     async with fake_server() as server:
@@ -49,6 +59,7 @@ async def test_after_a_reconnect_what_runs_is_declared_and_runs_only_once() -> N
             again = await server.worker(1)
             assert not link.hello.resumed
             assert again.hello.resumed
+            assert again.hello.incarnation == link.hello.incarnation != 0
             assert again.hello.worker_id == link.hello.worker_id == worker.worker_id
             assert (list(again.hello.held.ids), list(again.hello.held.epochs)) == ([raw], [7])
             assert again.credit == 3  # one of the four slots is taken

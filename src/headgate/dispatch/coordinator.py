@@ -377,7 +377,7 @@ class Coordinator:
                 topic_nos=topics,
                 limit=asked,
                 lease_ms=demand.lease_ms,
-                workers=[link.worker_id for link, _ in runs],
+                workers=[link.claims_as for link, _ in runs],
                 runs=[count for _, count in runs],
                 ranges=self._ranges(demand, topics, from_head=from_head, sweep=sweep),
                 hints=list(hints),

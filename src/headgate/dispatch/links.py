@@ -23,6 +23,7 @@ from uuid import UUID
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity
+from headgate.domain.workers import stored_worker
 
 if TYPE_CHECKING:
     from headgate.dispatch.demand import Demand
@@ -160,6 +161,8 @@ class Link:
     worker_id: str
     now: Callable[[], float]
     default_lease_ms: int
+    incarnation: int = 0  # of the worker's process; 0: it has not said
+    claims_as: str = field(init=False)  # the worker on the rows of its jobs
     # Jobs this link holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), number of its delivery)
     held: dict[UUID, tuple[int, int, float, int]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
@@ -185,6 +188,9 @@ class Link:
     _receipts_timer: asyncio.TimerHandle | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.claims_as = stored_worker(self.worker_id, self.incarnation)
 
     def heard(self) -> None:
         """Something arrived from the worker."""

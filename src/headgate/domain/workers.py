@@ -1,9 +1,18 @@
-"""A connected worker, as others may see it."""
+"""Workers: what a job's row says of the one that has it, and a connected one as others may see it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+INCARNATION_MARK: Final = "\x1f"
+"""Between a worker's id, which has no control characters, and its incarnation. Who reads a row cuts there (chr(31))."""
+
+
+def stored_worker(worker_id: str, incarnation: int) -> str:
+    """What a claim writes on the row: it tells processes apart that go by the same worker id."""
+    return f"{worker_id}{INCARNATION_MARK}{incarnation:x}" if incarnation else worker_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,12 +68,14 @@ SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worke
        u.finished_at, u.last_error
   FROM unnest($2::uuid[]) AS k(id)
  CROSS JOIN LATERAL (  -- a probe per id: by `id = ANY`, PostgreSQL 16 and older may walk all of the tenant's rows
-       (SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.worker, j.created_at, j.run_at,
-               j.claimed_at, NULL::timestamptz AS finished_at, j.last_error
+       (SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts,
+               split_part(j.worker, chr(31), 1) AS worker, j.created_at, j.run_at, j.claimed_at,
+               NULL::timestamptz AS finished_at, j.last_error
           FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = k.id LIMIT 1)
         UNION ALL
-       (SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.worker, a.created_at, a.run_at,
-               a.claimed_at, a.finished_at, a.last_error
+       (SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts,
+               split_part(a.worker, chr(31), 1) AS worker, a.created_at, a.run_at, a.claimed_at,
+               a.finished_at, a.last_error
           FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = k.id LIMIT 1)
        LIMIT 1) AS u
  WHERE ($4::smallint[] IS NULL OR u.state = ANY ($4)) AND ($5::int[] IS NULL OR u.topic_no = ANY ($5))

@@ -24,13 +24,13 @@ from headgate.store.errors import translating
 
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
-       j.flags & 16 <> 0, j.owner, j.worker, j.created_at, j.run_at, j.claimed_at, j.lease_until, NULL::timestamptz,
-       j.last_error, j.headers, j.rank_class, j.rank_at, j.flags
+       j.flags & 16 <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at, j.claimed_at,
+       j.lease_until, NULL::timestamptz, j.last_error, j.headers, j.rank_class, j.rank_at, j.flags
   FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
 SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
-       a.flags & 16 <> 0, a.owner, a.worker, a.created_at, a.run_at, a.claimed_at, NULL, a.finished_at,
-       a.last_error, a.headers, NULL, NULL, a.flags
+       a.flags & 16 <> 0, a.owner, split_part(a.worker, chr(31), 1), a.created_at, a.run_at, a.claimed_at,
+       NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags
   FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 PAYLOAD: Final = """
 SELECT coalesce(f.payload, p.payload)
@@ -43,8 +43,8 @@ SELECT j.state, NULL::bytea, j.last_error FROM headgate.jobs j WHERE j.tenant_no
  UNION ALL
 SELECT a.state, a.result, a.last_error FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 EVENTS: Final = """
-SELECT at, kind, epoch, attempt, state, run_at, claimed_at, worker, actor, reason, error_type, error_message,
-       error_trace, detail
+SELECT at, kind, epoch, attempt, state, run_at, claimed_at, split_part(worker, chr(31), 1), actor, reason,
+       error_type, error_message, error_trace, detail
   FROM headgate.job_events WHERE tenant_no = $1 AND job_id = $2 ORDER BY at, event_no LIMIT $3"""
 # The folded counts and what has not been folded yet: together exact at any moment.
 COUNTS: Final = """

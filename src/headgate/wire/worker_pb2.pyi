@@ -76,17 +76,25 @@ class Hello(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     worker_id: _builtins.str
-    """names this worker process; a newer stream with the same id replaces the older"""
+    """Names this worker process, for people and for operators' verbs. Give every process an id of its own: on one instance a
+    newer stream with the same id replaces the older, whose incarnation does not matter.
+    """
     client: _builtins.str
     """for people: "headgate-python/0.1.0" """
     resumed: _builtins.bool
-    """this worker was connected before, under this id"""
+    """this worker was connected before, under this id and with this incarnation"""
+    incarnation: _builtins.int
+    """A random number that a process picks when it starts and sends in every Hello. It tells processes with the same
+    worker_id apart: nothing that another of them was sent is given back. 0: none; then nothing is given back because it
+    was not declared, and comes back when its lease runs out.
+    """
     @_builtins.property
     def held(self) -> Global___Held:
-        """After a reconnect: what this worker still holds, started or not. What it was sent and does not declare goes back to
-        its topic at no cost.
+        """After a reconnect: what this worker still holds, started or not. With `resumed` and an incarnation, what was sent to
+        this incarnation on its earlier Work streams, by whichever instance, and is not declared goes back to its topic at no cost.
         """
 
     def __init__(
@@ -97,10 +105,11 @@ class Hello(_message.Message):
         client: _builtins.str = ...,
         held: Global___Held | None = ...,
         resumed: _builtins.bool = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "held", b"held", "resumed", b"resumed", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

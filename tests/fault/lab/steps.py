@@ -190,7 +190,8 @@ async def raw_worker(world: World, name: str, server: str = "s1", *, resumed: bo
             request_serializer=pb.WorkerFrame.SerializeToString,
             response_deserializer=pb.ServerFrame.FromString,
         )()
-        await call.write(pb.WorkerFrame(hello=pb.Hello(token=world.tokens[RED], worker_id=name, resumed=resumed)))
+        hello = pb.Hello(token=world.tokens[RED], worker_id=name, resumed=resumed, incarnation=1)
+        await call.write(pb.WorkerFrame(hello=hello))
         greeted = await asyncio.wait_for(call.read(), 10)
         assert greeted.HasField("hello_ack")
         try:

@@ -145,7 +145,7 @@ class WorkerService:
         codec.check_held(hello.held, field="hello.held")
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
-        link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms)
+        link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
         link.heard()
         parts.links.open(link)
         # Before the peer hears of it, and whatever comes of it: who counts links sees each begin, then end.
@@ -153,10 +153,11 @@ class WorkerService:
         try:
             ids = parts.store.uuids(hello.held.ids)
             lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
-            if hello.resumed:
+            if hello.resumed and hello.incarnation:
+                # Without an incarnation, what another process of that name runs could not be told from its own.
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
                 kept = list(link.held)
-                await parts.leases.abandon_undeclared(tenant_no, hello.worker_id, kept)
+                await parts.leases.abandon_undeclared(tenant_no, link.claims_as, kept)
                 parts.coordinator.stir_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")

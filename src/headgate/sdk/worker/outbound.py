@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,7 @@ class Outbound:
         self.progress: dict[bytes, Job] = {}
         self.extensions: dict[bytes, tuple[Job, int]] = {}
         self.jobs_seen = 0  # the number of the last delivery on this stream
+        self._incarnation = secrets.randbelow(2**32 - 1) + 1  # the same over all reconnects, and never 0: that is none
         self._resumed = False
         self._topics_sent: tuple[str, ...] = ()
 
@@ -45,6 +47,7 @@ class Outbound:
                 client=rpc.CLIENT,
                 held=self._held(),
                 resumed=self._resumed,
+                incarnation=self._incarnation,
             )
         )
 

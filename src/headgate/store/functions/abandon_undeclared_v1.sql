@@ -1,5 +1,6 @@
 -- A worker is back and has said what it still holds: what it was sent, by whichever instance, and does not declare was
--- never received, and goes back to its topic at no cost. Rare (a reconnect), so the running index is read as a whole.
+-- never received, and goes back to its topic at no cost. worker_ is as on the rows, with its incarnation: another process of
+-- the same name keeps what it runs. Rare (a reconnect), so the running index is read as a whole.
 CREATE FUNCTION headgate.abandon_undeclared_v1(tenant_ int, worker_ text, held_ uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -135,7 +135,7 @@ CREATE TABLE headgate.jobs (
                                                          -- while it runs, 256 waits for other jobs, 512 was made to,
                                                          -- 1024 is part of a batch, 2048 has a unique key
     last_outcome  smallint,                              -- of the epoch that was settled last
-    worker        text,
+    worker        text,                                  -- its id; on a Work stream then chr(31) and its incarnation
     last_error    text,
     headers       jsonb,
     progress      jsonb,
@@ -210,7 +210,7 @@ CREATE TABLE headgate.archive (
     state         smallint NOT NULL,
     flags         smallint NOT NULL,
     last_outcome  smallint,
-    worker        text,
+    worker        text,                                  -- its id; on a Work stream then chr(31) and its incarnation
     last_error    text,
     headers       jsonb,
     progress      jsonb,
