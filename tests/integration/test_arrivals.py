@@ -215,7 +215,7 @@ async def replaced(queue: Queue, other: Other, clock: Clock) -> UUID:
     await passed(queue, other, clock, priority=10)
     await queue.db.execute(
         "SELECT headgate.push_unique_v1($1, ARRAY[$2::uuid], '{1}', '{NULL}', '{NULL}', '{0}', ARRAY['x'::bytea],"
-        " '{10}')",
+        " '{10}', ARRAY[gen_random_uuid()])",
         await queue.tenant_no(),
         job,
     )
