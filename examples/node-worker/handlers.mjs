@@ -1,6 +1,7 @@
 // What this worker can do: one async function per topic. The job is a plain object:
 //
-//   { id, topic, payload (Buffer), epoch, attempt, maxAttempts, priority, createdUs, leaseUntilUs, headers, schedule }
+//   { id, topic, payload (Buffer), epoch, attempt, maxAttempts, priority, createdUs, leaseUntilUs, headers, schedule,
+//     deadlineUs }
 //
 // A handler returns one outcome, in the words of jobs.proto, or throws, which is { failed } with the error's type, text
 // and stack. `signal` is aborted when the job is to be cancelled or is no longer ours.

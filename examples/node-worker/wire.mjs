@@ -36,6 +36,7 @@ export function jobsOf(jobs) {
     leaseUntilUs: jobs.leaseUntilUs,
     headers: jobs.headers.find((one) => one.place === place)?.headers ?? {},
     schedule: jobs.headers.find((one) => one.place === place)?.schedule ?? "",
+    deadlineUs: jobs.headers.find((one) => one.place === place)?.deadlineUs ?? 0,
   }));
 }
 

@@ -166,6 +166,7 @@ class Server:
             self.store,
             self.links,
             hand_back=self.outcomes.hand_back,
+            end_late=self.outcomes.end_late,
             claim_limit=options.claim_limit,
             tick_seconds=options.tick_seconds,
             wakes=options.wakes,

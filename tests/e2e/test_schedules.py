@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate import Headgate, InvalidInput, NotFound
+from headgate import Headgate, InvalidInput, Job, NotFound
 from headgate.cli import main
 from headgate.domain.errors import AlreadyExists, VersionConflict
 from headgate.domain.ids import JobId
@@ -207,13 +207,16 @@ def application(address: str, token: str = OWNER, *, minutes: int = 5) -> tuple[
     return hg, ran
 
 
-@pytest.mark.req("H10")
 @pytest.mark.req("W20")
-async def test_a_handler_sees_the_schedule_and_the_occurrence_of_its_job(hg: Headgate, server: ServerProcess) -> None:
+async def test_a_handler_sees_the_schedule_the_occurrence_and_the_deadline_of_its_job(
+    hg: Headgate, server: ServerProcess
+) -> None:
     schedules = hg.admin.schedules
     seen: dict[str, Any] = {}
     await schedules.put("seen-each-second", "seen", every=1, headers={"trace": "abc"}, overlap="skip")
-    await hg.submit("seen", b"plain", headers={"trace": "def"})
+    deadline = datetime.now(UTC) + timedelta(hours=1)
+    handle = await hg.submit("seen", b"plain", headers={"trace": "def"}, deadline=deadline)
+    assert (await hg.get(handle.id)).deadline == deadline
 
     async def made() -> bool:
         return len(await schedules.jobs("seen-each-second")) > 0
@@ -233,10 +236,15 @@ async def test_a_handler_sees_the_schedule_and_the_occurrence_of_its_job(hg: Hea
             assert job.schedule == ("" if run is None else "seen-each-second")
             assert job.occurrence_us == (0 if run is None else unix_us(run.occurrence))
             assert dict(job.headers) == {"trace": "def" if run is None else "abc"}
+            assert job.deadline_us == (unix_us(deadline) if run is None else 0)
         outcomes = [jobs_pb2.Outcome(id=job.id, epoch=job.epoch, abandon=jobs_pb2.Abandon()) for job in told]
         await wire.call("ReportOutcome", worker_pb2.ReportOutcomeRequest(worker_id="script", outcomes=outcomes))
     app = Headgate(server.address, token=OWNER)
-    app.register("seen", lambda job: seen.update({job.id: (job.schedule, job.occurrence, dict(job.headers))}))
+
+    def look(job: Job) -> None:
+        seen[job.id] = (job.schedule, job.occurrence, job.deadline, dict(job.headers))
+
+    app.register("seen", look)
     worker = app.worker(concurrency=2)
     working = asyncio.create_task(worker.run())
 
@@ -247,12 +255,13 @@ async def test_a_handler_sees_the_schedule_and_the_occurrence_of_its_job(hg: Hea
     worker.stop()
     await working
     await app.close()
-    expected = {job: ("seen-each-second", run.occurrence, {"trace": "abc"}) for job, run in runs.items()}
+    expected = {job: ("seen-each-second", run.occurrence, None, {"trace": "abc"}) for job, run in runs.items()}
     (plain,) = seen.keys() - runs.keys()
-    assert seen == expected | {plain: (None, None, {"trace": "def"})}
+    assert seen == expected | {plain: (None, None, deadline, {"trace": "def"})}
     await schedules.delete("seen-each-second")
 
 
+@pytest.mark.req("H10")
 async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, server: ServerProcess) -> None:
     schedules = hg.admin.schedules
     app, ran = application(server.address)

@@ -295,6 +295,7 @@ def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
         "store",
         "links",
         "hand_back",
+        "end_late",
         "claim_limit",
         "tick_seconds",
         "wakes",

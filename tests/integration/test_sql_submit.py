@@ -66,7 +66,10 @@ CASTS = {
     "headers": "jsonb",
     "tags": "text[]",
 }
-FUNCTION = "headgate.submit(text, {}, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)"
+FUNCTION = (
+    "headgate.submit(text, {}, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text, "
+    "timestamptz)"
+)
 
 
 async def sql_submit(db: Connection, *, payload_type: str = "bytea", **options: Any) -> UUID:

@@ -465,6 +465,7 @@ class Instance:
             self.store,
             self.links,
             hand_back=self.outcomes.hand_back,
+            end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
             tick_seconds=tick_seconds,
             wakes=wakes,

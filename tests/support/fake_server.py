@@ -110,6 +110,7 @@ class WorkLink(Peer):
         attempt: int = 1,
         headers: dict[str, str] | None = None,
         schedule: str = "",
+        deadline_in_ms: int | None = None,
     ) -> list[bytes]:
         """Send jobs of one topic in one frame; gives their ids."""
         ids = ids or [_ids.next_id().bytes for _ in payloads]
@@ -124,8 +125,11 @@ class WorkLink(Peer):
             created_us=[1_700_000_000_000_000] * count,
             lease_until_us=1_700_000_060_000_000,
         )
-        if headers or schedule:
-            jobs.headers.add(place=0, headers=headers, schedule=schedule, occurrence_us=1_700_000_000_000_000)
+        for place in range(count if headers or schedule or deadline_in_ms is not None else 0):
+            extra = jobs.headers.add(place=place, headers=headers, schedule=schedule)
+            extra.occurrence_us = 1_700_000_000_000_000
+            if deadline_in_ms is not None:
+                extra.deadline_us, extra.deadline_in_ms = 1_700_000_000_000_000, deadline_in_ms
         self.say(jobs=jobs)
         return ids
 

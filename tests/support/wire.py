@@ -90,6 +90,7 @@ class Delivered(NamedTuple):
     created_us: int
     lease_until_us: int
     headers: Mapping[str, str]
+    deadline_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,6 +473,7 @@ class Batches(Stream):
 def jobs_of(jobs: worker_pb2.Jobs) -> list[Delivered]:
     """A frame's parallel arrays as jobs."""
     headers = {one.place: dict(one.headers) for one in jobs.headers}
+    deadlines = {one.place: one.deadline_us for one in jobs.headers}
     return [
         Delivered(
             id=jobs.ids[place],
@@ -484,6 +486,7 @@ def jobs_of(jobs: worker_pb2.Jobs) -> list[Delivered]:
             created_us=jobs.created_us[place],
             lease_until_us=jobs.lease_until_us,
             headers=headers.get(place, {}),
+            deadline_us=deadlines.get(place, 0),
         )
         for place in range(len(jobs.ids))
     ]

@@ -110,6 +110,13 @@ def test_a_due_time_too_far_ahead_is_refused_once_the_clock_is_known() -> None:
         ({"run_at": datetime(2025, 11, 15)}, "run_at", "naive"),  # noqa: DTZ001
         ({"run_at": datetime(1, 1, 1, tzinfo=UTC)}, "run_at", "2000-01-01"),
         ({"run_at": "tomorrow"}, "run_at", "datetime"),
+        ({"deadline": datetime(2025, 11, 15)}, "deadline", "naive"),  # noqa: DTZ001
+        ({"deadline": 5}, "deadline", "datetime with a time zone or a timedelta"),
+        ({"deadline": timedelta(0)}, "deadline", "0:00:00.001000"),
+        ({"deadline": timedelta(days=1826)}, "deadline", "1825 days"),
+        ({"deadline": datetime(1, 1, 1, tzinfo=UTC)}, "deadline", "2000-01-01"),
+        ({"deadline": NOON, "run_at": NOON}, "deadline", "after the time the job is due"),
+        ({"deadline": MINUTE, "delay": MINUTE}, "deadline", "after the time the job is due"),
         ({"max_attempts": 0}, "max_attempts", "1 to 10000"),
         ({"max_attempts": 10**9}, "max_attempts", "1 to 10000"),
         ({"policy": 3}, "policy", "RetryPolicy"),

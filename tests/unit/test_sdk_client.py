@@ -168,6 +168,16 @@ async def test_options_travel_with_the_job() -> None:
         ({"priority": 2**31}, "priority"),
         ({"delay": 1, "run_at": datetime.now(UTC)}, "run_at"),
         ({"run_at": datetime(2026, 1, 1)}, "run_at"),  # noqa: DTZ001
+        ({"deadline": datetime.now(UTC)}, "deadline"),
+        ({"deadline": datetime(2026, 1, 1)}, "deadline"),  # noqa: DTZ001
+        ({"deadline": 0}, "deadline"),
+        ({"deadline": -1}, "deadline"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"deadline": True}, "deadline"),
+        ({"deadline": "soon"}, "deadline"),
+        ({"deadline": 60, "delay": 60}, "deadline"),
+        ({"deadline": 60, "run_at": datetime.now(UTC) + timedelta(hours=1)}, "deadline"),
+        ({"deadline": datetime.now(UTC) + timedelta(minutes=1), "delay": 3600}, "deadline"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"key_window": 5}, "key_window"),
         ({"headers": {"a b": "c"}}, "headers name"),

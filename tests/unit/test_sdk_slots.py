@@ -217,6 +217,44 @@ async def test_a_handler_over_its_time_limit_is_stopped_and_its_attempt_fails(to
         )
 
 
+PAST = "the deadline of the job, 2023-11-14T22:13:20.000000Z, has passed, and "
+
+
+@pytest.mark.parametrize("topic", ["linger", "deafen"])
+async def test_a_handler_is_stopped_at_the_deadline_of_its_job_and_that_is_final(topic: str, tmp_path: Path) -> None:
+    async with working(topic, processes=1) as (link, _):
+        body = {"path": str(tmp_path / "seen"), "ears": "good"} if topic == "deafen" else {}
+        (raw,) = link.deliver(topic, json.dumps(body).encode(), deadline_in_ms=1_500)
+        await until(lambda: raw in failures(link), "its deadline has passed")
+        assert failures(link)[raw] == ("deadline_exceeded", PAST + "its handler was stopped")
+        assert all(one.failed.permanent for one in link.others())
+
+
+async def test_whichever_of_deadline_and_time_limit_comes_first_ends_the_attempt() -> None:
+    async with working("limited-async") as (link, _):
+        (soon,) = link.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=50)
+        (late,) = link.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=60_000)
+        await until(lambda: {soon, late} <= failures(link).keys(), "both have ended")
+        assert (failures(link)[soon][0], failures(link)[late][0]) == ("deadline_exceeded", "TimeLimitExceeded")
+
+
+async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    async with working("limited-thread", concurrency=1, prefetch=1) as (link, _):
+        release = tmp_path / "release"
+        body = json.dumps({"path": str(release)}).encode()
+        running, waiting = link.deliver("limited-thread", body, body, deadline_in_ms=50)
+        await until(lambda: {running, waiting} <= failures(link).keys(), "the deadline of both has passed")
+        assert failures(link)[running] == ("deadline_exceeded", PAST + "its handler was stopped")
+        assert failures(link)[waiting] == ("deadline_exceeded", PAST + "it was not started")
+        assert "still runs after its deadline" in caplog.text
+        release.touch()
+        await until(lambda: link.credit >= 4, "both places are free again")
+        assert not link.completed()
+
+
 async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:
     async with working("limited-async") as (link, _):
         (raw,) = link.deliver("limited-async", b'{"ears":"late"}')

@@ -97,12 +97,20 @@ async def test_a_handler_sees_the_fields_of_its_job() -> None:
         app.register("look", lambda job: seen.append(job))
 
         async with working(app, server) as (_, link):
-            (raw,) = link.deliver("look", b"\x00\xff", epoch=3, attempt=2, headers={"trace": "abc"}, schedule="nightly")
+            (raw,) = link.deliver(
+                "look",
+                b"\x00\xff",
+                epoch=3,
+                attempt=2,
+                headers={"trace": "abc"},
+                schedule="nightly",
+                deadline_in_ms=60_000,
+            )
             await until(lambda: link.completed(), "it is done")
             (job,) = seen
             assert (job.id.bytes, job.topic, job.payload, job.epoch, job.attempt) == (raw, "look", b"\x00\xff", 3, 2)
             assert (job.max_attempts, job.priority, job.tenant, job.headers) == (20, 0, "acme", {"trace": "abc"})
-            assert (job.schedule, job.occurrence) == ("nightly", job.created_at)
+            assert (job.schedule, job.occurrence, job.deadline) == ("nightly", job.created_at, job.created_at)
             assert job.created_at.year == 2023
             assert (job.lease_until - job.created_at).total_seconds() == 60
 

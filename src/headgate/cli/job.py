@@ -57,6 +57,8 @@ def lines(info: JobInfo) -> list[str]:
     found = [head, f"  id        {info.id}", f"  created   {_time(info.created_at)}"]
     if info.run_at is not None and info.state in ("scheduled", "retrying"):
         found.append(f"  due       {_time(info.run_at)}")
+    if info.deadline is not None:
+        found.append(f"  deadline  {_time(info.deadline)}")
     if info.unique_key:
         found.append(f"  unique    {info.unique_key}")
     if info.parent_count:

@@ -19,6 +19,7 @@ def submit_command(
     priority: str = "0",
     delay: str | None = None,
     at: str | None = None,
+    deadline: str | None = None,
     max_attempts: int | None = None,
     key: str | None = None,
     key_window: str | None = None,
@@ -50,6 +51,8 @@ def submit_command(
         How long to wait before it is due: 30s, 5m, 2h, 1d.
     at
         When it is due: 2026-12-24T18:00:00Z.
+    deadline
+        After which it is not started any more, and stopped: a span from now (30s, 5m, 2h, 1d) or a time as of --at.
     max_attempts
         How often it may be tried; the topic's default when left out.
     key
@@ -85,6 +88,8 @@ def submit_command(
         options["delay"] = values.span(delay, field="--delay")
     if at is not None:
         options["run_at"] = values.moment(at, field="--at")
+    if deadline is not None:
+        options["deadline"] = values.span_or_moment(deadline, field="--deadline")
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if key is not None:

@@ -45,6 +45,11 @@ def moment(text: str, *, field: str) -> datetime:
     return at
 
 
+def span_or_moment(text: str, *, field: str) -> timedelta | datetime:
+    """Either of the two: a time has a T or a dash."""
+    return moment(text, field=field) if re.search("[-T]", text) else span(text, field=field)
+
+
 def number(text: str) -> int | None:
     """A whole number, or None if that is not one (or longer than any that means something here)."""
     return int(text) if re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text) else None

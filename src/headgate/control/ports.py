@@ -52,6 +52,7 @@ class JobDetails:
     finished_at: datetime | None
     last_error: str
     headers: Mapping[str, str]
+    deadline: datetime | None = None
     payload: bytes | None = None
     result: bytes | None = None
     progress: Mapping[str, object] | None = None

@@ -15,6 +15,7 @@ from datetime import datetime
 from random import uniform
 from uuid import UUID
 
+from headgate.dispatch.deadlines import without_late
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
 from headgate.dispatch.links import Delivery, Link, Links, Told
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
@@ -25,6 +26,7 @@ from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import LEASE_MIN
+from headgate.domain.outcomes import Outcome
 from headgate.domain.rank import unix_us
 
 log = logging.getLogger("headgate.dispatch")
@@ -52,6 +54,7 @@ class Coordinator:
         links: Links,
         *,
         hand_back: Callable[[Delivery], None],
+        end_late: Callable[[int, Sequence[tuple[UUID, int, Outcome]]], None],
         claim_limit: int = CLAIM_LIMIT,
         tick_seconds: float = TICK_SECONDS,
         wakes: bool = True,
@@ -60,6 +63,7 @@ class Coordinator:
         self._store = store
         self._links = links
         self._hand_back = hand_back
+        self._end_late = end_late  # (tenant, outcomes) of jobs that were claimed after their deadline
         self._claim_limit = claim_limit
         self._tick_seconds = tick_seconds
         self._wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
@@ -370,6 +374,7 @@ class Coordinator:
         dealt = 0
         now = asyncio.get_running_loop().time
         began = now()
+        unused: list[tuple[Link, int]] = []  # credit of jobs that came too late to be delivered
         try:
             self.claims += 1
             got = await (claim or self._store.claim)(
@@ -409,14 +414,21 @@ class Coordinator:
             demand.weighed(got.payloads)
             if got.waits:
                 self._room.hear(got.waits)
+            late = any(got.headers)  # only a job with headers can have a deadline
             for link, count in runs:
                 stop = min(dealt + count, len(got))
                 if stop == dealt:
                     break
                 delivery = _delivery(demand, got, slice(dealt, stop))
-                if link in demand.void or not link.deliver(delivery):
+                ends: Sequence[tuple[UUID, int, Outcome]] = ()
+                if late:
+                    delivery, ends = without_late(delivery)
+                if delivery and (link in demand.void or not link.deliver(delivery)):
                     self._hand_back(delivery)
                 dealt = stop
+                if ends:
+                    unused.append((link, len(ends)))
+                    self._end_late(demand.tenant_no, ends)
             return dealt
         except BaseException:
             demand.stirred = True
@@ -429,6 +441,7 @@ class Coordinator:
             demand.claiming = False
             demand.give_back(runs, dealt)
             again = [(link, count) for link, count in runs if demand.void.get(link)]
+            again += [(link, count) for link, count in unused if link not in demand.void]
             demand.void.clear()
             for link, count in again:
                 self.grant(link, demand.topic_nos, demand.lease_ms, count)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from headgate.dispatch.writer import ShuttingDown
@@ -77,6 +77,11 @@ class TokenRevoked(LinkEnded):
     code = "token_revoked"
 
 
+_OF_EACH_JOB: Final = (
+    *("ids", "topic_nos", "epochs", "attempts", "max_attempts", "priorities", "created_us", "headers", "payloads"),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class Delivery:
     """Jobs dealt to one link by one claim, as parallel sequences: ready to become a frame."""
@@ -99,6 +104,11 @@ class Delivery:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def claimed_us(self) -> int:
+        """When it was claimed, by the database's clock."""
+        return self.lease_until_us - self.lease_ms * 1000
+
     def split(self, most_bytes: int) -> tuple[Delivery, Delivery | None]:
         """As many jobs from the front as fit, at least one; and the rest, if there is any."""
         sizes = [len(payload) + len(text or "") for payload, text in zip(self.payloads, self.headers, strict=True)]
@@ -115,6 +125,11 @@ class Delivery:
     def payload_bytes(self) -> int:
         """What it keeps in memory, but for a little."""
         return sum(map(len, self.payloads))
+
+    def only(self, places: Sequence[int]) -> Delivery:
+        """The jobs at these places."""
+        part: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in _OF_EACH_JOB}
+        return replace(self, **part)
 
     def _part(self, part: slice, *, seq: int) -> Delivery:
         return replace(

@@ -130,14 +130,22 @@ class OutcomeWriter:
         """Abandon jobs that never reached a worker: at once, at no cost. If this fails, the lease brings them back."""
         if failpoints.armed:
             failpoints.armed.touch("hand_back.before_queue")
+        back = [(job_id, epoch, Abandon()) for job_id, epoch in zip(delivery.ids, delivery.epochs, strict=True)]
+        self._settle_undelivered(delivery.tenant_no, back, "hand_back_failed")
+
+    def end_late(self, tenant_no: int, late: Sequence[tuple[UUID, int, Outcome]]) -> None:
+        """Settle jobs that were claimed after their deadline. If this fails, the lease brings them back."""
+        self._settle_undelivered(tenant_no, late, "end_late_failed")
+
+    def _settle_undelivered(self, tenant_no: int, jobs: Sequence[tuple[UUID, int, Outcome]], problem: str) -> None:
         parcel = OutcomeParcel(
-            delivery.tenant_no,
+            tenant_no,
             (),
             (),
             (),
-            [(job_id, epoch, Abandon()) for job_id, epoch in zip(delivery.ids, delivery.epochs, strict=True)],
+            jobs,
             done=lambda _: None,
-            failed=lambda error: log.warning("hand_back_failed jobs=%d error=%s", len(delivery), error),
+            failed=lambda error: log.warning("%s jobs=%d error=%s", problem, len(jobs), error),
         )
         try:
             self.writer.put(parcel)

@@ -6,10 +6,17 @@ Most jobs have neither headers nor anything of this, and carry nothing for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Final
+
+from headgate.domain.rank import unix_us
+from headgate.domain.validation import to_ms
 
 SCHEDULE: Final = ".schedule"
 OCCURRENCE_US: Final = ".occurrence_us"
+DEADLINE_US: Final = ".deadline_us"
+DEADLINE_MS: Final = ".deadline_ms"
+"""From the submit on: only on the way to the database, whose clock makes DEADLINE_US of it (submit_v1.sql)."""
 
 
 def of_caller(headers: Mapping[str, str]) -> dict[str, str]:
@@ -20,3 +27,17 @@ def of_caller(headers: Mapping[str, str]) -> dict[str, str]:
 def made_by(headers: Mapping[str, str]) -> tuple[str, int]:
     """The name of the schedule that made the job (empty: none did), and its occurrence in µs since 1970."""
     return headers.get(SCHEDULE, ""), int(headers.get(OCCURRENCE_US, "0"))
+
+
+def with_deadline(headers: Mapping[str, str], deadline: datetime | timedelta | None) -> dict[str, str]:
+    """The headers as they are stored."""
+    if deadline is None:
+        return dict(headers)
+    if isinstance(deadline, timedelta):
+        return {**headers, DEADLINE_MS: str(to_ms(deadline))}
+    return {**headers, DEADLINE_US: str(unix_us(deadline))}
+
+
+def deadline_us_of(headers: Mapping[str, str]) -> int:
+    """The job's deadline in µs since 1970; 0: it has none."""
+    return int(headers.get(DEADLINE_US, "0"))

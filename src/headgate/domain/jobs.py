@@ -56,6 +56,7 @@ class Submission:
     priority: int = limits.PRIORITY_DEFAULT
     delay: timedelta | None = None  # counted from the database's clock at submit
     run_at: datetime | None = None  # not together with delay; a past time means now
+    deadline: datetime | timedelta | None = None  # not started after this; a span as that of delay
     max_attempts: int | None = None  # None: the topic's
     policy: RetryPolicy | None = None  # None: the topic's
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)  # kept as an unchangeable copy
@@ -86,6 +87,8 @@ class Submission:
             self._keep("delay", check.check_delay(self.delay))
         if self.run_at is not None:
             self._keep("run_at", check.check_run_at(self.run_at))
+        if self.deadline is not None:
+            self._keep("deadline", check.check_deadline(self.deadline, due=self.run_at or self.delay))
         if self.max_attempts is not None:
             check.check_max_attempts(self.max_attempts)
         if self.policy is not None:

@@ -16,6 +16,9 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.states import OutcomeKind
 from headgate.domain.validation import check_delay, check_flag, check_result, clean_text, shown
 
+DEADLINE_EXCEEDED: Final = "deadline_exceeded"
+"""The type of error of a job that was not started, or was stopped, because of its deadline."""
+
 
 def _mend(value: object, field: str, limit: int) -> None:
     text: object = getattr(value, field)

@@ -220,6 +220,42 @@ def check_run_at(value: object, *, now: datetime | None = None, field: str = "ru
         raise InvalidInput(field, f"must be {span}, got {shown(moment)}") from None
 
 
+def check_deadline(
+    value: object,
+    *,
+    due: datetime | timedelta | None = None,
+    now: datetime | None = None,
+    field: str = "deadline",
+) -> datetime | timedelta:
+    """Accept a span of up to 5 years, or a time as of `run_at`, in UTC; `due` is the job's run_at or delay.
+
+    Without `now` it is not known whether a time has passed, nor which of a span and a time comes first.
+    """
+    if isinstance(value, timedelta):
+        deadline: datetime | timedelta = check_span(
+            value, field=field, low=MILLISECOND, high=limits.DELAY_MAX_MS * MILLISECOND
+        )
+    elif isinstance(value, datetime):
+        deadline = check_run_at(value, now=now, field=field)
+    else:
+        raise InvalidInput(field, f"must be a datetime with a time zone or a timedelta, got {shown(value)}")
+    if isinstance(deadline, datetime) and now is not None and deadline <= now:
+        raise InvalidInput(field, f"has passed, got {shown(deadline)}", hint="give a later one, or none")
+    if due is not None and not _is_before(due, deadline, now):
+        raise InvalidInput(field, "must be after the time the job is due (run_at or delay)", hint="give a later one")
+    return deadline
+
+
+def _is_before(one: datetime | timedelta, other: datetime | timedelta, now: datetime | None) -> bool:
+    if isinstance(one, datetime) and isinstance(other, datetime):
+        return one < other
+    if isinstance(one, timedelta) and isinstance(other, timedelta):
+        return one < other
+    if now is None:
+        return True
+    return (now + one if isinstance(one, timedelta) else one) < (now + other if isinstance(other, timedelta) else other)
+
+
 # --- what travels with a job ----------------------------------------------------------------------------------------
 
 

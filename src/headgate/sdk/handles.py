@@ -71,6 +71,7 @@ class JobInfo:
     schedule: str | None = None
     """The schedule that made it, and for which occurrence; empty text when that schedule was deleted."""
     occurrence: datetime | None = None
+    deadline: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -109,6 +110,7 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         batch_id=id_from_bytes(found.batch_id) if found.batch_id else None,
         schedule=found.lineage.schedule if found.HasField("lineage") else None,
         occurrence=_time(found.lineage.occurrence_us),
+        deadline=_time(found.deadline_us),
     )
 
 

@@ -121,6 +121,7 @@ class Job:
         "begun_at",
         "cancel_requested",
         "created_us",
+        "deadline_us",
         "epoch",
         "handler",
         "last_progress",
@@ -128,6 +129,7 @@ class Job:
         "lost",
         "max_attempts",
         "over_time",
+        "past_deadline",
         "payload",
         "priority",
         "raw_id",
@@ -174,7 +176,9 @@ class Job:
         self.stage = WAITING  # kept by the worker's ledger
         self.begun_at = 0.0  # by the monotonic clock, once its handler runs; kept for tasks with a time limit
         self.took = 0.0  # seconds its handler ran, where the slot has measured them
-        self.over_time = False  # its handler is being stopped because of that limit
+        self.over_time = False  # its handler is being stopped because of that limit, or of the deadline
+        self.past_deadline = False  # because of the deadline
+        self.deadline_us = 0
         self.where: asyncio.Task[None] | None = None  # the slot on the user's loop that runs it, while it does
         self.created_us = created_us
         self.lease_until_us = lease_until_us
@@ -209,6 +213,11 @@ class Job:
         """For which occurrence of its schedule the job was made; of a triggered one, when that was."""
         name, at_us = self._made_by
         return _EPOCH + timedelta(microseconds=at_us) if name else None
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the worker stops the handler if it still runs; None if the job has no deadline."""
+        return _EPOCH + timedelta(microseconds=self.deadline_us) if self.deadline_us else None
 
     @property
     def created_at(self) -> datetime:
@@ -270,10 +279,13 @@ class Job:
 
     # --- for the worker ----------------------------------------------------------------------------------------------
 
-    def with_headers(self, headers: Mapping[str, str], made_by: tuple[str, int] = _NOBODY) -> None:
-        """Few jobs have some, or were made by a schedule (its name, and the occurrence in µs): so it is no argument."""
+    def with_headers(
+        self, headers: Mapping[str, str], made_by: tuple[str, int] = _NOBODY, deadline_us: int = 0
+    ) -> None:
+        """What few jobs have, so it is no argument: headers, a schedule (its name, and the occurrence), a deadline."""
         self._headers = dict(headers)
         self._made_by = made_by
+        self.deadline_us = deadline_us
 
     @property
     def made_by(self) -> tuple[str, int]:

@@ -33,6 +33,7 @@ class JobOptions(TypedDict, total=False):
 
     `unique`: at most one live job of the topic has this key. `depends_on`: jobs this one waits for, by id or handle;
     `needs` says what of them, and `on_parent_failure` what becomes of this one if they fail. `batch`: an open batch.
+    `deadline`: the job is not started after it, and stopped then: a span from the submit on, or a time.
     `timeout`: how long a submit may wait for its answer, also because the server or this client has too much to do;
     with `when_busy="raise"` it does not wait for that, but raises `Overloaded` or `OutboxFull` at once.
     """
@@ -40,6 +41,7 @@ class JobOptions(TypedDict, total=False):
     priority: int | str
     delay: Seconds
     run_at: datetime
+    deadline: Seconds | datetime
     max_attempts: int
     retry: RetryPolicy
     key: str
@@ -130,6 +132,8 @@ def _template(given: JobOptions) -> pb.NewJob:
     if "run_at" in given:
         due = check.check_run_at(given["run_at"], now=datetime.now(UTC))
         job.run_at_us = (due - _EPOCH) // _MICROSECOND
+    if "deadline" in given:
+        _put_deadline(job, given["deadline"], given)
     if "max_attempts" in given:
         job.max_attempts = check.check_max_attempts(given["max_attempts"])
     if "retry" in given:
@@ -149,6 +153,20 @@ def _template(given: JobOptions) -> pb.NewJob:
     if "tags" in given:
         job.tags.extend(check.check_tags(given["tags"]))
     return job
+
+
+def _put_deadline(job: pb.NewJob, value: object, given: JobOptions) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            value = timedelta(seconds=value)
+        except (OverflowError, ValueError):
+            raise InvalidInput("deadline", f"must be at most 5 years ahead, got {check.shown(value)}") from None
+    due = given.get("run_at") or (job.delay_ms * check.MILLISECOND if job.delay_ms else None)
+    deadline = check.check_deadline(value, due=due, now=datetime.now(UTC))
+    if isinstance(deadline, timedelta):
+        job.deadline_ms = check.to_ms(deadline)
+    else:
+        job.deadline_us = (deadline - _EPOCH) // _MICROSECOND
 
 
 def _put_links(job: pb.NewJob, given: JobOptions) -> None:

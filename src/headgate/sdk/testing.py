@@ -62,6 +62,7 @@ def fake_job(
     headers: dict[str, str] | None = None,
     schedule: str = "",
     occurrence: datetime | None = None,
+    deadline: datetime | None = None,
     job_id: JobId | None = None,
     notebook: Notebook | None = None,
 ) -> Job:
@@ -69,7 +70,7 @@ def fake_job(
     raw = (job_id or _ids.next_id()).bytes
     job = Job(raw, 1, topic, payload, attempt, max_attempts, priority, 0, 0, "test", notebook or Notebook())
     at = occurrence or datetime(1970, 1, 1, tzinfo=UTC)
-    job.with_headers(headers or {}, (schedule, unix_us(at)))
+    job.with_headers(headers or {}, (schedule, unix_us(at)), unix_us(deadline) if deadline else 0)
     return job
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
+from headgate.domain.headers import with_deadline
 from headgate.domain.jobs import Submission, body_digest
 from headgate.domain.links import Links
 from headgate.domain.rank import rank_of
@@ -92,8 +93,9 @@ class SubmitFlush:
         policy_no = policy_no or topic.policy_no
         if policy_no != DEFAULT_POLICY_NO:
             _put(self.policy_nos, place, policy_no)
-        if job.headers:
-            _put(self.headers, place, json.dumps(dict(job.headers), ensure_ascii=False))
+        if job.headers or job.deadline is not None:
+            headers = with_deadline(job.headers, job.deadline)
+            _put(self.headers, place, json.dumps(headers, ensure_ascii=False))
         if not job.fresh:
             self.stale_ords.append(place + 1)
         if job.key is not None and job.key_window is not None:

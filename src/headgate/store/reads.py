@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import NotFound
-from headgate.domain.headers import of_caller
+from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
@@ -22,6 +22,7 @@ from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
        j.flags & 16 <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at, j.claimed_at,
@@ -81,6 +82,7 @@ class JobView:
     finished_at: datetime | None
     last_error: str | None
     headers: Mapping[str, str]
+    deadline: datetime | None
     rank_class: int | None
     rank_at: int | None
     flags: int = 0
@@ -122,6 +124,8 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         row = await db.fetchrow(GET, tenant_no, job_id)
     if row is None:
         raise NotFound("job", str(job_id))
+    headers: dict[str, str] = json.loads(row[18] or "{}")
+    deadline_us = deadline_us_of(headers)
     return JobView(
         id=JobId(row[0]),
         topic_no=row[1],
@@ -141,7 +145,8 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         lease_until=row[15],
         finished_at=row[16],
         last_error=row[17],
-        headers=of_caller(json.loads(row[18] or "{}")),
+        headers=of_caller(headers),
+        deadline=_EPOCH + timedelta(microseconds=deadline_us) if deadline_us else None,
         rank_class=row[19],
         rank_at=row[20],
         flags=row[21],

@@ -704,6 +704,7 @@ class Store:
             finished_at=view.finished_at,
             last_error=view.last_error or "",
             headers=view.headers,
+            deadline=view.deadline,
             payload=body,
             result=outcome,
             links=links,

@@ -162,6 +162,7 @@ class Job(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OCCURRENCE_US_FIELD_NUMBER: _builtins.int
+    DEADLINE_US_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     topic: _builtins.str
     payload: _builtins.bytes
@@ -177,6 +178,8 @@ class Job(_message.Message):
     """the schedule that made the job, by its name then; empty: none did"""
     occurrence_us: _builtins.int
     """for which of its occurrences"""
+    deadline_us: _builtins.int
+    """it is not started after this, and to be stopped then; 0: none"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -195,10 +198,11 @@ class Job(_message.Message):
         tenant: _builtins.str = ...,
         schedule: _builtins.str = ...,
         occurrence_us: _builtins.int = ...,
+        deadline_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_us", b"created_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "occurrence_us", b"occurrence_us", "payload", b"payload", "priority", b"priority", "schedule", b"schedule", "tenant", b"tenant", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "occurrence_us", b"occurrence_us", "payload", b"payload", "priority", b"priority", "schedule", b"schedule", "tenant", b"tenant", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +479,7 @@ class JobInfo(_message.Message):
     CHILD_COUNT_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
+    DEADLINE_US_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     tenant: _builtins.str
     topic: _builtins.str
@@ -501,6 +506,8 @@ class JobInfo(_message.Message):
     child_count: _builtins.int
     """counted up to 10,000"""
     batch_id: _builtins.bytes
+    deadline_us: _builtins.int
+    """0: none"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -552,10 +559,11 @@ class JobInfo(_message.Message):
         child_count: _builtins.int = ...,
         batch_id: _builtins.bytes = ...,
         lineage: Global___Lineage | None = ...,
+        deadline_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,6 +88,8 @@ class NewJob(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     LIMIT_KEY_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    DEADLINE_US_FIELD_NUMBER: _builtins.int
     UNIQUE_FIELD_NUMBER: _builtins.int
     DEPENDS_ON_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
@@ -110,6 +112,10 @@ class NewJob(_message.Message):
     """the id was made for this very call and was never sent before"""
     limit_key: _builtins.str
     """by what its topic limits, orders or shares: a customer, an account"""
+    deadline_ms: _builtins.int
+    """it is not started after this; from the submit on"""
+    deadline_us: _builtins.int
+    """the same as a point in time; not together with deadline_ms"""
     needs: _jobs_pb2.Needs.ValueType
     on_parent_failure: _jobs_pb2.OnParentFailure.ValueType
     batch: _builtins.bytes
@@ -143,6 +149,8 @@ class NewJob(_message.Message):
         tags: _abc.Iterable[_builtins.str] | None = ...,
         fresh: _builtins.bool = ...,
         limit_key: _builtins.str = ...,
+        deadline_ms: _builtins.int = ...,
+        deadline_us: _builtins.int = ...,
         unique: Global___Unique | None = ...,
         depends_on: _abc.Iterable[_builtins.bytes] | None = ...,
         needs: _jobs_pb2.Needs.ValueType = ...,
@@ -151,7 +159,7 @@ class NewJob(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "unique", b"unique"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "deadline_ms", b"deadline_ms", "deadline_us", b"deadline_us", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

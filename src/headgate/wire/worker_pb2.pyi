@@ -528,11 +528,17 @@ class JobHeaders(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OCCURRENCE_US_FIELD_NUMBER: _builtins.int
+    DEADLINE_US_FIELD_NUMBER: _builtins.int
+    DEADLINE_IN_MS_FIELD_NUMBER: _builtins.int
     place: _builtins.int
     schedule: _builtins.str
     """the schedule that made the job, by its name then; empty: none did"""
     occurrence_us: _builtins.int
     """for which of its occurrences"""
+    deadline_us: _builtins.int
+    """it is not started after this, and to be stopped then; 0: none"""
+    deadline_in_ms: _builtins.int
+    """how far off that was when the job was claimed: for a worker with another clock"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -542,10 +548,12 @@ class JobHeaders(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         schedule: _builtins.str = ...,
         occurrence_us: _builtins.int = ...,
+        deadline_us: _builtins.int = ...,
+        deadline_in_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "occurrence_us", b"occurrence_us", "place", b"place", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_in_ms", b"deadline_in_ms", "deadline_us", b"deadline_us", "headers", b"headers", "occurrence_us", b"occurrence_us", "place", b"place", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -199,9 +199,9 @@ async def test_four_slots_in_batches_of_eight_settle_each_job_when_it_is_done(wi
 
 @pytest.mark.req("W20")
 async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) -> None:
-    """All fields there are; trace context travels in the headers. Left of W20: webhook, deadline.
+    """All fields there are; trace context travels in the headers. Left of W20: webhook.
 
-    The schedule that made a job: tests/e2e/test_schedules.py.
+    What a handler sees of them, with schedule, occurrence and deadline: tests/e2e/test_schedules.py.
     """
     before = time.time_ns() // 1000
     job_id = await wire.submit(
@@ -209,6 +209,7 @@ async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) ->
         b"\x00body",
         priority=-7,
         max_attempts=4,
+        deadline_us=before + 3_600_000_000,
         headers={"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "user": "Zoë"},
     )
     plain = await wire.submit(topic)
@@ -225,6 +226,7 @@ async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) ->
             "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             "user": "Zoë",
         }
+        assert (job.deadline_us, other.deadline_us) == (before + 3_600_000_000, 0)
         assert job.created_us == pytest.approx(before, abs=60_000_000)
         assert job.lease_until_us > job.created_us
 

@@ -16,14 +16,14 @@ from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
-from headgate.domain.headers import made_by, of_caller
+from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.jobs import Submission
 from headgate.domain.links import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.rank import unix_us
 from headgate.domain.states import Receipt, State, SubmitReceipt, Word
-from headgate.domain.validation import check_integer, check_run_at, clean_text
+from headgate.domain.validation import check_deadline, check_integer, check_run_at, clean_text
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -107,15 +107,27 @@ def jobs_frame(
             priorities=delivery.priorities if any(delivery.priorities) else [],
             created_us=delivery.created_us,
             lease_until_us=delivery.lease_until_us,
-            headers=[_job_headers(place, json.loads(text)) for place, text in enumerate(delivery.headers) if text],
+            headers=[
+                _job_headers(place, json.loads(text), delivery.claimed_us)
+                for place, text in enumerate(delivery.headers)
+                if text
+            ],
             seq=delivery.seq,
         ),
     )
 
 
-def _job_headers(place: int, found: dict[str, str]) -> worker_pb2.JobHeaders:
+def _job_headers(place: int, found: dict[str, str], claimed_us: int) -> worker_pb2.JobHeaders:
     schedule, occurrence_us = made_by(found)
-    return worker_pb2.JobHeaders(place=place, headers=of_caller(found), schedule=schedule, occurrence_us=occurrence_us)
+    deadline_us = deadline_us_of(found)
+    return worker_pb2.JobHeaders(
+        place=place,
+        headers=of_caller(found),
+        schedule=schedule,
+        occurrence_us=occurrence_us,
+        deadline_us=deadline_us,
+        deadline_in_ms=max(0, -((claimed_us - deadline_us) // 1000)),
+    )
 
 
 def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: str) -> list[jobs_pb2.Job]:
@@ -136,6 +148,7 @@ def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: s
             tenant=tenant,
             schedule=made_by(found[place])[0],
             occurrence_us=made_by(found[place])[1],
+            deadline_us=deadline_us_of(found[place]),
         )
         for place in range(len(delivery))
     ]
@@ -261,14 +274,17 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
     """One job to submit; raises InvalidInput naming the field."""
     if job.delay_ms and job.run_at_us:
         raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
+    delay = span(job.delay_ms, "delay_ms") if job.delay_ms else None
+    run_at = _moment(job.run_at_us) if job.run_at_us else None
     return Submission(
         tenant=TenantName(tenant),
         topic=TopicName(job.topic),
         id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, new_id),
         payload=job.payload,
         priority=job.priority,
-        delay=span(job.delay_ms, "delay_ms") if job.delay_ms else None,
-        run_at=_moment(job.run_at_us) if job.run_at_us else None,
+        delay=delay,
+        run_at=run_at,
+        deadline=_deadline(job, run_at or delay),
         max_attempts=job.max_attempts or None,
         policy=retry_policy(job.retry) if job.HasField("retry") else None,
         headers=dict(job.headers),
@@ -283,6 +299,18 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
         on_parent_failure=on_failure_of(job.on_parent_failure).label,
         batch=id_of(job.batch, field="batch") if job.batch else None,
     )
+
+
+def _deadline(job: producer_pb2.NewJob, due: datetime | timedelta | None) -> datetime | timedelta | None:
+    if not job.deadline_ms and not job.deadline_us:
+        return None
+    if job.deadline_ms and job.deadline_us:
+        raise InvalidInput("deadline_us", "cannot be given together with deadline_ms", hint="give one of the two")
+    field = "deadline_ms" if job.deadline_ms else "deadline_us"
+    deadline = span(job.deadline_ms, field) if job.deadline_ms else _moment(job.deadline_us, field=field)
+    # Of a job that may have been sent before, it may have passed since: that is no reason to deny that the job exists.
+    now = datetime.now(UTC) if job.fresh or not job.id else None
+    return check_deadline(deadline, due=due, now=now, field=field)
 
 
 def id_of(raw: bytes, *, field: str) -> UUID:
@@ -338,12 +366,12 @@ def _no_id(given: bytes, new_id: Callable[[], JobId]) -> JobId:
     return new_id()
 
 
-def _moment(microseconds: int) -> datetime:
+def _moment(microseconds: int, *, field: str = "run_at_us") -> datetime:
     try:
         moment = _EPOCH + timedelta(microseconds=microseconds)
     except OverflowError as error:
-        raise InvalidInput("run_at_us", f"{microseconds} is no point in time that can be kept") from error
-    return check_run_at(moment, now=datetime.now(UTC), field="run_at_us")
+        raise InvalidInput(field, f"{microseconds} is no point in time that can be kept") from error
+    return check_run_at(moment, now=datetime.now(UTC), field=field)
 
 
 def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
@@ -406,6 +434,7 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         finished_us=at_us(job.finished_at),
         last_error=job.last_error,
         headers=job.headers,
+        deadline_us=at_us(job.deadline),
         payload=job.payload or b"",
         result=job.result or b"",
         unique_key=job.links.unique_key,

@@ -31,8 +31,8 @@ from headgate.sdk.worker.execution import attempt_sync
 
 Facts: TypeAlias = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
 """What a child needs to know of a job, in the order of Job's own arguments."""
-Extra: TypeAlias = tuple[dict[str, str], tuple[str, int]]
-"""What few jobs have: headers, and the schedule that made it."""
+Extra: TypeAlias = tuple[dict[str, str], tuple[str, int], int]
+"""What few jobs have: headers, the schedule that made it, a deadline."""
 Where: TypeAlias = tuple[str, str]
 """The module and the name in it that a handler is found by."""
 

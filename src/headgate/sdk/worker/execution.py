@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from typing import Any, cast
 
+from headgate.domain.outcomes import DEADLINE_EXCEEDED
 from headgate.sdk.codec import encode_result
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Cancelled, cancelled_unbegun, failure, outcome_of
@@ -48,13 +49,22 @@ def unbegun(job: Job) -> Outcome | None:
     """The outcome of a job that is not to be begun any more; None: it is another's by now, or was handed back."""
     if job.lost or job.abandoned:
         return None
-    return cancelled_unbegun()
+    return past_deadline(job) if job.past_deadline else cancelled_unbegun()
 
 
 def over_time(job: Job) -> Outcome:
-    """The outcome of a handler that ran longer than its task allows."""
+    """The outcome of a handler that ran longer than its task or its job allows."""
+    if job.past_deadline:
+        return past_deadline(job, begun=True)
     limit = cast("Task[Any, Any]", job.handler).time_limit
     return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
+
+
+def past_deadline(job: Job, *, begun: bool = False) -> Outcome:
+    """The outcome of a job whose deadline has passed. No other attempt could be in time."""
+    told = "and its handler was stopped" if begun else "and it was not started"
+    text = f"the deadline of the job, {job.deadline:%Y-%m-%dT%H:%M:%S.%fZ}, has passed, {told}"
+    return failure(DEADLINE_EXCEEDED, text, permanent=True)
 
 
 def _ended(error: BaseException, job: Job) -> Outcome:

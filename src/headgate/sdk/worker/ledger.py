@@ -43,6 +43,7 @@ class Ledger:
         prefetch: int | None,
         lead: int = 0,
         start: Start,
+        watch_deadline: Callable[[Job, float], None],
         reports: Reports,
     ) -> None:
         self.held: dict[bytes, Job] = {}
@@ -54,6 +55,7 @@ class Ledger:
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
+        self._watch_deadline = watch_deadline
         self._concurrency, self._prefetch = concurrency, prefetch
         # `lead`: what slots take beyond their number, and keep in order themselves.
         self._startable = concurrency + lead
@@ -142,7 +144,10 @@ class Ledger:
             seen[at] = job
         for extra in frame.headers:
             if extra.place in seen:
-                seen[extra.place].with_headers(extra.headers, (extra.schedule, extra.occurrence_us))
+                job = seen[extra.place]
+                job.with_headers(extra.headers, (extra.schedule, extra.occurrence_us), extra.deadline_us)
+                if extra.deadline_us:
+                    self._watch_deadline(job, extra.deadline_in_ms / 1000)
         return new, replaced
 
     def _refuse(self, job: Job) -> None:
@@ -205,6 +210,11 @@ class Ledger:
             self._release(job)
             self._settle(job, cancelled_unbegun())
         return False
+
+    def end_unbegun(self, job: Job, outcome: Outcome) -> None:
+        """A job that no slot has taken ends so."""
+        self._release(job)
+        self._settle(job, outcome)
 
     def hand_back_waiting(self) -> None:
         """Give up what no slot has taken."""

@@ -1,8 +1,10 @@
-"""What becomes of handlers that do not end: time limits, and slots that are never free again. On the I/O loop.
+"""What becomes of handlers that do not end: time limits, deadlines, stuck slots. On the I/O loop.
 
 A time limit counts from the moment the handler began, not from its delivery: a job waits for its process, or behind a
 handler that blocks the loop, at nobody's cost. When it is over the handler is stopped as by a cancellation; one that is
-still there a moment later is not waited for. Its attempt fails, its lease ends, and its slot stays taken.
+still there a moment later is not waited for. Its attempt fails, its lease ends, and its slot stays taken. A job's
+deadline ends its handler in the same way; it counts from the claim, by how far off it was then, so that this machine's
+clock does not matter.
 
 A worker that owns its process ends it in any case: see `leaving_at_last`.
 
@@ -20,9 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-from headgate.sdk.job import FINISHED, STARTED, Job
+from headgate.sdk.job import FINISHED, STARTED, WAITING, Job
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import over_time
+from headgate.sdk.worker.execution import over_time, past_deadline
 from headgate.sdk.worker.inbound import Stops
 from headgate.sdk.worker.link import Link
 
@@ -52,25 +54,40 @@ class TimeLimits:
             if limit is not None:
                 self._loop.call_later(limit, self._look, job, limit)
 
+    def watch_deadline(self, job: Job, seconds: float) -> None:
+        """Delivered just now, and its deadline is so far off."""
+        self._loop.call_later(seconds, self._at_deadline, job)
+
+    def _at_deadline(self, job: Job) -> None:
+        if job.stage == WAITING:
+            self._link.ledger.end_unbegun(job, past_deadline(job))
+            self._link.wake()
+        elif job.stage != FINISHED and not job.over_time:
+            job.past_deadline = True
+            self._stop(job, "deadline")
+
     def _look(self, job: Job, limit: float) -> None:
-        if job.stage == FINISHED:
+        if job.stage == FINISHED or job.over_time:
             return
         left = job.begun_at + limit - time.monotonic() if job.begun_at else limit
         if left > 0:
             self._loop.call_later(left, self._look, job, limit)
             return
+        self._stop(job, f"time limit of {limit:g} s")
+
+    def _stop(self, job: Job, why: str) -> None:
         job.over_time = True
         job.ask_to_stop()
         self._slots.stop([job])
-        self._loop.call_later(UNWIND_SECONDS, self._give_up, job, limit)
+        self._loop.call_later(UNWIND_SECONDS, self._give_up, job, why)
 
-    def _give_up(self, job: Job, limit: float) -> None:
+    def _give_up(self, job: Job, why: str) -> None:
         if job.stage == FINISHED:
             return
         log.error(
-            "did_not_stop: the handler of job %s (%s) still runs after its time limit of %g s; "
+            "did_not_stop: the handler of job %s (%s) still runs after its %s; "
             "the attempt counts as failed, and its slot is lost until the handler returns",
-            *(job.id, job.topic, limit),
+            *(job.id, job.topic, why),
         )
         self._link.ledger._settle(job, over_time(job))
         self._link.wake()

@@ -31,7 +31,7 @@ from headgate.sdk.job import Job
 from headgate.sdk.outcomes import failure
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import child
-from headgate.sdk.worker.execution import over_time
+from headgate.sdk.worker.execution import over_time, unbegun
 from headgate.sdk.worker.outbox import Outcome
 from headgate.sdk.worker.slots import Report
 from headgate.wire import jobs_pb2 as pb
@@ -204,11 +204,11 @@ class _Slot:
         if job.lost or job.abandoned:
             return None
         if job.cancel_requested:
-            return failure("Cancelled", "the job was cancelled on request before it started")
+            return unbegun(job)
         task = cast("Task[Any, Any]", job.handler)
         self._number += 1
         where = (task.function.__module__, task.name)
-        order = ("run", self._number, where, facts_of(job), (dict(job.headers), job.made_by))
+        order = ("run", self._number, where, facts_of(job), (dict(job.headers), job.made_by, job.deadline_us))
         job.cancelled.on_set(self.wake)
         self._hand_over(order)
         try:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from headgate.sdk.job import Job
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import attempt_sync
+from headgate.sdk.worker.execution import attempt_sync, unbegun
 from headgate.sdk.worker.slots import Report
 
 
@@ -61,6 +61,8 @@ class ThreadSlots:
         while (job := self._inbox.get()) is not None:
             if job.lost or job.abandoned:
                 self._report(job, None)
+            elif job.past_deadline:
+                self._report(job, unbegun(job))
             else:
                 job.begun_at = time.monotonic()
                 # A context of its own for each job: what one handler sets, the next one must not see.

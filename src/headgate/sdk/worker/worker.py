@@ -168,8 +168,8 @@ class Worker:
         link = Link(self._io, self._connection.addresses, self._settings)
         slots.open(link.report)
         start = slots.start
+        limits = TimeLimits(self._io.loop, link, slots)
         if any(task.time_limit is not None for task in self._tasks.values()):
-            limits = TimeLimits(self._io.loop, link, slots)
 
             def start(jobs: list[Job]) -> None:
                 slots.start(jobs)
@@ -181,6 +181,7 @@ class Worker:
             prefetch=self._prefetch,
             lead=slots.lead,
             start=start,
+            watch_deadline=limits.watch_deadline,
             reports=link,
         )
         link.outbound = Outbound(self._settings, ledger)

@@ -64,6 +64,7 @@ BEGIN
             -- explain: end
         ) THEN
             v_now_us := (extract(epoch FROM v_now) * 1000000)::bigint;
+            IF headers_ IS NOT NULL THEN headers_ := headgate.deadline_v1(headers_, v_now); END IF;
             RETURN QUERY
             WITH made AS (
                 INSERT INTO headgate.jobs AS j (id, rank_at, created_at, run_at, claimed_at, lease_until, tenant_no,

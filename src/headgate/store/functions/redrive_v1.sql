@@ -1,7 +1,8 @@
 -- Puts finished jobs of one tenant back on their topic: attempts start anew, the rank is that of a job submitted now, the
 -- epoch and the memory of the last outcome stay (an old worker's repeated answer is still recognised). payloads_, aligned
 -- with ids_, may carry an edited body (NULL: as it was; an empty array: none is edited). spread_us_ lies between the due
--- times of two neighbours, so that many do not come back all at once. Returns an ord for each done.
+-- times of two neighbours, so that many do not come back all at once. A deadline that will have passed when the job is due
+-- is dropped: it would end the job again. Returns an ord for each done.
 CREATE FUNCTION headgate.redrive_v1(
     tenant_ int, ids_ uuid[], payloads_ bytea[], delay_ms_ bigint, who_ text, reason_ text, spread_us_ bigint DEFAULT 0)
 RETURNS TABLE (ord int, id uuid, topic_no int, rank_class int, rank_at bigint)
@@ -55,7 +56,9 @@ BEGIN
                CASE WHEN t.payload IS NULL THEN g.flags & ~272
                     WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272) | 1 | 8
                     ELSE (g.flags & ~273) | 8 END,
-               g.last_outcome, g.last_error, g.headers,
+               g.last_outcome, g.last_error,
+               CASE WHEN (g.headers ->> '.deadline_us')::bigint <= (extract(epoch FROM t.run_at) * 1000000)::bigint
+                    THEN nullif(g.headers - '.deadline_us', '{}') ELSE g.headers END,
                CASE WHEN t.payload IS NULL THEN g.payload WHEN octet_length(t.payload) <= 1024 THEN t.payload END
           FROM gone g JOIN told t ON t.id = g.id JOIN headgate.topics p ON p.topic_no = g.topic_no
         RETURNING j.id, j.topic_no, j.rank_class, j.rank_at),

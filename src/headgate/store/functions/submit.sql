@@ -9,7 +9,7 @@ CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
-    limit_key text DEFAULT NULL)
+    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -42,6 +42,12 @@ BEGIN
         -- In hours: a day of the caller's time zone may have 23 or 25.
         WHEN run_at < '2000-01-01 00:00:00+00' OR run_at > v_now + interval '43800 hours' THEN
             'run_at: must be between 2000-01-01 and 1825 days from now'
+        -- Of an id that may have been submitted before, it may have passed since.
+        WHEN deadline <= v_now AND id IS NULL THEN 'deadline: has passed; give a later one, or none'
+        WHEN deadline < '2000-01-01 00:00:00+00' OR deadline > v_now + interval '43800 hours' THEN
+            'deadline: must be between 2000-01-01 and 1825 days from now'
+        WHEN deadline <= run_at OR (id IS NULL AND deadline <= v_now + v_delay::float8 * interval '1 ms') THEN
+            'deadline: must be after the time the job is due (run_at or delay)'
         WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
         WHEN length(key) NOT BETWEEN 1 AND 255 OR key ~ v_unfit THEN
             'key: must be 1 to 255 characters, none of them a control character'
@@ -82,7 +88,9 @@ BEGIN
         ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
         ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
         ARRAY[v_delay::bigint], ARRAY[run_at],
-        ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_topic.policy_no], ARRAY[headers],
+        ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_topic.policy_no],
+        ARRAY[CASE WHEN deadline IS NULL THEN headers ELSE coalesce(headers, '{}') || jsonb_build_object(
+                  '.deadline_us', (extract(epoch FROM deadline) * 1000000)::bigint::text) END],
         CASE WHEN id IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
         CASE WHEN key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
         CASE WHEN key IS NULL THEN '{}'::text[] ELSE ARRAY[key] END,
@@ -107,12 +115,12 @@ CREATE FUNCTION headgate.submit(
     topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
-    limit_key text DEFAULT NULL)
+    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL)
 RETURNS uuid LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT headgate.submit(topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key,
-                           key_window, id, headers, tags, limit_key)
+                           key_window, id, headers, tags, limit_key, deadline)
 $$;
-REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)
-    FROM PUBLIC;
-REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text)
-    FROM PUBLIC;
+REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text,
+                                           timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text,
+                                           timestamptz) FROM PUBLIC;

@@ -1,3 +1,11 @@
+-- The headers of a job as they are stored: a deadline given as a span from now becomes a time (domain/headers.py).
+CREATE FUNCTION headgate.deadline_v1(headers_ jsonb, now_ timestamptz) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN headers_ ? '.deadline_ms' THEN headers_ - '.deadline_ms' || jsonb_build_object('.deadline_us', (
+               (extract(epoch FROM now_) * 1000000)::bigint + (headers_ ->> '.deadline_ms')::bigint * 1000)::text)
+           ELSE headers_ END
+$$;
+
 -- One flush of submits. Returns only what was NOT simply created: (ord, receipt, job_id) with receipt 1 duplicate or
 -- 2 conflict, job_id the job that was there first; 3 refused, its topic's backlog is full (detail: the limit, and how many
 -- wait). No row for an ord means: created, as asked.
@@ -50,6 +58,10 @@ BEGIN
                 USING ERRCODE = 'serialization_failure';
         END IF;
         stale_ords_ := ARRAY(SELECT generate_series(1, v_count));
+    END IF;
+    IF cardinality(headers_) > 0 THEN
+        headers_ := ARRAY(SELECT headgate.deadline_v1(u.h, v_now) FROM unnest(headers_) WITH ORDINALITY AS u(h, n)
+                           ORDER BY u.n);
     END IF;
     IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.max_backlog IS NOT NULL) THEN
         FOR v_one IN SELECT r.ords, r.most, r.waiting

@@ -1,0 +1,40 @@
+"""Jobs that were claimed after their deadline: they are not delivered, and end as a failure that is not tried again.
+
+The time is that of the claim, by the database's clock. Only jobs with headers are looked at, so that all others pay
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from headgate.dispatch.links import Delivery
+from headgate.domain.headers import DEADLINE_US, deadline_us_of
+from headgate.domain.outcomes import DEADLINE_EXCEEDED, ErrorInfo, Failed, Outcome
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Outcome]]]:
+    """The jobs that may still start, and the outcomes of the others."""
+    claimed_us = delivery.claimed_us
+    late = {
+        place: deadline_us
+        for place, text in enumerate(delivery.headers)
+        if text and DEADLINE_US in text and 0 < (deadline_us := deadline_us_of(json.loads(text))) <= claimed_us
+    }
+    if not late:
+        return delivery, []
+    ends: list[tuple[UUID, int, Outcome]] = [
+        (delivery.ids[place], delivery.epochs[place], _not_started(deadline_us)) for place, deadline_us in late.items()
+    ]
+    return delivery.only([place for place in range(len(delivery)) if place not in late]), ends
+
+
+def _not_started(deadline_us: int) -> Failed:
+    at = _EPOCH + timedelta(microseconds=deadline_us)
+    text = f"the deadline of the job, {at:%Y-%m-%dT%H:%M:%S.%fZ}, has passed, and it was not started"
+    return Failed(error=ErrorInfo(type=DEADLINE_EXCEEDED, message=text), permanent=True)

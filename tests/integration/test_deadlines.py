@@ -1,0 +1,174 @@
+"""No job is started after its deadline, by the database's clock; what that costs is nobody else's."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headgate.control.operator_ports import Redrive
+from headgate.domain.outcomes import ErrorInfo, Failed
+from headgate.domain.states import State
+from headgate.store.connect import Connection
+from headgate.store.operating import OperatorStore
+from tests.support.dispatching import Instance
+from tests.support.queue import Clock
+
+YEAR = timedelta(days=365)
+SECOND = timedelta(seconds=1)
+
+
+def credit(instance: Instance) -> dict[str, int]:
+    """Free credit by worker."""
+    return {
+        link.worker_id: sum(link.credit.values()) for link in instance.links if not link.worker_id.startswith("flush")
+    }
+
+
+async def test_a_job_past_its_deadline_is_not_delivered_and_its_neighbours_are(still: Instance, clock: Clock) -> None:
+    first = await still.submit()
+    late = [
+        *await still.submit(deadline=clock.now + SECOND, headers={"trace": "abc"}),
+        *await still.submit(deadline=timedelta(seconds=1)),
+    ]
+    in_time = await still.submit(deadline=timedelta(seconds=2))
+    others = await still.submit(2, headers={"trace": "abc"})
+    await clock.advance(seconds=1.5)
+    one, two = await still.worker("one", slots=3), await still.worker("two", slots=5)
+    await still.coordinator.claim_once()
+    got = [*(await one.take()).ids, *(await two.take()).ids]
+    assert sorted(got) == sorted([*first, *in_time, *others])
+    assert credit(still) == {"one": 3 - len(one.delivered[0]), "two": 5 - len(two.delivered[0])}  # what came is taken
+    await still.flushed()
+    for job_id in late:
+        job = await still.job(job_id)
+        assert (job.state, job.attempt) == (State.DEAD, 1)
+        assert job.deadline.isoformat().replace("+00:00", "")[:22] in job.last_error
+        assert "it was not started" in job.last_error
+        assert [(event.kind, event.error_type) for event in job.events] == [("failed", "deadline_exceeded")]
+        assert job_id in still.ended  # who waits for its result is told
+    assert (await still.states())[State.RUNNING] == 4
+
+
+async def test_a_claim_of_nothing_but_late_jobs_sends_nothing_and_keeps_the_credit(
+    still: Instance, clock: Clock
+) -> None:
+    await still.submit(4, deadline=timedelta(seconds=1))
+    await clock.advance(seconds=5)
+    await still.worker("one", slots=2)
+    gone = await still.worker("gone", slots=2)
+    for _ in range(3):
+        await still.coordinator.claim_once()
+    await still.flushed()
+    assert credit(still) == {"one": 2, "gone": 2}
+    gone.lose()
+    assert still.free() == 2
+    assert await still.states() == {State.DEAD: 4}
+
+
+@pytest.mark.parametrize(("left", "starts"), [(timedelta(0), False), (timedelta(microseconds=1), True)])
+async def test_at_its_deadline_a_job_is_late(still: Instance, clock: Clock, left: timedelta, starts: bool) -> None:
+    (job_id,) = await still.submit(deadline=clock.now + SECOND + left)
+    await clock.advance(seconds=1)
+    await still.worker("one", slots=1)
+    await still.coordinator.claim_once()
+    await still.flushed()
+    assert (await still.job(job_id)).state is (State.RUNNING if starts else State.DEAD)
+
+
+@pytest.mark.parametrize("ahead", [-YEAR, YEAR])
+async def test_the_clock_of_the_database_decides(still: Instance, clock: Clock, ahead: timedelta) -> None:
+    """This machine's is a year away from it, in either direction."""
+    await clock.set(clock.now + ahead)
+    in_time = await still.submit(deadline=clock.now + 3 * SECOND)
+    late = [*await still.submit(deadline=clock.now + SECOND), *await still.submit(deadline=SECOND)]
+    assert (await still.job(late[1])).deadline == clock.now + SECOND  # a span counts from the submit
+    await clock.advance(seconds=2)
+    worker = await still.worker("one", slots=9)
+    await still.coordinator.claim_once()
+    assert list((await worker.take()).ids) == in_time
+    await still.flushed()
+    assert [(await still.job(job_id)).state for job_id in late] == [State.DEAD, State.DEAD]
+
+
+async def test_a_retry_that_is_due_after_the_deadline_ends_when_its_turn_comes(still: Instance, clock: Clock) -> None:
+    (job_id,) = await still.submit(deadline=timedelta(seconds=1))
+    worker = await still.worker("one", slots=1)
+    await still.coordinator.claim_once()
+    await worker.report(job_id, (await worker.take()).epochs[0], Failed(error=ErrorInfo(type="Oops")))
+    assert (await still.job(job_id)).state is State.RETRYING
+    await clock.advance(days=1)
+    await still.coordinator.tick_once()
+    worker.ready(1)
+    await still.coordinator.claim_once()
+    await still.flushed()
+    job = await still.job(job_id)
+    assert (job.state, job.attempt) == (State.DEAD, 2)
+    assert "deadline" in job.last_error
+
+
+async def test_a_span_counts_from_the_submit_also_when_a_worker_waits(database: str, clock: Clock) -> None:
+    async with Instance(database, running=False, claims_along=True) as instance:
+        worker = await instance.worker("one", slots=2)
+        await instance.coordinator.claim_once()  # finds nothing: it waits
+        (job_id,) = await instance.submit(deadline=SECOND, headers={"trace": "abc"})
+        delivery = await worker.take()
+        assert (json.loads(delivery.headers[0] or "")[".deadline_us"]) == str(delivery.claimed_us + 1_000_000)
+        job = await instance.job(job_id)
+        assert (job.deadline, job.headers) == (clock.now + SECOND, {"trace": "abc"})
+
+
+@pytest.mark.parametrize("passed", [True, False])
+async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
+    still: Instance, clock: Clock, passed: bool
+) -> None:
+    deadline = clock.now + timedelta(hours=1)
+    (job_id,) = await still.submit(deadline=deadline, headers={"trace": "abc"})
+    worker = await still.worker("one", slots=1)
+    if passed:
+        await clock.advance(hours=2)
+    await still.coordinator.claim_once()
+    if not passed:
+        fatal = Failed(error=ErrorInfo(type="Oops"), permanent=True)
+        await worker.report(job_id, (await worker.take()).epochs[0], fatal)
+        worker.ready(1)
+    await still.flushed()
+    assert (await still.job(job_id)).state is State.DEAD
+    how = Redrive()
+    await OperatorStore(still.store).redrive(worker.link.tenant_no, [job_id], how, who="ann", reason="again")
+    job = await still.job(job_id)
+    assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
+    still.coordinator.stir_all()
+    await still.coordinator.claim_once()
+    assert list((await worker.take()).ids) == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("deadline => now() - interval '1 s'", "deadline: has passed"),
+        ("deadline => '-infinity'", "deadline: has passed"),
+        ("deadline => 'infinity'", "deadline: must be between 2000-01-01 and 1825 days from now"),
+        ("deadline => now() + interval '1 h', run_at => now() + interval '1 h'", "deadline: must be after the time"),
+        ("deadline => now() + interval '1 h', delay => interval '2 h'", "deadline: must be after the time"),
+    ],
+)
+async def test_a_deadline_that_cannot_be_kept_is_refused_in_sql(db: Connection, given: str, says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        await db.fetchval(f"SELECT headgate.submit('mail', '{{}}'::jsonb, {given})")
+
+
+@pytest.mark.parametrize("more", ["", ', headers => \'{"trace": "abc"}\''])
+async def test_a_sql_submit_stores_the_same_deadline(still: Instance, db: Connection, more: str) -> None:
+    (of_store,) = await still.submit(
+        deadline=(at := await db.fetchval("SELECT now() + interval '1 h'")), headers={"trace": "abc"} if more else {}
+    )
+    of_sql = await db.fetchval(
+        f"SELECT headgate.submit('mail', '{{}}'::jsonb, tenant => 'acme', deadline => $1{more})", at
+    )
+    found: list[Any] = [await still.job(one) for one in (of_store, of_sql)]
+    assert found[0].deadline == found[1].deadline == at
+    rows = await db.fetch("SELECT DISTINCT headers FROM headgate.jobs")
+    assert len(rows) == 1
