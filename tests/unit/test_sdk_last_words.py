@@ -14,7 +14,8 @@ import pytest
 
 from headgate.sdk.worker import processes
 from tests.support.fake_server import WorkLink, until
-from tests.unit.test_sdk_slots import failures, working
+from tests.support.waiting import until as waiting_until
+from tests.unit.test_sdk_slots import alive, failures, working
 
 
 def told(link: WorkLink) -> Counter[bytes]:
@@ -65,17 +66,23 @@ async def test_a_child_that_dies_before_its_result_fails_that_job_and_no_other()
         assert pid_of(link, first) != pid_of(link, last)
 
 
+@pytest.mark.parametrize("gone", [False, True])
 async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: bool
 ) -> None:
     send, doomed = processes._Slot._send, list[int]()
 
     def dying(slot: processes._Slot, message: tuple[object, ...]) -> None:
         if message[0] == "run" and doomed:
             pid = doomed.pop()
-            os.kill(pid, signal.SIGSTOP)  # it lives and has a pipe, but reads nothing more
-            send(slot, message)
-            os.kill(pid, signal.SIGKILL)
+            # It lives and has a pipe, but reads nothing more; or it has just died.
+            os.kill(pid, signal.SIGKILL if gone else signal.SIGSTOP)
+            if gone:
+                waiting_until(lambda: not alive(pid), "it is gone")
+            try:
+                send(slot, message)
+            finally:
+                os.kill(pid, signal.SIGKILL)
         else:
             send(slot, message)
 

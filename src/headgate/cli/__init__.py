@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(usage_text(error))
         return USAGE
     except HeadgateError as error:
-        complain(str(error))
+        for text in (str(error), *getattr(error, "__notes__", ())):  # a call for several things may have several
+            complain(text)
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -168,9 +168,9 @@ def events_command(job_id: str, *, output: Output = "text", url: str = "") -> No
 
 
 def _act(url: str, output: Output, verb: Callable[[Jobs], Awaitable[list[JobChange]]]) -> None:
-    """Print a line for each job, and end with the first one's error, if any has one."""
+    """Print a line for each job; end with the error of the first that has one, and the others' texts as its notes."""
 
-    async def act() -> HeadgateError | None:
+    async def act() -> list[HeadgateError]:
         async with Headgate(url or None) as hg:
             changes = await verb(hg.admin.jobs)
         for change in changes:
@@ -178,10 +178,12 @@ def _act(url: str, output: Output, verb: Callable[[Jobs], Awaitable[list[JobChan
                 print(json.dumps(asdict(change), default=str, ensure_ascii=False))
             elif not change.code:
                 print(f"{change.id}  {change.state}" + ("" if change.changed else "  (as before)"))
-        return next((error for change in changes if (error := change.error) is not None), None)
+        return [error for change in changes if (error := change.error) is not None]
 
-    if error := asyncio.run(act()):
-        raise error
+    if errors := asyncio.run(act()):
+        for other in errors[1:]:
+            errors[0].add_note(str(other))
+        raise errors[0]
 
 
 def _line(event: JobEvent) -> str:
