@@ -488,7 +488,7 @@ class Server:
             except (OSError, HeadgateError) as error:
                 log.warning("tokens_unreadable error=%s", error)
                 continue
-            for link in self.links:
+            for link in self.links.with_calls():
                 try:
                     known = self.validator.identify(link.identity.token)
                     # Not the subject: the default one is a place in the file, which moves when another token goes.

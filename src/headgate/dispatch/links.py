@@ -455,12 +455,16 @@ class Links:
         return None
 
     def begin_call(self, link: Link) -> None:
-        """A link for the length of a unary call: no worker's presence, but it must not outlast a drain."""
+        """A link for the length of a unary call: no worker's presence, but it must not outlast a drain or its token."""
         self._calls.add(link)
 
     def end_call(self, link: Link) -> None:
         """That call is over."""
         self._calls.discard(link)
+
+    def with_calls(self) -> tuple[Link, ...]:
+        """All links, also those of unary calls."""
+        return (*self._all, *self._calls)
 
     def drain(self, seconds: int) -> None:
         """Ask all workers to leave; calls that wait for jobs end, there will be none."""

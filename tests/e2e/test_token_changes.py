@@ -1,0 +1,235 @@
+"""Tokens that are narrowed or removed while their holders are connected: a real server that reads its file again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from copy import copy
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import pytest
+
+from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from tests.e2e.conftest import _PROCESSES
+from tests.support.database import Server
+from tests.support.server import ServerProcess
+from tests.support.wire import Ended, Stream, Wire, held, served
+
+ALL = "a-token-for-all-of-it"
+ENDED = 20
+"""Seconds: it looks every two; the rest is for a busy machine."""
+
+
+class Tokens:
+    """The server's file of tokens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[str, dict[str, object]] = {}
+        self.set(ALL)
+
+    def set(self, token: str, **entry: object) -> None:
+        self._entries[token] = {"tenant": "alpha", **entry}
+        self._write()
+
+    def remove(self, token: str) -> None:
+        del self._entries[token]
+        self._write()
+
+    def damage(self) -> None:
+        self._path.write_text("{")
+
+    def _write(self) -> None:
+        self._path.write_text(json.dumps(self._entries))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    return Tokens(tmp_path_factory.mktemp("tokens") / "tokens.json")
+
+
+@pytest.fixture(scope="module")
+def the_server(
+    postgres: Server, template: str, tokens: Tokens, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    folder, path = tmp_path_factory.mktemp("token-changes"), str(tokens._path)
+    with served(postgres, template, folder, "--lease", "10", "--tokens", path, dev=False) as (server, _):
+        yield server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
+    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
+    yield the_server
+    assert the_server.exit_code is None, the_server.shown()
+
+
+@pytest.fixture
+async def wire(server: ServerProcess) -> AsyncIterator[Wire]:
+    """All topics, all the time."""
+    async with Wire(server.address, token=ALL) as wire:
+        yield wire
+
+
+@pytest.fixture
+async def mine(server: ServerProcess, tokens: Tokens) -> AsyncIterator[Wire]:
+    """A token of the test's own, known to the server, without limits."""
+    async with Wire(server.address, token=f"a-token-{uuid4()}") as mine:
+        await known(mine, tokens)
+        yield mine
+
+
+async def known(mine: Wire, tokens: Tokens, **entry: object) -> None:
+    """Give it these rights, and wait until the server has heard of them."""
+    probe = f"a-token-{uuid4()}"
+    tokens.set(mine.token, **entry)
+    tokens.set(probe)
+    request = producer_pb2.GetJobRequest(id=uuid4().bytes)
+    asking = copy(mine)
+    asking.token = probe
+    async with asyncio.timeout(ENDED):
+        while (await asking.refused("GetJob", request)).code == "unauthenticated":
+            await asyncio.sleep(0.05)
+
+
+def claim(*topics: str, wait_ms: int = 1) -> worker_pb2.ClaimRequest:
+    return worker_pb2.ClaimRequest(worker_id=f"claims-{uuid4()}", topics=topics, wait_ms=wait_ms)
+
+
+async def claims(mine: Wire, topic: str) -> asyncio.Task[Ended]:
+    """A call that waits for jobs of a topic that has none, and has reached the server."""
+    await mine.call("Claim", claim(topic))
+    claiming = asyncio.create_task(mine.refused("Claim", claim(topic, wait_ms=ENDED * 1000)))
+    await asyncio.sleep(0)
+    await mine.call("Claim", claim(topic))  # after it on the same connection
+    return claiming
+
+
+async def revoked(stream: Stream, words: str) -> None:
+    ended = await stream.ended(within=ENDED)
+    assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "token_revoked")
+    assert words in ended.details
+
+
+async def reply_to(producer: Any, topic: str, seq: int) -> producer_pb2.ProducerReply:
+    await producer.send(producer_pb2.ProducerFrame(seq=seq, jobs=[producer_pb2.NewJob(topic=topic)]))
+    return await producer.until(lambda: producer.replies.get(seq), f"frame {seq} was answered")  # type: ignore[no-any-return]
+
+
+async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_the_others(
+    server: ServerProcess, wire: Wire, mine: Wire, tokens: Tokens
+) -> None:
+    kept, lost, never = (f"{word}-{uuid4()}" for word in ("kept", "lost", "never"))
+    await known(mine, tokens, topics=[kept, lost])
+    job_of_lost = await wire.submit(lost, b"held")
+    worker_id = f"worker-{uuid4()}"
+    async with (
+        mine.worker(worker_id) as ends,
+        mine.stream_jobs(f"streams-{uuid4()}", kept, lost, max_in_flight=1) as ends_too,
+        wire.worker() as stays,
+    ):
+        await ends.ready(1, never, lost)
+        (job,) = await ends.take(1)
+        assert job.id == job_of_lost
+        claiming = await claims(mine, kept)
+        await known(mine, tokens, topics=[kept])
+        await revoked(ends, "has changed")
+        await revoked(ends_too, "has changed")
+        assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
+        # Nothing of that topic from here on, in no way; the other goes on.
+        assert (await mine.refused("Claim", claim(lost))).code == "permission_denied"
+        new = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=lost))
+        assert (await mine.refused("Submit", new)).code == "permission_denied"
+        assert (await mine.refused("GetJob", producer_pb2.GetJobRequest(id=job.id))).code == "not_found"
+        more, other = await wire.submit(lost), await wire.submit(kept)
+        async with mine.worker(worker_id, held=held(job), resumed=True) as again:
+            await again.ready(5, lost, kept)
+            (given,) = await again.take(1)
+            assert (given.id, given.topic) == (other, kept)
+            # What it was given while it might have it, it may bring to an end.
+            assert await again.complete(given, job) == {}
+            await again.beat()
+            assert not again.jobs
+        async with mine.worker() as refused:
+            await refused.ready(1, lost)
+            assert (await refused.ended()).code == "permission_denied"
+        await stays.ready(1, lost)
+        (theirs,) = await stays.take(1)
+        assert theirs.id == more
+        await stays.complete(theirs)
+
+
+async def test_who_waits_for_a_result_must_still_be_permitted_to_read_it(
+    wire: Wire, mine: Wire, tokens: Tokens
+) -> None:
+    topic = f"topic-{uuid4()}"
+    job_id = await wire.submit(topic)
+    request = producer_pb2.WaitResultRequest(id=job_id, wait_ms=60_000)
+    waiting = asyncio.create_task(mine.refused("WaitResult", request))
+    async with wire.worker() as link:
+        await link.ready(1, topic)
+        (job,) = await link.take(1)
+        await known(mine, tokens, topics=["other"])
+        assert not waiting.done()
+        await link.complete(job, results=[b"secret"])
+    ended: Ended = await asyncio.wait_for(waiting, ENDED)
+    assert ended.code == "not_found"
+
+
+async def test_a_token_that_loses_a_scope_keeps_the_others(mine: Wire, tokens: Tokens) -> None:
+    topic = f"topic-{uuid4()}"
+    async with mine.worker() as ends, mine.producer() as producer:
+        await ends.ready(1, topic)
+        await known(mine, tokens, scopes=["submit", "read"])
+        await revoked(ends, "has changed")
+        assert (await mine.refused("Claim", claim(topic))).code == "permission_denied"
+        reply = await reply_to(producer, topic, 1)
+        assert not reply.HasField("error"), reply
+        job = await mine.submit(topic)
+        assert (await mine.job(job)).state == jobs_pb2.STATE_PENDING
+        await known(mine, tokens, scopes=["work", "read"])
+        await producer.send(producer_pb2.ProducerFrame(seq=2, jobs=[producer_pb2.NewJob(topic=topic)]))
+        ended = await producer.ended()
+        assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
+        assert '"submit"' in ended.details
+        async with mine.worker() as again:
+            await again.ready(3, topic)
+            assert len(await again.take(2)) == 2
+            await again.beat()
+            assert not again.jobs
+
+
+async def test_a_producer_that_loses_a_topic_is_refused_frames_of_it_only(mine: Wire, tokens: Tokens) -> None:
+    kept, lost = f"kept-{uuid4()}", f"lost-{uuid4()}"
+    async with mine.producer() as producer:
+        assert not (await reply_to(producer, lost, 1)).HasField("error")
+        await known(mine, tokens, topics=[kept])
+        refused = await reply_to(producer, lost, 2)
+        assert "permission_denied" in str(refused)
+        assert lost in str(refused)
+        last = await reply_to(producer, kept, 3)
+        assert "permission_denied" not in str(last)
+        assert producer.over is None
+
+
+async def test_a_removed_token_ends_and_one_in_a_damaged_file_stays(
+    server: ServerProcess, mine: Wire, wire: Wire, tokens: Tokens
+) -> None:
+    topic = f"topic-{uuid4()}"
+    async with mine.worker() as link, wire.worker() as stays:
+        before = len(server.seen("tokens_unreadable"))
+        tokens.damage()
+        await asyncio.to_thread(server.saw, "tokens_unreadable", times=before + 2)
+        await mine.submit(topic)
+        await link.ready(1, topic)
+        await link.complete(*await link.take(1))
+        claiming = await claims(mine, topic)
+        tokens.remove(mine.token)
+        await revoked(link, "is not valid any more")
+        assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
+        assert (await mine.refused("Claim", claim(topic))).code == "unauthenticated"
+        await stays.beat()
