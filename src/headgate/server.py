@@ -478,7 +478,7 @@ class Server:
                 log.error("durability_check_failed error=%s", error)
 
     async def _check_tokens(self) -> None:
-        """End links whose token was revoked."""
+        """End links, and calls that wait for jobs, whose token was revoked or has changed."""
         while True:
             await asyncio.sleep(TOKENS_SECONDS)
             if not isinstance(self.validator, TokenFile):

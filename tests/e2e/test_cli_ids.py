@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from headgate.cli import main
 from tests.support.database import Server
-from tests.support.wire import served
+from tests.support.wire import Wire, served
 
 UNKNOWN = ["01890000-0000-7000-8000-000000000000", "01890000-0000-7000-8000-000000000001"]
 
@@ -63,6 +64,19 @@ def test_all_good_is_0_with_a_line_for_each_in_the_order_given(run: Shell) -> No
     assert run("job", "redrive", first, third) == (0, [f"{first}  pending", f"{third}  pending"], [])
     told = [f"{first}  pending", f"{second}  scheduled", f"{third}  pending"]
     assert run("job", "reprioritise", first, second, third, "--priority", "7") == (0, told, [])
+
+
+async def test_a_job_that_was_asked_to_stop_before_is_shown_as_before_and_is_no_failure(
+    run: Shell, address: str
+) -> None:
+    async with Wire(address) as wire, wire.worker() as link:
+        running, other = [str(UUID(bytes=raw)) for raw in await wire.submit_many(run.topic, [b"1", b"2"])]
+        await link.ready(1, run.topic)
+        await link.take(1)
+        first = await asyncio.to_thread(run, "job", "cancel", running)
+        again = await asyncio.to_thread(run, "job", "cancel", running, other)
+    assert first == (0, [f"{running}  running"], [])
+    assert again == (0, [f"{running}  running  (as before)", f"{other}  cancelled"], [])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
