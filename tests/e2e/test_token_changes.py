@@ -17,7 +17,7 @@ from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
 from tests.support.server import ServerProcess
-from tests.support.wire import Ended, Stream, Wire, held, served
+from tests.support.wire import Ended, Stream, Wire, held, new_id, served
 
 ALL = "a-token-for-all-of-it"
 ENDED = 20
@@ -129,7 +129,7 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
     worker_id = f"worker-{uuid4()}"
     async with (
         mine.worker(worker_id) as ends,
-        mine.stream_jobs(f"streams-{uuid4()}", kept, lost, max_in_flight=1) as ends_too,
+        mine.stream_jobs(f"streams-{uuid4()}", kept, max_in_flight=1) as ends_too,
         wire.worker() as stays,
     ):
         await ends.ready(1, never, lost)
@@ -142,8 +142,10 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
         assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
         # Nothing of that topic from here on, in no way; the other goes on.
         assert (await mine.refused("Claim", claim(lost))).code == "permission_denied"
-        new = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=lost))
-        assert (await mine.refused("Submit", new)).code == "permission_denied"
+        ways: list[dict[str, Any]] = [{}, {"id": new_id()}, {"id": new_id(), "fresh": True}, {"priority": 1}]
+        for way in ways:
+            new = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=lost, payload=b"x", **way))
+            assert (await mine.refused("Submit", new)).code == "permission_denied"
         assert (await mine.refused("GetJob", producer_pb2.GetJobRequest(id=job.id))).code == "not_found"
         more, other = await wire.submit(lost), await wire.submit(kept)
         async with mine.worker(worker_id, held=held(job), resumed=True) as again:
