@@ -54,7 +54,7 @@ PINNED = {
     "application_name": "store test",
     "statement_timeout": "30000",
     "lock_timeout": "10000",
-    "idle_in_transaction_session_timeout": "60000",
+    "idle_in_transaction_session_timeout": "10000",
     "default_transaction_isolation": "read committed",
     "search_path": "",
     "TimeZone": "UTC",

@@ -72,6 +72,7 @@ class Job:
     owner: int | None = None
     worker: str | None = None
     claimed_at: datetime | None = None
+    lease: timedelta = timedelta(0)  # how long it was granted for, when that was last done
     finished_at: datetime | None = None
     last_error: str | None = None
     result: bytes | None = None
@@ -267,7 +268,7 @@ class StoreModel:
         """Lease one claimable job."""
         job = self.jobs[ref]
         record = lifecycle.claim(job.record, now=self.now, lease=lease)
-        self.jobs[ref] = replace(job, record=record, owner=owner, worker=worker, claimed_at=self.now)
+        self.jobs[ref] = replace(job, record=record, owner=owner, worker=worker, claimed_at=self.now, lease=lease)
         return self.jobs[ref]
 
     # --- leases -----------------------------------------------------------------------------------------------------
@@ -278,8 +279,9 @@ class StoreModel:
         if job is None:
             return True, False
         step = lifecycle.renew(job.record, Epoch(epoch), now=self.now, lease=lease)
-        self.jobs[ref] = replace(job, record=step.job)
+        pushed = job.record.lease_until is not None and job.record.lease_until <= self.now + lease
         applied = step.receipt is Receipt.APPLIED
+        self.jobs[ref] = replace(job, record=step.job, lease=lease if applied and pushed else job.lease)
         return not applied, applied and step.job.cancel_requested
 
     def due(self) -> list[Ref]:
@@ -298,6 +300,18 @@ class StoreModel:
             if job.claimed_at is not None and job.record.lease_until is not None and job.record.lease_until < self.now:
                 over.append((job.claimed_at, ref))
         return [ref for _, ref in sorted(over)]
+
+    def ahead(self) -> list[Ref]:
+        """Leases that end later than one granted now would: the clock was set back, and the watchdog cuts them."""
+        return [
+            ref
+            for ref, job in self.jobs.items()
+            if job.record.lease_until is not None and job.record.lease_until > self.now + job.lease
+        ]
+
+    def cut(self, ref: Ref) -> None:
+        job = self.jobs[ref]
+        self.jobs[ref] = replace(job, record=replace(job.record, lease_until=self.now + job.lease))
 
     def reap(self, ref: Ref) -> Answer:
         """End the attempt of a job whose lease is over."""

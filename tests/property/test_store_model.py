@@ -682,16 +682,25 @@ class StoreMachine(RuleBasedStateMachine):
         running = [job.claimed_at for job in self.model.jobs.values() if job.state is State.RUNNING and job.claimed_at]
         oldest = self.run(leases.oldest_running(self.db))
         assert oldest == min(running, default=None)
-        lapsed = self.model.lapsed()
-        began = {ref: self.model.jobs[ref].claimed_at or self.model.now for ref in lapsed}
+        lapsed, ahead = self.model.lapsed(), self.model.ahead()
+        began = {ref: self.model.jobs[ref].claimed_at or self.model.now for ref in (*lapsed, *ahead)}
         floor = oldest if floored and oldest else leases.BEGINNING
         reaped = self.run(leases.reap(self.db, limit=limit, floor=floor))
         refs = [Ref(one.tenant_no, one.id) for one in reaped]
         assert set(refs) <= set(lapsed)
-        assert sorted(began[ref] for ref in refs) == list(began.values())[:limit]
+        cut = [ref for ref in ahead if self.run(self._lease_until(ref)) != self.model.jobs[ref].record.lease_until]
+        for ref in cut:
+            self.model.cut(ref)
+        assert sorted(began[ref] for ref in (*refs, *cut)) == sorted(began.values())[:limit]
         for ref, one in zip(refs, reaped, strict=True):
             answer = self.model.reap(ref)
             assert (one.state, one.run_at) == (answer.state, answer.run_at)
+
+    async def _lease_until(self, ref: Ref) -> datetime:
+        found: datetime = await self.db.fetchval(
+            "SELECT lease_until FROM headgate.jobs WHERE tenant_no = $1 AND id = $2", ref.tenant_no, ref.id
+        )
+        return found
 
     @verb(when=_any(*WAITING), limit=bounds, floored=st.booleans(), known=st.booleans())
     def promote(self, limit: int, floored: bool, known: bool) -> None:
