@@ -377,6 +377,11 @@ class Link:
             self.last_delivery = self.now()
         self._writing = None
 
+    def unwritten(self) -> frozenset[UUID]:
+        """The jobs that wait to be written to it, or are being written."""
+        deliveries = [part for part in (self._writing, *self._parts) if isinstance(part, Delivery)]
+        return frozenset(job_id for delivery in deliveries for job_id in delivery.ids)
+
     @property
     def is_full(self) -> bool:
         """Whether its peer must read before more is claimed for it."""

@@ -91,11 +91,13 @@ class LeaseRenewer:
                 continue
             silent = now - link.last_heard
             patience = 1.5 * beat_seconds(link.default_lease_ms)
+            # What was never written to a silent worker is not its to lose: it goes back at no cost when the link ends.
+            ours = link.unwritten() if silent > patience else frozenset()
             due += [
                 (link, job_id, epoch, lease_ms)
                 for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
-                and silent <= max(patience, lease_ms / 2000)
+                and (silent <= max(patience, lease_ms / 2000) or job_id in ours)
             ]
         count = 0
         for start in range(0, len(due), ROWS_AT_ONCE):

@@ -91,7 +91,10 @@ class ClaimRequest:
         if not check_rows(self.workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
             raise InvalidInput("workers", "must name at least one worker")
         for worker in self.workers:
-            check_worker_id(worker.partition(INCARNATION_MARK)[0], field="workers")
+            # What is no text at all is refused by the check, as it is.
+            check_worker_id(
+                worker.partition(INCARNATION_MARK)[0] if isinstance(worker, str) else worker, field="workers"
+            )
         check_rows(self.runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
         for run in self.runs:
             check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
