@@ -401,13 +401,23 @@ async def test_two_that_drop_the_same_detached_day_do_not_count_it_twice(
         for name in past.expired(3, ("archive",)):
             await holder.execute(f"LOCK TABLE headgate.{name} IN ACCESS SHARE MODE")
         runs = [asyncio.create_task(drop_expired(link, keep=7 * DAY, lock_wait=timedelta(seconds=30))) for link in some]
-        for link in some:
-            await waits_for_a_lock(db, link)
+        pids = [link.get_server_pid() for link in some]
+
+        async def all_ask_for_a_day() -> bool:
+            # Not for a row: before that each clears what belongs to the day, and may meet another at that.
+            asking = await db.fetchval(
+                "SELECT count(DISTINCT pid) FROM pg_catalog.pg_locks WHERE NOT granted AND pid = ANY ($1)"
+                " AND locktype = 'relation' AND mode = 'AccessExclusiveLock'",
+                pids,
+            )
+            return bool(asking == len(pids))
+
+        await until_async(all_ask_for_a_day, "all of them wait for the day")
         # None of them holds what another waits for: each asked for the whole lock before it looked.
         held = await db.fetchval(
             "SELECT count(*) FROM pg_catalog.pg_locks WHERE granted AND pid = ANY ($1) AND relation IN"
             " (SELECT oid FROM pg_catalog.pg_class WHERE relname = ANY ($2))",
-            [link.get_server_pid() for link in some],
+            pids,
             past.expired(3, ("archive",)),
         )
         assert held == 0
