@@ -15,6 +15,11 @@ def stored_worker(worker_id: str, incarnation: int) -> str:
     return f"{worker_id}{INCARNATION_MARK}{incarnation:x}" if incarnation else worker_id
 
 
+def worker_id_of(stored: object) -> object:
+    """The worker's id in what a row or a claim names; anything but text is left for the check to refuse."""
+    return stored.partition(INCARNATION_MARK)[0] if isinstance(stored, str) else stored
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
     """A connected worker. `credit` is how many more jobs it would take; a quiet one gets none of them."""

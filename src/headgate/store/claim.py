@@ -14,7 +14,7 @@ from headgate.domain.arrivals import ClaimNews, RankRange, Seen
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
-from headgate.domain.workers import INCARNATION_MARK
+from headgate.domain.workers import worker_id_of
 from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -91,10 +91,7 @@ class ClaimRequest:
         if not check_rows(self.workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
             raise InvalidInput("workers", "must name at least one worker")
         for worker in self.workers:
-            # What is no text at all is refused by the check, as it is.
-            check_worker_id(
-                worker.partition(INCARNATION_MARK)[0] if isinstance(worker, str) else worker, field="workers"
-            )
+            check_worker_id(worker_id_of(worker), field="workers")
         check_rows(self.runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
         for run in self.runs:
             check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
