@@ -1,8 +1,9 @@
 """Print every numbered requirement with its proof: tests that passed, other numbers, a measured row, or "open".
 
 The tests are read from the record that `make test` leaves in build/. A requirement that states a speed is shown by a
-row of `make bench`; the verdict is that of the last run, if there was one. A fault (F) is brought about by a test or by
-`make faults`, whose last verdict is shown. What has none of these is open.
+row of `make bench` or `make bench-long`: open unless the last run measured every row and all hold; one that also has
+tests needs both. A fault (F) is brought about by a test or by `make faults`, whose last verdict is shown; those of
+`make failover` are open, as it leaves no record. What has none of these is open.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import sys
 from pathlib import Path
 
-from bench.table import BOUNDS, BROKEN
+from bench import long
+from bench.table import AIMED, BOUNDS, BROKEN, HELD
 
 RECORD = Path("build/requirements.json")
 MEASURED = Path("bench/latest.json")
+HELD_SNAPSHOT = Path("bench/latest-long.json")
 FAULTS = Path("build/faults.json")
+NOT_MEASURED = "not measured here"
 LAST = {"D": 26, "P": 17, "Z": 25, "C": 16, "W": 30, "R": 7, "L": 4, "H": 10, "O": 29, "E": 10, "B": 8, "T": 43,
         "F": 60}  # fmt: skip
 """The series of requirements and the last number of each."""
@@ -37,6 +41,9 @@ ROWS = {
     for number in {number for bound in BOUNDS for number in bound.proves}
 }
 """Requirements that state a speed, and the rows of `make bench` that measure it."""
+FAILOVER = ("F43", "F44", "F45", "F46", "F47")
+LONG, LONG_MINUTES = "T40", 10
+"""Shown by `make bench-long`: claims under a snapshot that is held for as long."""
 
 
 def main() -> int:
@@ -67,21 +74,36 @@ def main() -> int:
 
 
 def _shown(number: str, proven: dict[str, list[str]], verdicts: dict[str, str], faults: dict[str, str]) -> list[str]:
-    if tests := proven.get(number):
-        return tests
+    """What shows it, one line each; the first begins with "open" if anything is missing."""
+    tests = proven.get(number, [])
     if parts := FOLLOWS.get(number):
-        missing = [part for part in parts if part not in proven]
+        missing = [part for part in parts if _shown(part, proven, verdicts, faults)[0].startswith("open")]
         told = f"follows from {parts[0]} to {parts[-1]}"
         return [f"open: {told}, of which {', '.join(missing)} are open"] if missing else [told]
-    if number.startswith("F"):
+    if number in FAILOVER:  # leaves no record: a test of a part of it is shown, and is not all of it
+        return ["open: shown by `make failover`, which leaves no record", *tests]
+    if number.startswith("F") and not tests:
         verdict = faults.get(number, "not run here")
-        good = verdict.split()[0] in ("passed", "elsewhere")
-        return [f"{'' if good else 'open: '}make faults: {verdict}"]
-    rows = [(row, verdicts.get(row, "not measured here")) for row in ROWS.get(number, ())]
-    shown = [f"make bench, {row}: {verdict}" for row, verdict in rows]
+        return [f"{'' if verdict == 'passed' else 'open: '}make faults: {verdict}"]
+    rows = _long() if number == LONG else [(row, verdicts.get(row, NOT_MEASURED)) for row in ROWS.get(number, ())]
+    command = "make bench-long" if number == LONG else "make bench"
+    shown = [*tests, *(f"{command}, {row}: {verdict}" for row, verdict in rows)]
     if any(verdict == BROKEN for _, verdict in rows):
         return ["open: the bound is missed", *shown]
+    if any(verdict not in (HELD, AIMED) for _, verdict in rows):
+        return ["open: not measured here", *shown]
     return shown or ["open"]
+
+
+def _long() -> list[tuple[str, str]]:
+    """The rows of the snapshot that was held, if it was held for long enough."""
+    try:
+        found = json.loads(HELD_SNAPSHOT.read_text(encoding="utf-8"))["held"]
+        if len(found["minutes"]) < LONG_MINUTES:
+            return [("held", f"{NOT_MEASURED}: {len(found['minutes'])} minutes, asked {LONG_MINUTES}")]
+        return [(row.name, HELD if row.holds else BROKEN) for row in long.verdicts({"held": found})]
+    except (FileNotFoundError, ValueError, KeyError):
+        return [("held", NOT_MEASURED)]
 
 
 def _faults() -> dict[str, str]:

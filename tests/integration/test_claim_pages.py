@@ -627,7 +627,7 @@ async def test_dead_rows_under_a_held_snapshot_cost_no_other_call_anything(
         )
 
 
-@pytest.mark.req("D6", "T40")
+@pytest.mark.req("D6")
 async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_marks_on(
     graveyard: Graveyard, table: PageTable
 ) -> None:

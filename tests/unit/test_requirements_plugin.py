@@ -181,6 +181,48 @@ def test_the_table_has_every_number_with_its_proof_or_as_open(tmp_path: Path) ->
     assert " F9," not in totals
 
 
+def shown_for(folder: Path, number: str) -> list[str]:
+    """The lines of a number, without it."""
+    lines = run_tool(folder).stdout.splitlines()
+    (start,) = [place for place, line in enumerate(lines) if line.startswith(f"{number} ")]
+    more = next(place for place in range(start + 1, len(lines)) if not lines[place].startswith("     "))
+    return [line[5:] for line in lines[start:more]]
+
+
+def test_a_number_with_a_measured_row_needs_its_tests_and_a_verdict_that_holds(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text(json.dumps({"T4": ["tests/a.py::test_x"], "F45": ["b"]}))
+    (tmp_path / "build" / "faults.json").write_text(json.dumps({"F43": "elsewhere make failover"}))
+    row = "make bench, refill of a freed slot, ms"
+    missing = ["open: not measured here", "tests/a.py::test_x", f"{row}: not measured here"]
+    assert shown_for(tmp_path, "T4") == missing
+    assert shown_for(tmp_path, "F43") == ["open: shown by `make failover`, which leaves no record"]
+    assert shown_for(tmp_path, "F45")[0].startswith("open: ")
+    for verdict, first in (("BROKEN", "open: the bound is missed"), ("holds", "tests/a.py::test_x")):
+        verdicts = {"refill of a freed slot, ms": {"verdict": verdict}, "loaded_80_p50_ms": {"verdict": "holds"}}
+        (tmp_path / "bench" / "latest.json").write_text(json.dumps({"verdicts": verdicts}))
+        assert (shown_for(tmp_path, "T4")[0], shown_for(tmp_path, "T4")[-1]) == (first, f"{row}: {verdict}")
+    assert shown_for(tmp_path, "T43")[0] == "open: not measured here"  # one of its two rows was
+
+
+def test_the_held_snapshot_counts_only_for_ten_minutes(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text("{}")
+    assert shown_for(tmp_path, "T40")[0] == "open: not measured here"
+    minute = {"claim_index_pages_per_job": 1.0, "claim_us_per_job": 1.0, "e2e_p99": 1.0, "completed": 1.0}
+    kept = {"acked": 1, "completed": 1, "twice": 0, "left": 0, "other_end": 0, "same_ids": True}
+    for minutes, first in (
+        ([minute] * 9, "open: not measured here"),
+        ([minute] * 9 + [minute | {"e2e_p99": 2.0}], "open: the bound is missed"),
+        ([minute] * 10, "make bench-long, held: claim index pages a job, highest later minute / first: holds"),
+    ):
+        held = {"held": {"minutes": minutes, "conserved": kept}}
+        (tmp_path / "bench" / "latest-long.json").write_text(json.dumps(held))
+        assert shown_for(tmp_path, "T40")[0] == first
+
+
 def test_without_a_record_the_tool_says_how_to_get_one(tmp_path: Path) -> None:
     answer = run_tool(tmp_path)
     assert answer.returncode == 1
