@@ -116,6 +116,8 @@ async def test_no_timer_passes_between_a_completion_and_the_claim_that_refills_i
     await one.submit(2)
     delivery = await worker.take()
     claim = one.store.before["claim"] = Hold()
+    one.renewer.stop()  # else its own timer runs out every half second
+    await one.died("renewals")
     timers_passed.clear()
     worker.complete(delivery)
     worker.ready(1)
@@ -132,6 +134,8 @@ async def test_no_timer_passes_between_a_submit_and_the_claim_that_takes_it(
     worker = await one.worker(slots=1)
     await soon(lambda: one.store.got, "the first look found nothing")
     claim = one.store.before["claim"] = Hold()
+    one.renewer.stop()  # else its own timer runs out every half second
+    await one.died("renewals")
     timers_passed.clear()
     await one.submit()
     await claim.reached()

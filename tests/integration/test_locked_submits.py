@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch import locked as waiting
+from headgate.dispatch import submits
 from headgate.dispatch.ports import SubmitAnswerRow
 from headgate.domain.errors import OutcomeUnknown, RowLocked
 from headgate.domain.ids import TenantName, TopicName
@@ -30,6 +31,13 @@ Answers = Mapping[int, SubmitAnswerRow]
 async def known_names(db: Connection) -> None:
     """Else the first transaction to use a name would hold that, too."""
     await Queue(db).topic()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not turn "not done yet" into an error. Tests of the error set less themselves."""
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(submits, "PATIENCE_SECONDS", 60.0)
 
 
 class Foreign:

@@ -43,8 +43,8 @@ def later(source: Source, *compatible: int | None) -> None:
         source.write(f"{number:04}_later.sql", f"{header}CREATE TABLE headgate.later_{number} ();")
 
 
-async def serves(link: Link, name: str, *, knows: int, age: float = 0.0) -> None:
-    """An instance that was seen so many seconds ago."""
+async def serves(link: Link, name: str, *, knows: int, age: float = -60.0) -> None:
+    """An instance that was seen so many seconds ago; negative: it counts for that much longer than five seconds."""
     await link.execute(
         "INSERT INTO headgate.instances (name, version, knows, seen_at)"
         " VALUES ($1, '1.' || $2::int, $2, clock_timestamp() - $3 * interval '1 second')",
@@ -119,9 +119,10 @@ async def test_a_server_counts_until_it_was_not_seen_for_five_seconds(link: Link
     later(running, None)
     await serves(link, "gone", knows=2, age=5)
     await serves(link, "long-gone", knows=2, age=3600)
-    await serves(link, "paused", knows=2, age=3)  # two seconds for a busy machine
+    await serves(link, "paused", knows=2)
     assert await refused(link, running, 3) == "paused (1.2)"
-    await link.execute("UPDATE headgate.instances SET seen_at = seen_at - interval '2 seconds' WHERE name = 'paused'")
+    gone = "UPDATE headgate.instances SET seen_at = clock_timestamp() - interval '5 seconds' WHERE name = 'paused'"
+    await link.execute(gone)
     assert [step.number for step in await migrate(link, source=running.root)] == [3]
 
 
