@@ -121,7 +121,7 @@ class Page:
     def _text(self) -> str:
         results, shown = self._results, {name: title(name) for name in order(self._results)}
         sections = (
-            page_notes.opening(results, self._measured),
+            page_notes.opening(results, self._measured, swept=bool(self._sweeps)),
             self._verdicts(),
             self._losses(),
             self._pictures(),
@@ -166,7 +166,8 @@ class Page:
         yield (
             "Rates are compared with every peer, pickup with every one on PostgreSQL. A figure is the "
             'median of the runs with the least and the most of them. "Ahead" and "behind" are said where the two '
-            'spreads do not overlap; where they do, it is "level". The factor is that of the medians.'
+            'spreads do not overlap, "ahead" only with three runs of both; where they do overlap, it is "level". The '
+            "factor is that of the medians."
         )
         yield ""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.peers.catalog import BY_NAME, PEERS
 from bench.peers.results import SMALL, Results
 from bench.peers.sweep import BULK, CLEARLY, SINGLE, WORK, Sweep, best
+from bench.table import BOUNDS
 
 FULL_ROUNDS = 3
 LESS_WORK = {
@@ -21,7 +22,7 @@ def bold(name: str, title: str) -> str:
     return f"**{title}**" if name == "headgate" else title
 
 
-def opening(results: Results, measured: Sequence[str]) -> Iterator[str]:
+def opening(results: Results, measured: Sequence[str], *, swept: bool) -> Iterator[str]:
     """What was measured, on what, and what to hold against it."""
     yield "# Benchmarks"
     yield ""
@@ -29,7 +30,8 @@ def opening(results: Results, measured: Sequence[str]) -> Iterator[str]:
     yield ""
     yield (
         "The same jobs (100 bytes, a handler that only counts) through Headgate and through what you might pick "
-        "instead: public packages at pinned versions, each with the best settings that we found, on the same "
+        "instead: public packages at pinned versions, each with "
+        f"{'the best settings that we found' if swept else 'settings that follow its own advice'}, on the same "
         "machine and the same PostgreSQL settings, or on a local Redis. `make bench-peers` repeats all of it."
     )
     yield ""
@@ -55,6 +57,12 @@ def opening(results: Results, measured: Sequence[str]) -> Iterator[str]:
     if fewer:
         titles = ", ".join(dict.fromkeys(BY_NAME[name.partition("+")[0]].title for name in fewer))
         yield f"**Fewer than {FULL_ROUNDS} runs in some lane: {titles}. The tables say how many.**"
+        yield ""
+    missing = [peer.title for peer in PEERS if peer.name not in measured]
+    if not swept:
+        missing.append("other settings of each peer (the sweep)")
+    if missing:
+        yield f"**Not measured yet: {', '.join(missing)}.**"
         yield ""
     if results["sizes"].get("scale", 1) != 1:
         yield f"**Reduced size: {results['sizes']['scale']:g} of the jobs.**"
@@ -185,6 +193,10 @@ def own_lanes(results: Results) -> Iterator[str]:
         if cells := _cells(value):
             yield f"| {name} | {cells[0]} | {cells[1]} |"
     yield ""
+    bounds = [bound for bound in BOUNDS if len(bound.where) == 1 and is_plain(bound.where[0], 0)]
+    if missing := [bound.figure for bound in bounds if bound.where[0] not in own]:
+        yield f"Not measured yet, as these rows are defined now: {'; '.join(missing)}."
+        yield ""
 
 
 def _cells(value: object) -> tuple[str, str] | None:

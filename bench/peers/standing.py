@@ -1,10 +1,14 @@
-"""Who is ahead: said only where the spreads of the runs do not overlap."""
+"""Who is ahead: said only where the spreads of the runs do not overlap, and of us only with enough runs."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from bench.peers.results import Figure
+
+ENOUGH_RUNS: Final = 3
+"""Of both sides, to say that we are ahead. That we are behind, or level, is said with two."""
 
 
 class Standing(StrEnum):
@@ -13,16 +17,17 @@ class Standing(StrEnum):
     AHEAD = "ahead"
     LEVEL = "level"
     BEHIND = "behind"
-    UNKNOWN = "not judged (one run)"
+    UNKNOWN = "not judged (fewer than 3 runs)"
 
 
 def standing(ours: Figure, theirs: Figure, *, less_is_better: bool = False) -> Standing:
     """Ahead if the worst of our runs beats the best of theirs, behind if it is the other way round, else level."""
-    if min(ours["runs"], theirs["runs"]) < 2:
+    runs = min(ours["runs"], theirs["runs"])
+    if runs < 2:
         return Standing.UNKNOWN
     low, high = (theirs, ours) if less_is_better else (ours, theirs)
     if low["min"] > high["max"]:
-        return Standing.AHEAD
+        return Standing.AHEAD if runs >= ENOUGH_RUNS else Standing.UNKNOWN
     if low["max"] < high["min"]:
         return Standing.BEHIND
     return Standing.LEVEL

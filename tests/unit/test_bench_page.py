@@ -82,7 +82,7 @@ def test_a_single_run_is_marked_and_not_judged(results: Results) -> None:
     changed = alike(results)
     put(changed["peers"]["oban"]["lanes"]["cycle"]["small"], 20, 20, 20, runs=1)
     page = page_of(changed)
-    assert "| 1 | 20 (one run) | not judged (one run) |" in section(page, "Cycle, 20,000 jobs")
+    assert "| 1 | 20 (one run) | not judged (fewer than 3 runs) |" in section(page, "Cycle, 20,000 jobs")
     assert "A single run on one side, and faster than ours by it:" in section(page, "Where we lose")
     assert "**Fewer than 3 runs in some lane: oban-py." in page
 
@@ -95,6 +95,16 @@ def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> N
     absent = page.partition("## Not in these tables")[2].partition("\n## ")[0]
     assert "- oban-py: not installed: needs Python 3.12" in absent
     assert "- SAQ: not measured yet" in absent
+
+
+def test_what_was_not_measured_is_said_at_the_top_and_below_the_own_lanes(results: Results) -> None:
+    changed = deepcopy(results)
+    changed["peers"].pop("river", None)
+    assert results.get("own")
+    changed["own"].pop("sweep_worst", None)
+    page = page_of(changed)
+    assert "**Not measured yet: River, other settings of each peer (the sweep).**" in page.partition("\n## ")[0]
+    assert "; sweep of 1 to 64 links, same slots in total" in section(page, "Headgate's own lanes")
 
 
 def test_nothing_is_compared_with_a_figure_of_jobs_that_do_not_complete(results: Results) -> None:

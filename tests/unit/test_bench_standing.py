@@ -31,6 +31,7 @@ def runs(*values: float) -> Figure:
         (runs(5, 20, 21), runs(6, 7, 8), Standing.LEVEL),
         (runs(10, 11, 12), runs(3), Standing.UNKNOWN),
         (runs(10), runs(1, 2, 3), Standing.UNKNOWN),
+        (runs(10, 11, 12), runs(9, 10), Standing.LEVEL),
     ],
 )
 def test_a_spread_that_overlaps_is_level(ours: Figure, theirs: Figure, found: Standing) -> None:
@@ -39,13 +40,19 @@ def test_a_spread_that_overlaps_is_level(ours: Figure, theirs: Figure, found: St
     assert standing(ours, theirs, less_is_better=True) is mirrored
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(runs(10, 11, 12), runs(3, 4)), (runs(10, 11), runs(3, 4, 5))])
+def test_ahead_needs_three_runs_of_both_and_behind_does_not(ours: Figure, theirs: Figure) -> None:
+    assert standing(ours, theirs) is Standing.UNKNOWN
+    assert standing(theirs, ours) is Standing.BEHIND
+
+
 def test_a_worse_figure_is_behind_in_bold_and_one_that_overlaps_has_no_factor() -> None:
     assert judged(runs(4, 5, 6), runs(9, 10, 11)) == "**behind, 0.50×**"
     assert judged(runs(9, 10, 11), runs(4, 5, 6)) == "ahead, 2.00×"
     assert judged(runs(4, 5, 6), runs(9, 10, 11), less_is_better=True) == "ahead, 2.00×"
     assert judged(runs(9, 10, 11), runs(4, 5, 6), less_is_better=True) == "**behind, 0.50×**"
     assert judged(runs(9, 10, 11), runs(8, 9.5, 10)) == "level"
-    assert judged(runs(9, 10, 11), runs(1)) == "not judged (one run)"
+    assert judged(runs(9, 10, 11), runs(1)) == "not judged (fewer than 3 runs)"
 
 
 def test_a_figure_is_shown_with_its_spread_or_as_one_run() -> None:
