@@ -80,7 +80,7 @@ class Hello(_message.Message):
     token: _builtins.str
     worker_id: _builtins.str
     """Names this worker process, for people and for operators' verbs. Give every process an id of its own: on one instance a
-    newer stream with the same id replaces the older, whose incarnation does not matter.
+    newer stream with the same id replaces the older one, whatever the incarnations are.
     """
     client: _builtins.str
     """for people: "headgate-python/0.1.0" """
