@@ -30,6 +30,7 @@ steps = st.one_of(
                 "room": st.sampled_from((None, None, None, 0, 1, 2)),  # of topic 2
                 "paused": st.sampled_from((False, False, False, True)),  # topic 2
                 "tried": st.sampled_from((None, None, None, 1, 2, 4)),  # no more candidates than this are looked at
+                "head": st.sampled_from([False] * 4 + [True]),  # without reading what has arrived
                 "restart": st.sampled_from([False] * 5 + [True]),
                 "failed": st.sampled_from([False] * 5 + [True]),
             }
@@ -57,7 +58,7 @@ class Store:
 
     def __init__(self) -> None:
         self.pending: list[Job] = []
-        self.arrived: list[RankRange] = []
+        self.arrived: list[RankRange] = []  # all of them; what a claim has seen is how many there were
         self.marks = Watermark(max_classes=2)
 
     def arrive(self, found: list[Job]) -> None:
@@ -73,11 +74,13 @@ class Store:
         room: int | None,
         paused: bool,
         tried: int | None,
+        head: bool,
         restart: bool,
         failed: bool,
     ) -> None:
         self.pending.sort()
-        from_head = self.marks.seen is None
+        from_head = head or self.marks.seen is None
+        unseen = [] if from_head or self.marks.seen is None else self.arrived[int(self.marks.seen.snapshot) :]
         asked = KeyRanges.whole(TOPICS) if from_head else self.marks.ranges(TOPICS, sweep_us=sweep_us)
         assert all(inside(job, asked) <= 1 for job in self.pending), "no place is looked at twice"
         for one, two in pairwise(zip(asked.topic_nos, asked.class_from, asked.rank_from, strict=True)):
@@ -102,7 +105,7 @@ class Store:
                 break
         for place in looked:
             job = self.pending[place]
-            seen = any(job[2] == topic and job[:2] == (c, f) for topic, c, f, _ in self.arrived)
+            seen = any(job[2] == topic and job[:2] == (c, f) for topic, c, f, _ in unseen)
             assert restart or seen or inside(job, asked), f"{job} is passed over"
         full = len(taken) == limit
         cut = tried is not None and not full and len(allowed) > tried
@@ -114,8 +117,8 @@ class Store:
             full=full,
             from_head=from_head,
             news=ClaimNews(
-                seen=SEEN,
-                arrived=[] if restart else [one for one in self.arrived if not (paused and one.topic_no == 2)],
+                seen=Seen(str(len(self.arrived)), 1),
+                arrived=[] if restart else [one for one in unseen if not (paused and one.topic_no == 2)],
                 locked=[
                     RankRange(job[2], job[0], job[1], job[1])
                     for place in looked
@@ -128,7 +131,6 @@ class Store:
                 restart=restart,
             ),
         )
-        self.arrived = []
         self.pending = [job for place, job in enumerate(self.pending) if place not in taken]
 
 
@@ -153,6 +155,20 @@ def test_no_gap_is_lost_when_there_are_too_many(found: list[tuple[int, int]], ap
     assert len(where.topic_nos) <= MAX_GAPS + 2
     for gap in gaps:
         assert inside((-1, gap.rank_from, 1), where) == inside((-1, gap.rank_to, 1), where) == 1
+
+
+def test_a_look_from_the_head_that_a_limit_cut_short_leaves_arrivals_to_the_next_claim() -> None:
+    first, later = Seen("1:1:", 1), Seen("2:2:", 1)
+    for news, seen in (
+        (ClaimNews(seen=later), later),
+        (ClaimNews(seen=later, limited=frozenset({1})), first),
+        (ClaimNews(seen=later, ended=(-1, 5)), first),
+        (ClaimNews(seen=later, limited=frozenset({1}), restart=True), later),
+    ):
+        marks = Watermark()
+        marks.learn([1], [1], [-1], [100], full=True, from_head=True, news=ClaimNews(seen=first))
+        marks.learn([1], [], [], [], full=False, from_head=True, news=news)
+        assert marks.seen == seen
 
 
 def test_a_gap_ends_where_it_was_said_to_end() -> None:

@@ -115,6 +115,10 @@ class LockedRows:
                 parcel.rows.never_fresh()
             log.warning("locked_submits_delayed rows=%d error=%s", len(parcel.rows), error)
             return
+        except BaseException:  # cancelled during the call: it may have been committed
+            parcel.unknown = True
+            parcel.rows.never_fresh()
+            raise
         if len(parcel.rows) < len(before):
             self._on_submitted(before)
 

@@ -104,7 +104,11 @@ class Watermark:
         if news is None:  # nothing was looked at, or nothing was there when a submitted job was handed over at once
             self.claimed(topic_nos, rank_classes, ranks_at)
             return
-        self.seen = news.seen
+        passed_over = from_head and not full and bool(news.limited or news.ended is not None)
+        if self.seen is None or news.restart or not passed_over:
+            self.seen = news.seen
+        # Else it looked from the head without reading arrivals, and a limit or the end of its rounds kept it from some
+        # of the jobs below the marks: the next claim reads where they arrived.
         if news.restart or (from_head and full):
             # What lies behind the last job was not looked at, also below the old marks.
             self.forget(asked)

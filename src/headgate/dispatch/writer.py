@@ -224,7 +224,9 @@ class GroupWriter(Generic[P]):
         """Everything that waits, without any order."""
         parcels = [parcel for account in self._waiting for parcel in account.parcels]
         for account in self._waiting:
-            self._count(-account.rows, -account.size, account)
+            # Not all of the account's rows: what `holding` counts is given back by itself.
+            for parcel in account.parcels:
+                self._count(-parcel.rows, -parcel.size, account)
             account.parcels.clear()
         self._waiting.clear()
         return parcels

@@ -90,6 +90,13 @@ class Services:
                 log.error("service_failed service=%s error=%s", name, why)
             except self._fatal:
                 raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._stopping or task is None or task.cancelling():
+                    raise
+                # Nobody cancelled the service: something it waited for was cancelled, which is a bug like any other.
+                why = "something it waited for was cancelled"
+                log.exception("service_failed service=%s", name)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 log.exception("service_failed service=%s", name)

@@ -612,7 +612,9 @@ class Store:
         """Until when submits that come in now count as never sent before: long enough for any queue, far below the hour
         for which submits that were sent again are remembered. After a tick that came so late that this was over, frames
         from before may still be read, so for a while nothing counts as new."""
-        if self._fresh_until is not None and now - self._clock > FRESH_SPAN:
+        # After a step back of the clock the end of the doubt may lie hours ahead: it begins again.
+        stepped_back = self._doubt_until is not None and now < self._clock
+        if stepped_back or (self._fresh_until is not None and now - self._clock > FRESH_SPAN):
             self._doubt_until = now + DOUBT_SPAN
         doubted = self._doubt_until is not None and now < self._doubt_until
         self._fresh_until = now if doubted else now + FRESH_SPAN
