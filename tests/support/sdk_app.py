@@ -141,6 +141,9 @@ def limited_thread(path: str) -> str:
     return "late"
 
 
+hg.register("unlimited-thread", limited_thread.function)
+
+
 @hg.job("linger")
 async def linger(job: Job) -> str:
     await job.cancelled.wait_async()

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,8 +21,11 @@ from headgate import Headgate, InvalidInput
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.worker import Worker, patience, processes
+from headgate.sdk.worker.link import Link
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
+from tests.unit.sdk_working import Gate
+from tests.unit.sdk_working import working as working_at
 
 
 def alive(pid: int) -> bool:
@@ -242,10 +245,10 @@ async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
-    async with working("limited-thread", concurrency=1, prefetch=1) as (link, _):
+    async with working("unlimited-thread", concurrency=1, prefetch=1) as (link, _):
         release = tmp_path / "release"
         body = json.dumps({"path": str(release)}).encode()
-        running, waiting = link.deliver("limited-thread", body, body, deadline_in_ms=50)
+        running, waiting = link.deliver("unlimited-thread", body, body, deadline_in_ms=1_500)
         await until(lambda: {running, waiting} <= failures(link).keys(), "the deadline of both has passed")
         assert failures(link)[running] == ("deadline_exceeded", PAST + "its handler was stopped")
         assert failures(link)[waiting] == ("deadline_exceeded", PAST + "it was not started")
@@ -253,6 +256,39 @@ async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
         release.touch()
         await until(lambda: link.credit >= 4, "both places are free again")
         assert not link.completed()
+
+
+async def test_a_deadline_that_passes_inside_the_slot_says_that_the_job_was_not_started(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    async with working("linger", concurrency=1, prefetch=5) as (link, _):
+        (running,) = link.deliver("linger", b"{}")
+        waiting = link.deliver("linger", *[b"{}"] * 5, deadline_in_ms=50)
+        await until(lambda: failures(link).keys() >= set(waiting), "the deadline of all that wait has passed")
+        expected = ("deadline_exceeded", PAST + "it was not started")
+        assert [failures(link)[raw] for raw in waiting] == [expected] * 5
+        assert "did_not_stop" not in caplog.text
+        assert running not in failures(link)
+
+
+async def test_a_job_that_has_ended_is_kept_by_no_timer_of_its_deadline_or_time_limit() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("gated", gate.__call__, time_limit=86_400)
+        async with working_at(app, server) as (worker, link):
+            (raw,) = link.deliver("gated", b"{}", deadline_in_ms=86_400_000)
+            await until(lambda: gate.begun, "it runs")
+            ledger = cast("Link", worker._link).ledger
+            timers = ledger.timers[ledger.held[raw]]
+            assert (sorted(timers), any(timer.cancelled() for timer in timers.values())) == (
+                ["deadline", "limit"],
+                False,
+            )
+            gate.open.set()
+            await until(lambda: raw in link.completed(), "it has ended")
+            assert all(timer.cancelled() for timer in timers.values())
+            assert not ledger.timers
 
 
 async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:

@@ -174,7 +174,7 @@ class Job:
         self.last_progress: tuple[int, int, str] | None = None
         self.handler = handler
         self.stage = WAITING  # kept by the worker's ledger
-        self.begun_at = 0.0  # by the monotonic clock, once its handler runs; kept for tasks with a time limit
+        self.begun_at = 0.0  # by the monotonic clock, once its handler runs; 0: it has not begun
         self.took = 0.0  # seconds its handler ran, where the slot has measured them
         self.over_time = False  # its handler is being stopped because of that limit, or of the deadline
         self.past_deadline = False  # because of the deadline

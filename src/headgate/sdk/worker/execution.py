@@ -55,14 +55,14 @@ def unbegun(job: Job) -> Outcome | None:
 def over_time(job: Job) -> Outcome:
     """The outcome of a handler that ran longer than its task or its job allows."""
     if job.past_deadline:
-        return past_deadline(job, begun=True)
+        return past_deadline(job)
     limit = cast("Task[Any, Any]", job.handler).time_limit
     return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
 
 
-def past_deadline(job: Job, *, begun: bool = False) -> Outcome:
+def past_deadline(job: Job) -> Outcome:
     """The outcome of a job whose deadline has passed. No other attempt could be in time."""
-    told = "and its handler was stopped" if begun else "and it was not started"
+    told = "and its handler was stopped" if job.begun_at else "and it was not started"
     text = f"the deadline of the job, {job.deadline:%Y-%m-%dT%H:%M:%S.%fZ}, has passed, {told}"
     return failure(DEADLINE_EXCEEDED, text, permanent=True)
 

@@ -11,6 +11,7 @@ together; that is the whole of the flow control.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -52,6 +53,8 @@ class Ledger:
         self.asked = 0
         self.resting = False
         """True: no more jobs are wanted; what still comes is handed back unstarted."""
+        self.timers: dict[Job, dict[str, asyncio.TimerHandle]] = {}
+        """What waits for the deadline or the time limit of an active job, by kind. A timer keeps its job in memory."""
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._start, self._reports = tasks, start, reports
@@ -253,3 +256,6 @@ class Ledger:
             self._started -= 1
         job.stage = FINISHED
         self.active -= 1
+        if self.timers and (timers := self.timers.pop(job, None)) is not None:
+            for timer in timers.values():
+                timer.cancel()

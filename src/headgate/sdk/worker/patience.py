@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -52,11 +52,15 @@ class TimeLimits:
         for job in jobs:
             limit = cast("Task[Any, Any]", job.handler).time_limit
             if limit is not None:
-                self._loop.call_later(limit, self._look, job, limit)
+                self._call(job, "limit", limit, self._look, limit)
 
     def watch_deadline(self, job: Job, seconds: float) -> None:
         """Delivered just now, and its deadline is so far off."""
-        self._loop.call_later(seconds, self._at_deadline, job)
+        self._call(job, "deadline", seconds, self._at_deadline)
+
+    def _call(self, job: Job, kind: str, seconds: float, look: Callable[..., None], *args: float) -> None:
+        timers = self._link.ledger.timers.setdefault(job, {})
+        timers[kind] = self._loop.call_later(seconds, look, job, *args)
 
     def _at_deadline(self, job: Job) -> None:
         if job.stage == WAITING:
@@ -71,7 +75,7 @@ class TimeLimits:
             return
         left = job.begun_at + limit - time.monotonic() if job.begun_at else limit
         if left > 0:
-            self._loop.call_later(left, self._look, job, limit)
+            self._call(job, "limit", left, self._look, limit)
             return
         self._stop(job, f"time limit of {limit:g} s")
 
@@ -84,11 +88,12 @@ class TimeLimits:
     def _give_up(self, job: Job, why: str) -> None:
         if job.stage == FINISHED:
             return
-        log.error(
-            "did_not_stop: the handler of job %s (%s) still runs after its %s; "
-            "the attempt counts as failed, and its slot is lost until the handler returns",
-            *(job.id, job.topic, why),
-        )
+        if job.begun_at:  # else it still waits inside its slot, which will not begin it any more
+            log.error(
+                "did_not_stop: the handler of job %s (%s) still runs after its %s; "
+                "the attempt counts as failed, and its slot is lost until the handler returns",
+                *(job.id, job.topic, why),
+            )
         self._link.ledger._settle(job, over_time(job))
         self._link.wake()
 
