@@ -181,6 +181,8 @@ class FakeServer:
         self.producers: list[ProduceLink] = []
         self.reports: list[worker_pb2.ReportOutcomeRequest] = []
         self.jobs: dict[bytes, jobs_pb2.JobInfo] = {}
+        self.report_receipts: list[list[jobs_pb2.Receipt]] = []
+        """What the next reports are answered with; those after them are taken."""
         self.answers_outcomes = True
         self.answers_quiet = True
         self.answers_beats = True
@@ -289,7 +291,8 @@ class FakeServer:
 
     async def _report(self, request: worker_pb2.ReportOutcomeRequest, _call: Any) -> worker_pb2.ReportOutcomeResponse:
         self.reports.append(request)
-        return worker_pb2.ReportOutcomeResponse()
+        receipts = self.report_receipts.pop(0) if self.report_receipts else []
+        return worker_pb2.ReportOutcomeResponse(receipts=receipts)
 
     async def _get(self, request: Any, call: Any) -> jobs_pb2.JobInfo:
         if request.id not in self.jobs:

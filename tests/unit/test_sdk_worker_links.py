@@ -371,6 +371,35 @@ async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monk
         assert report.worker_id == worker.worker_id
 
 
+@pytest.mark.parametrize("locked_for_long", [False, True])
+async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
+    locked_for_long: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.stopping.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.sdk.worker.stopping.RESEND_SOON_SECONDS", 0.05)
+    if locked_for_long:
+        monkeypatch.setattr("headgate.sdk.worker.stopping.REPORT_SECONDS", 1.0)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        server.answers_outcomes = False
+        locked = jobs_pb2.Receipt(place=1, code=jobs_pb2.RECEIPT_LOCKED)
+        alone = jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_LOCKED)
+        server.report_receipts = [[jobs_pb2.Receipt(place=0), locked], *[[alone]] * (1_000 if locked_for_long else 1)]
+        worker = app.worker(concurrency=2)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        sent = link.deliver("t", b"", b"")
+        await until(lambda: len(link.completed()) == 2, "both were sent")
+        worker.stop()
+        await asyncio.wait_for(running, 60)
+        first, *again = [[one.id for one in report.outcomes] for report in server.reports]
+        assert sorted(first) == sorted(sent)
+        assert again[:2] == [[first[1]]] * 2
+        assert (len(again) > 2) == locked_for_long
+        assert ("1 outcomes could not be reported" in caplog.text) == locked_for_long
+
+
 async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 3.0)  # not before it has beaten once
     async with fake_server() as server:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
+from uuid import UUID
 
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
 from headgate.sdk.job import STARTED, Job
 from headgate.sdk.worker.inbound import Stops
-from headgate.sdk.worker.link import Link
+from headgate.sdk.worker.link import RESEND_SOON_SECONDS, Link
+from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
@@ -97,20 +100,42 @@ class Stopper:
     async def _report_without_stream(self) -> None:
         """The stream is gone or does not answer: report by a unary call, to whichever server takes it."""
         outbox = self._link.ledger.outbox
-        outcomes = [outcome for _, outcome in outbox.everything()]
-        request = pb.ReportOutcomeRequest(worker_id=self._worker_id, outcomes=outcomes)
+        left = [outcome for _, outcome in outbox.everything()]
         for address in self._addresses:
             channel = rpc.open_channel(address)
+            ends = time.monotonic() + REPORT_SECONDS
             try:
-                await rpc.REPORT_OUTCOME(channel, request, token=self._token, seconds=REPORT_SECONDS)
+                while left and (seconds := ends - time.monotonic()) > 0:
+                    request = pb.ReportOutcomeRequest(worker_id=self._worker_id, outcomes=left)
+                    answer = await rpc.REPORT_OUTCOME(channel, request, token=self._token, seconds=seconds)
+                    left = _locked(left, answer.receipts)
+                    if left:  # other transactions hold these jobs' rows, and may end soon
+                        await asyncio.sleep(min(RESEND_SOON_SECONDS, max(0.0, ends - time.monotonic())))
             except Exception as error:  # noqa: BLE001 -- the next address may take it; the last word is logged below
                 log.info("%s", rpc.explain(error, address))
             else:
-                outbox.clear()
-                return
+                break  # what is locked at one server is locked at all of them
             finally:
                 await channel.close()
-        log.error(
-            "%d outcomes could not be reported to any server; these jobs will run again when their leases lapse",
-            len(outcomes),
-        )
+        outbox.clear()
+        if left:
+            log.error(
+                "%d outcomes could not be reported to any server; these jobs will run again when their leases lapse",
+                len(left),
+            )
+
+
+def _locked(outcomes: list[jobs.Outcome], receipts: Iterable[jobs.Receipt]) -> list[jobs.Outcome]:
+    """Those of them about which nothing was decided, because their jobs were locked."""
+    found = []
+    for receipt in receipts:
+        if receipt.code == jobs.RECEIPT_LOCKED:
+            found.append(outcomes[receipt.place])
+        elif receipt.code not in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
+            word = jobs.ReceiptCode.Name(receipt.code).removeprefix("RECEIPT_").lower()
+            outcome = outcomes[receipt.place]
+            job_id = UUID(bytes=outcome.id)
+            log.warning(
+                "the outcome of job %s, epoch %d, was not taken: %s %s", job_id, outcome.epoch, word, receipt.message
+            )
+    return found
