@@ -6,6 +6,7 @@ import { handlers } from './handlers.mjs';
 import { WorkerService, heldOf, jobsOf, keyOf, keysOf, outcomesOf } from './wire.mjs';
 
 const HELLO_WITHIN_MS = 10_000;
+const LOCKED_MS = 1_000;
 const BACKOFF_MS = { first: 100, most: 10_000 };
 const CHANNEL = {
   'grpc.keepalive_time_ms': 10_000, // a server that vanished without a word is missed after 20 s
@@ -154,6 +155,9 @@ class Worker {
     if (receipt?.code === 'RECEIPT_INVALID' && !held.outcome.failed) {
       // Refused as such (a result over the limit, say), and the job is still ours: it must not hang.
       this.#report(key, { failed: { type: 'InvalidOutcome', message: receipt.message } });
+    } else if (receipt?.code === 'RECEIPT_LOCKED') {
+      // Another transaction holds the job's row, so nothing was decided: the job is still ours, and so is its outcome.
+      setTimeout(() => this.#held.get(key) === held && this.#report(key, held.outcome), LOCKED_MS);
     } else {
       this.#held.delete(key);
     }
