@@ -89,7 +89,7 @@ TOKENS_SECONDS = 2.0
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
-UPKEEP_SECONDS, TOKENS_SECONDS, DURABILITY_SECONDS = 5.0, 2.0, 60.0
+UPKEEP_SECONDS, DURABILITY_SECONDS = 5.0, 60.0
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
 

@@ -111,8 +111,8 @@ def run_command(*, output: Output = "text", url: str = "") -> None:
 def kept(rules: RetentionRules) -> str:
     """The rules in a line."""
     return (
-        f"kept: completed {_days(rules.completed)}, dead {_days(rules.dead)}, cancelled {_days(rules.cancelled)}, "
-        f"audit {_days(rules.audit)}"
+        f"kept: completed {days(rules.completed)}, dead {days(rules.dead)}, cancelled {days(rules.cancelled)}, "
+        f"audit {days(rules.audit)}"
     )
 
 
@@ -127,9 +127,10 @@ def sentence(status: RetentionStatus) -> str:
     return f"{kept(status.rules)}{since}; {behind}"
 
 
-def _days(span: timedelta) -> str:
-    days = span / timedelta(days=1)
-    return f"{days:g} day{'' if days == 1 else 's'}"
+def days(span: timedelta) -> str:
+    """A span in days: 1 day, 1.5 days."""
+    count = span / timedelta(days=1)
+    return f"{count:g} day{'' if count == 1 else 's'}"
 
 
 def _json(value: RetentionStatus | RetentionRules | Removed) -> str:

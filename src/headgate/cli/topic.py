@@ -12,6 +12,7 @@ from typing import Any, Literal
 from cyclopts import App
 
 from headgate.cli import values
+from headgate.cli.retention import days
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import check_keep
@@ -219,7 +220,7 @@ def _report(info: TopicInfo, output: str) -> None:
     print(f"  rules     max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms")
     print(f"  priority  {'strict' if info.ageing_step is None else f'one unit for each {info.ageing_step} of waiting'}")
     kept = [
-        f"{state} {span.total_seconds() / 86400:g} days"
+        f"{state} {days(span)}"
         for state, span in (
             ("completed", info.keep_completed),
             ("dead", info.keep_dead),
