@@ -68,6 +68,20 @@ async def test_a_claim_of_nothing_but_late_jobs_sends_nothing_and_keeps_the_cred
     assert await still.states() == {State.DEAD: 4}
 
 
+async def test_a_job_whose_payload_is_gone_ends_and_its_neighbours_are_delivered(
+    still: Instance, db: Connection
+) -> None:
+    (bare,) = await still.submit(payload=b"l" * 3_000)
+    others = await still.submit(2)
+    await db.execute("DELETE FROM headgate.payloads WHERE id = $1", bare)
+    worker = await still.worker("one", slots=5)
+    await still.coordinator.claim_once()
+    assert list((await worker.take()).ids) == others
+    await still.flushed()
+    job = await still.job(bare)
+    assert (job.state, [event.error_type for event in job.events]) == (State.DEAD, ["payload_lost"])
+
+
 @pytest.mark.parametrize(("left", "starts"), [(timedelta(0), False), (timedelta(microseconds=1), True)])
 async def test_at_its_deadline_a_job_is_late(still: Instance, clock: Clock, left: timedelta, starts: bool) -> None:
     (job_id,) = await still.submit(deadline=clock.now + SECOND + left)

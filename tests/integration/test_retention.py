@@ -524,6 +524,30 @@ async def test_a_day_that_is_old_as_a_whole_is_cleared_in_bounded_passes_too(
     await counts_agree(queue)
 
 
+async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_and_its_limit_key(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await end(queue, Completed(), 12, payload=b"l" * 3_000, tags=["red"], limit_key="k")
+    await later(clock, queue.db, days=40)
+    monkeypatch.setattr(partitions, "CHUNK", 5)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 5)
+    again, past = max(jobs), f"headgate.archive_{START:%Y%m%d}"
+    while not await queue.db.fetchval("SELECT count(*) BETWEEN 1 AND 11 FROM headgate.payloads"):
+        assert (await retention.run_pass(queue.db, chunk=5)).more
+    new = queue.job(id=again, payload=b"n" * 3_000, tags=["green"], limit_key="other")
+    assert [done.receipt for done in await queue.submit(new)] == [SubmitReceipt.CREATED]
+    while (await retention.run_pass(queue.db, chunk=5)).more:
+        pass
+    assert await queue.db.fetchval("SELECT to_regclass($1) IS NULL", past)
+    claimed = await queue.claim(10)
+    assert (list(claimed.ids), list(claimed.payloads)) == ([again], [b"n" * 3_000])
+    keys = [tuple(row) for row in await queue.db.fetch("SELECT job_id, limit_key FROM headgate.job_limit_keys")]
+    assert keys == [(again, "other")]
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.job_tags WHERE tag = 'green'") == 1
+    await queue.settle((again, claimed.epochs[0], Completed()))
+    await counts_agree(queue)
+
+
 async def test_four_instances_at_once_remove_each_job_once(queue: Queue, clock: Clock, database: str) -> None:
     for _ in range(3):
         await end(queue, Completed(), 40, payload=b"l" * 3_000, tags=["red"])

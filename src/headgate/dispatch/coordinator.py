@@ -414,7 +414,8 @@ class Coordinator:
             demand.weighed(got.payloads)
             if got.waits:
                 self._room.hear(got.waits)
-            late = any(got.headers)  # only a job with headers can have a deadline
+            # Only a job with headers can have a deadline.
+            late = any(got.headers) or None in got.payloads
             for link, count in runs:
                 stop = min(dealt + count, len(got))
                 if stop == dealt:

@@ -1,4 +1,7 @@
-"""Jobs that were claimed after their deadline: they are not delivered, and end as a failure that is not tried again.
+"""Jobs that cannot start: they are not delivered, and end as a failure that is not tried again.
+
+That is so for a job that was claimed after its deadline, and for one whose large payload is not in the database any
+more. The latter must never be; if it is, it must not stop the other jobs of its topic.
 
 The time is that of the claim, by the database's clock. Only jobs with headers are looked at, so that all others pay
 nothing.
@@ -7,6 +10,8 @@ nothing.
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -15,7 +20,15 @@ from headgate.dispatch.links import Delivery
 from headgate.domain.headers import DEADLINE_US, deadline_us_of
 from headgate.domain.outcomes import DEADLINE_EXCEEDED, ErrorInfo, Failed, Outcome
 
+log = logging.getLogger("headgate.dispatch")
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BARE: Final = Failed(
+    error=ErrorInfo(
+        type="payload_lost", message="the payload of the job is not in the database, so it was not started"
+    ),
+    permanent=True,
+)
 
 
 def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Outcome]]]:
@@ -26,12 +39,17 @@ def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Ou
         for place, text in enumerate(delivery.headers)
         if text and DEADLINE_US in text and 0 < (deadline_us := deadline_us_of(json.loads(text))) <= claimed_us
     }
-    if not late:
+    payloads: Sequence[bytes | None] = delivery.payloads
+    bare = [place for place, payload in enumerate(payloads) if payload is None and place not in late]
+    if not late and not bare:
         return delivery, []
     ends: list[tuple[UUID, int, Outcome]] = [
         (delivery.ids[place], delivery.epochs[place], _not_started(deadline_us)) for place, deadline_us in late.items()
     ]
-    return delivery.only([place for place in range(len(delivery)) if place not in late]), ends
+    for place in bare:
+        log.error("payload_lost job=%s: it ends as dead; please report this", delivery.ids[place])
+        ends.append((delivery.ids[place], delivery.epochs[place], _BARE))
+    return delivery.only([place for place in range(len(delivery)) if place not in late and place not in bare]), ends
 
 
 def _not_started(deadline_us: int) -> Failed:

@@ -54,7 +54,7 @@ class Demand:
     def weighed(self, payloads: Sequence[bytes]) -> None:
         """Jobs came, and weighed this."""
         if payloads:
-            self.expect(sum(map(len, payloads)) / len(payloads))
+            self.expect(sum(map(len, filter(None, payloads))) / len(payloads))  # None: see deadlines.py
 
     def expect(self, mean_bytes: float) -> None:
         """Jobs of this weight were seen: claimed just now, or submitted here."""

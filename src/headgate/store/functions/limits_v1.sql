@@ -544,7 +544,8 @@ BEGIN
              WHERE l.o <> ALL (undo_)
                AND (tenant_nos_[l.o], ids_[l.o]) IN (SELECT u.t, u.i FROM unnest(new_tenants_, new_ids_) AS u(t, i))
              ORDER BY 1, 2
-            ON CONFLICT (tenant_no, job_id) DO NOTHING
+            -- The job is new: a key that is there is of one with its id that retention is removing (retire_v1.sql).
+            ON CONFLICT (tenant_no, job_id) DO UPDATE SET topic_no = excluded.topic_no, limit_key = excluded.limit_key
             RETURNING tenant_no, job_id)
         SELECT n.tenant_no, array_agg(n.job_id) AS ids FROM noted n GROUP BY 1 ORDER BY 1
     LOOP

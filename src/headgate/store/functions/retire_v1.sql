@@ -222,6 +222,24 @@ BEGIN
                    array_agg(g.finished_at) FROM gone g $sql$, v_table)
            INTO v_tenants, v_ids, v_flags, v_states, v_created, v_finished USING v_tenants, v_ids, v_now;
     END IF;
+    IF v_old > 0 AND whole_ AND (SELECT bit_or(f) FROM unnest(v_flags) AS f) & 3687 <> 0 THEN
+        -- Since the detach a job with the same id may have been submitted: what hangs on it is that one's, and stays. Locked
+        -- before it is looked for: a submit that takes over an old row either is seen here, or finds the row gone.
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.payloads p ON p.tenant_no = u.tenant_no AND p.id = u.id
+          WHERE u.flags & 1 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF p;
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.job_limit_keys k ON k.tenant_no = u.tenant_no AND k.job_id = u.id
+          WHERE u.flags & 4 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF k;
+        SELECT array_agg(u.tenant_no), array_agg(u.id), array_agg(u.flags), array_agg(u.state), array_agg(u.created_at),
+               array_agg(u.finished_at), count(*)
+          INTO v_tenants, v_ids, v_flags, v_states, v_created, v_finished, v_old
+          FROM unnest(v_tenants, v_ids, v_flags, v_states, v_created, v_finished)
+               AS u(tenant_no, id, flags, state, created_at, finished_at)
+         WHERE u.flags & 3687 = 0
+            OR NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = u.tenant_no AND j.id = u.id)
+           AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = u.tenant_no AND a.id = u.id);
+    END IF;
     IF v_ids IS NOT NULL THEN
         PERFORM headgate.forget_jobs_v1(v_tenants, v_ids, v_flags, v_states, v_created, v_finished);
     END IF;

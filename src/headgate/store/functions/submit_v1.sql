@@ -206,7 +206,8 @@ BEGIN
           FROM unnest(tenant_nos_, ids_, payloads_) WITH ORDINALITY AS u(tenant_no, id, payload, n)
          WHERE octet_length(u.payload) > 1024 AND u.n <> ALL (v_undo)
            AND (u.tenant_no, u.id) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
-        ON CONFLICT (tenant_no, id) DO NOTHING;
+        -- The job is new: what is there is of one with its id that retention is removing (retire_v1.sql).
+        ON CONFLICT (tenant_no, id) DO UPDATE SET payload = excluded.payload;
     END IF;
     IF cardinality(tag_ords_) > 0 THEN
         INSERT INTO headgate.job_tags (tenant_no, tag, job_id)
