@@ -548,6 +548,24 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_
     await counts_agree(queue)
 
 
+async def test_a_day_that_is_half_cleared_is_dropped_also_when_a_rule_becomes_longer(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await end(queue, Completed(), 12, payload=b"l" * 3_000)
+    await later(clock, queue.db, days=40)
+    monkeypatch.setattr(partitions, "CHUNK", 5)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 5)
+    while not await queue.db.fetchval("SELECT count(*) BETWEEN 1 AND 11 FROM headgate.payloads"):
+        assert (await retention.run_pass(queue.db, chunk=5)).more
+    await retention.set_rules(queue.db, {"dead": 300 * DAY, "completed": 300 * DAY}, actor="ana", reason="audit")
+    for _ in range(5):
+        await retention.run_pass(queue.db, chunk=5)
+    assert await queue.db.fetchval("SELECT to_regclass($1) IS NULL", f"headgate.archive_{START:%Y%m%d}")
+    assert await known(queue, jobs) == []
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.payloads") == 0
+    await counts_agree(queue)
+
+
 async def test_four_instances_at_once_remove_each_job_once(queue: Queue, clock: Clock, database: str) -> None:
     for _ in range(3):
         await end(queue, Completed(), 40, payload=b"l" * 3_000, tags=["red"])

@@ -43,8 +43,11 @@ SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname
  WHERE p.oid IN ('headgate.archive'::regclass, 'headgate.job_events'::regclass)
    AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND (right(c.relname, 8) < $1 OR c.relname = ANY ($2))
  ORDER BY i.inhdetachpending DESC, c.relname"""
+# With whether clearing has begun: payloads of its first jobs are gone, so it is dropped whatever the rules say now.
 DETACHED: Final = """
-SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+SELECT c.relname, c.relname IN (SELECT 'archive_' || to_char(r.day, 'YYYYMMDD') FROM headgate.retention_days r
+                                 WHERE r.rules = 'whole')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = 'headgate' AND c.relkind = 'r' AND NOT c.relispartition
    AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND right(c.relname, 8) < $1
  ORDER BY c.relname"""
@@ -101,9 +104,9 @@ async def drop_expired(
     await _detach(db, oldest, emptied, wait=wait if on_session else None)
     async with transaction(db):
         with translating(writing=False):
-            found = [row[0] for row in await db.fetch(DETACHED, settled)]
-    for name in found:
-        whole = name[-8:] < oldest
+            found = [(row[0], row[1]) for row in await db.fetch(DETACHED, settled)]
+    for name, begun in found:
+        whole = begun or name[-8:] < oldest
         if whole and name.startswith("archive"):
             used, cleared = await _cleared(db, name, wait, most=chunks)
             chunks -= used
