@@ -384,6 +384,34 @@ async def test_one_that_has_not_claimed_since_looks_from_the_head(
     assert (await other.claim())[0] == job, "and goes on from there"
 
 
+async def test_arrivals_are_forgotten_in_bounded_steps_and_none_is_passed_by(
+    queue: Queue, other: Other, clock: Clock
+) -> None:
+    async def forget(most: int) -> int:
+        gone: int = await queue.db.fetchval("SELECT headgate.forget_arrivals_v1(30000, $1)", most)
+        return gone
+
+    await queue.db.execute("UPDATE headgate.arrivals_floor SET taken_at = headgate.clock_v1()")
+    (job,) = await queue.add()
+    epoch = await claimed(queue, job)
+    await passed(queue, other, clock)
+    await queue.settle((job, epoch, Abandon()))
+    await queue.add()
+    await clock.advance(seconds=30)
+    assert await forget(4) == 0, "those were not seen by anybody when it began"
+    await clock.advance(seconds=30)
+    assert await forget(4) == 4
+    assert (await other.claim())[0] == job, "it has seen less than was deleted: from the head"
+    await queue.settle((job, epoch + 1, Abandon()))  # after the snapshot that is used for deleting
+    assert await forget(4) == 1, "goes on at once"
+    assert await forget(4) == 0, "too soon"
+    await clock.advance(seconds=30)
+    assert await forget(4) == 1, "with the snapshot of the last step"
+    await clock.advance(seconds=30)
+    assert await forget(4) == 0
+    assert (await other.claim())[0] == job, "it has a generation of the first step only"
+
+
 async def test_what_commits_long_after_it_was_written_is_not_forgotten_unseen(
     queue: Queue, other: Other, clock: Clock
 ) -> None:
