@@ -7,6 +7,7 @@ machine that has Node.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
@@ -269,6 +270,28 @@ def test_no_more_handlers_run_at_a_time_than_the_worker_allows(lasting: Lasting,
     for line in worker.seen("^(started|ended) slow"):
         at_work.append(at_work[-1] + (1 if line[1] == "started" else -1))
     assert max(at_work) == 2
+
+
+def test_an_outcome_whose_job_is_locked_is_kept_and_sent_again(
+    lasting: Lasting, start_worker: StartWorker, postgres: Server
+) -> None:
+    server, database, producer = lasting
+    worker = start_worker(server)
+    job_id = producer.submit("slow", b"1000")
+    worker.saw(f"^started slow {job_id}")
+
+    async def hold() -> None:
+        db = await connect(database, application_name="a stranger")
+        try:
+            async with db.transaction():
+                assert await db.fetch("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", job_id)
+                await asyncio.to_thread(worker.saw, f"^{job_id}/\\d+: RECEIPT_LOCKED", times=2)
+        finally:
+            await db.close()
+
+    postgres.run(hold())
+    job = producer.ended(job_id)
+    assert (job.state, job.attempt) == (jobs_pb2.STATE_COMPLETED, 1)
 
 
 def test_a_cancelled_job_is_stopped(lasting: Lasting, start_worker: StartWorker, postgres: Server) -> None:

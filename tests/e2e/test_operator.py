@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID, uuid4
 
 import grpc
@@ -20,6 +21,8 @@ import pytest
 
 from headgate import Forbidden, Headgate, JobCancelled, NotFound, Refused, RetryPolicy, SubmitRefused
 from headgate.cli import main
+from headgate.domain.retention import Removed
+from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.store.connect import connect
 from headgate.wire import operator_pb2 as pb
 from tests.e2e.conftest import _PROCESSES, Serve, Spawn
@@ -398,6 +401,14 @@ def test_the_page_on_retention_runs_as_printed_and_needs_admin(
         assert "kept      completed 1 day" in printed[3]
         assert "dead 90 days" in printed[3]
         assert "kept      dead 90 days" in printed[4]
+        with monkeypatch.context() as patch:
+            patch.setattr(RetentionAdmin, "run_pass", AsyncMock(return_value=Removed(other=1, more=True, blocked=True)))
+            code, out, _ = headgate(capsys, "retention", "run")
+            assert code == 0
+            assert out.splitlines() == [
+                "removed 0 jobs one by one, 0 day partitions, 1 other rows",
+                "other transactions hold what is left, and servers will remove it later: nothing waits to be removed",
+            ]
         code, out, _ = headgate(capsys, "status")
         assert "kept: completed 3 days, dead 60 days" in out
         code, out, _ = headgate(capsys, "retention", "show", "--output", "json")

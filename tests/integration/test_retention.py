@@ -566,6 +566,46 @@ async def test_a_day_that_is_half_cleared_is_dropped_also_when_a_rule_becomes_lo
     await counts_agree(queue)
 
 
+async def test_a_pass_says_when_others_hold_all_that_is_left(
+    queue: Queue, clock: Clock, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await end(queue, Completed(), 45)
+    await later(clock, queue.db, days=40)
+    monkeypatch.setattr(partitions, "CHUNK", 10)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 20)
+    monkeypatch.setattr(retention, "LOCK_WAIT", timedelta(milliseconds=50))
+    day = f"headgate.archive_{START:%Y%m%d}"
+    assert (await retention.run_pass(queue.db)).more  # it is detached, and cleared in part
+    async with links(database, 1) as (reader,), reader.transaction():
+        await reader.execute(f"LOCK TABLE {day} IN ACCESS SHARE MODE")
+        passes = [await retention.run_pass(queue.db)]
+        while not passes[-1].blocked and len(passes) < 20:
+            passes.append(await retention.run_pass(queue.db))
+        assert passes[-1] == Removed(more=True, blocked=True)
+        # To clear the jobs of a day is progress, though nothing is counted as removed.
+        assert not passes[0].blocked
+        assert all(one.more for one in passes)
+    done = await retention.run_pass(queue.db)
+    assert (done.days > 0, done.more, done.blocked) == (True, False, False)
+    assert await queue.db.fetchval("SELECT to_regclass($1) IS NULL", day)
+
+
+async def test_a_day_that_a_reader_holds_keeps_no_other_from_being_cleared(
+    queue: Queue, clock: Clock, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await end(queue, Completed(), 2)
+    await later(clock, queue.db, days=35)
+    await end(queue, Completed(), 3)
+    await end(queue, DIES, 1)
+    await later(clock, queue.db, days=9)
+    monkeypatch.setattr(retention, "LOCK_WAIT", timedelta(seconds=1.2))  # longer than a pass
+    async with links(database, 1) as (reader,), reader.transaction():
+        await reader.fetch("SELECT count(*) FROM headgate.archive")
+        done = await retention.run_pass(queue.db)
+    assert done.jobs >= 3
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.archive WHERE state = $1", State.COMPLETED) <= 2
+
+
 async def test_four_instances_at_once_remove_each_job_once(queue: Queue, clock: Clock, database: str) -> None:
     for _ in range(3):
         await end(queue, Completed(), 40, payload=b"l" * 3_000, tags=["red"])

@@ -81,7 +81,9 @@ def set_command(
 
 @retention.command(name="run")
 def run_command(*, output: Output = "text", url: str = "") -> None:
-    """Remove what is old now, until nothing is left. Servers do this by themselves. Needs the scope admin.
+    """Remove what is old now. Servers do this by themselves. Needs the scope admin.
+
+    It ends when nothing is left, or when other transactions hold all that is left; it says so then.
 
     Parameters
     ----------
@@ -91,21 +93,23 @@ def run_command(*, output: Output = "text", url: str = "") -> None:
         The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
-    async def run() -> Removed:
+    async def run() -> tuple[Removed, RetentionStatus | None]:
         total = Removed(more=True)
         async with Headgate(url or None) as hg:
-            while total.more:
+            while total.more and not total.blocked:
                 done = await hg.admin.retention.run_pass()
                 total = replace(
                     done, jobs=total.jobs + done.jobs, days=total.days + done.days, other=total.other + done.other
                 )
-        return total
+            return total, (await hg.admin.status()).retention if total.blocked else None
 
-    done = asyncio.run(run())
+    done, left = asyncio.run(run())
     if output == "json":
         print(_json(done))
     else:
         print(f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows")
+        if left is not None:
+            print(f"other transactions hold what is left, and servers will remove it later: {behind(left)}")
 
 
 def kept(rules: RetentionRules) -> str:
@@ -118,13 +122,15 @@ def kept(rules: RetentionRules) -> str:
 
 def sentence(status: RetentionStatus) -> str:
     """What is kept, and how far behind, in a line."""
-    behind = (
-        "nothing waits to be removed"
-        if not status.days_waiting
-        else f"{status.days_waiting} days wait to be cleared, the oldest is {status.oldest_waiting}"
-    )
     since = f"; finished jobs since {status.oldest_day}" if status.oldest_day else ""
-    return f"{kept(status.rules)}{since}; {behind}"
+    return f"{kept(status.rules)}{since}; {behind(status)}"
+
+
+def behind(status: RetentionStatus) -> str:
+    """How far behind the removal is, in words."""
+    if not status.days_waiting:
+        return "nothing waits to be removed"
+    return f"{status.days_waiting} days wait to be cleared, the oldest is {status.oldest_waiting}"
 
 
 def days(span: timedelta) -> str:

@@ -49,9 +49,10 @@ class RetentionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What one pass removed; `more` says that it stopped at its bound."""
+    """What one pass removed. `more`: something is left; `blocked`: of which nothing could be removed just now."""
 
     jobs: int = 0
     days: int = 0
     other: int = 0
     more: bool = False
+    blocked: bool = False

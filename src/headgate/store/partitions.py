@@ -85,7 +85,17 @@ async def drop_expired(
     on_session: bool = True,
     chunks: int = 1_000_000,
 ) -> list[str]:
-    """Drop the days that ended more than `keep` ago, and days that retention has emptied; returns the names dropped.
+    """As `clear_and_drop`; returns the names dropped."""
+    dropped, _ = await clear_and_drop(db, keep=keep, lock_wait=lock_wait, on_session=on_session, chunks=chunks)
+    return dropped
+
+
+async def clear_and_drop(
+    db: Connection, *, keep: timedelta, lock_wait: timedelta, on_session: bool, chunks: int
+) -> tuple[list[str], int]:
+    """Drop the days that ended more than `keep` ago, and days that retention has emptied.
+
+    Returns the names dropped, and how many jobs of days that are to be dropped were cleared.
 
     Needs a connection that is in no transaction. Never waits for a lock longer than `lock_wait`: what could not be
     dropped now is left for the next run, and so is what is over `chunks` of a thousand jobs. `on_session` is False
@@ -96,6 +106,7 @@ async def drop_expired(
     check_span(lock_wait, field="lock_wait", low=timedelta(milliseconds=1), high=timedelta(minutes=10))
     check_integer(chunks, field="chunks", low=1, high=1_000_000)
     dropped: list[str] = []
+    jobs = 0
     wait = f"{to_ms(lock_wait)}ms"
     now, emptied = await _looked(db)
     oldest = f"{now.astimezone(UTC) - keep:%Y%m%d}"
@@ -108,13 +119,14 @@ async def drop_expired(
     for name, begun in found:
         whole = begun or name[-8:] < oldest
         if whole and name.startswith("archive"):
-            used, cleared = await _cleared(db, name, wait, most=chunks)
+            used, looked, cleared = await _cleared(db, name, wait, most=chunks)
             chunks -= used
+            jobs += looked
             if not cleared:
                 continue
         if await _dropped(db, name, wait, whole=whole):
             dropped.append(name)
-    return dropped
+    return dropped, jobs
 
 
 async def _looked(db: Connection) -> tuple[datetime, list[str]]:
@@ -147,20 +159,26 @@ async def _detach(db: Connection, oldest: str, emptied: list[str], *, wait: str 
                 await _set_lock_timeout(db, before)
 
 
-async def _cleared(db: Connection, name: str, wait: str, *, most: int) -> tuple[int, bool]:
-    """Delete what hangs on the jobs of a detached day: in how many chunks, and whether nothing is left."""
+async def _cleared(db: Connection, name: str, wait: str, *, most: int) -> tuple[int, int, bool]:
+    """Delete what hangs on the jobs of a detached day: in how many chunks, of how many jobs, and whether it is done."""
+    looked = 0
     day = datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date()
     for used in range(most):
         with translating(writing=True):
             try:
                 async with db.transaction():
                     await db.fetchval("SELECT set_config('lock_timeout', $1, true)", wait)
-                    row = await db.fetchrow("SELECT done FROM headgate.retire_chunk_v1($1, $2, true)", day, CHUNK)
+                    row = await db.fetchrow(
+                        "SELECT done, looked FROM headgate.retire_chunk_v1($1, $2, true)", day, CHUNK
+                    )
             except IN_THE_WAY:
-                return used, False
-        if row is None or row[0]:  # None: another instance is at it
-            return used + 1, row is not None
-    return most, False
+                return used, looked, False
+        if row is None:  # another instance is at it
+            return used + 1, looked, False
+        looked += row[1]
+        if row[0]:
+            return used + 1, looked, True
+    return most, looked, False
 
 
 async def _dropped(db: Connection, name: str, wait: str, *, whole: bool) -> bool:

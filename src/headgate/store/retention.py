@@ -23,7 +23,7 @@ from headgate.store import audit, operations, partitions
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
-from headgate.store.partitions import IN_THE_WAY, drop_expired
+from headgate.store.partitions import IN_THE_WAY, clear_and_drop
 from headgate.store.service import Store
 from headgate.store.upkeep import forget_expired
 
@@ -130,7 +130,6 @@ async def status(db: Connection) -> RetentionStatus:
 async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, on_session: bool = True) -> Removed:
     """Remove what is old, for about so many seconds. Needs a connection that is in no transaction."""
     check_integer(chunk, field="chunk", low=1, high=100_000)
-    ends = time.monotonic() + seconds
     other, more = await _small_things(db, chunk)
     async with transaction(db):
         with translating(writing=False):
@@ -139,13 +138,15 @@ async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, 
     async with transaction(db):
         with translating(writing=True):
             await db.execute(NOTE_DAYS, days)
-    dropped = await drop_expired(
+    dropped, cleared = await clear_and_drop(
         db,
         keep=longest * MILLISECOND,
         lock_wait=LOCK_WAIT,
         on_session=on_session,
         chunks=max(1, DROP_AT_ONCE // partitions.CHUNK),
     )
+    # From here: a day that a reader holds has cost its wait by now, and must not keep other days from being cleared.
+    ends = time.monotonic() + seconds
     jobs = 0
     for day in days:
         while True:
@@ -167,8 +168,9 @@ async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, 
         with translating(writing=False):
             now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
             oldest = f"{now.astimezone(UTC) - longest * MILLISECOND:%Y%m%d}"
-            more = more or await db.fetchval(HALF_DROPPED, oldest)
-    return Removed(jobs=jobs, days=len(dropped), other=other, more=more)
+            left = await db.fetchval(HALF_DROPPED, oldest)
+    blocked = left and not (more or dropped or cleared)  # all else is done: what others keep adding does not count
+    return Removed(jobs=jobs, days=len(dropped), other=other, more=more or left, blocked=blocked)
 
 
 async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
@@ -209,8 +211,9 @@ class RetentionStore:
         async with self._lane as db:  # in no transaction, behind a pooler too
             done = await run_pass(db, on_session=not self._lane.pooler)
             forgotten, self._batches = await forget_batches(db, self._batches)
-        more = done.more or self._batches != _BEGINNING
-        return replace(done, other=done.other + forgotten, more=more)
+        onward = self._batches != _BEGINNING
+        blocked = done.blocked and not onward
+        return replace(done, other=done.other + forgotten, more=done.more or onward, blocked=blocked)
 
     async def set_rules(self, changes: Mapping[str, timedelta], *, actor: str, reason: str) -> RetentionRules:
         async with self._lane as db:

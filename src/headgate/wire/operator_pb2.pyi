@@ -343,6 +343,7 @@ class RunRetentionResponse(_message.Message):
     DAYS_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
     jobs: _builtins.int
     """removed one by one"""
     days: _builtins.int
@@ -350,7 +351,9 @@ class RunRetentionResponse(_message.Message):
     other: _builtins.int
     """expired keys, audit entries, counts by minute, batches, instances"""
     more: _builtins.bool
-    """it stopped at its bound"""
+    """something is left"""
+    blocked: _builtins.bool
+    """of which nothing could be removed now: other transactions hold it"""
     def __init__(
         self,
         *,
@@ -358,10 +361,11 @@ class RunRetentionResponse(_message.Message):
         days: _builtins.int = ...,
         other: _builtins.int = ...,
         more: _builtins.bool = ...,
+        blocked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "jobs", b"jobs", "more", b"more", "other", b"other"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "days", b"days", "jobs", b"jobs", "more", b"more", "other", b"other"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

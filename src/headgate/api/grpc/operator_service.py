@@ -164,7 +164,9 @@ class OperatorService:
     async def run_retention(self, _request: pb.RunRetentionRequest, call: Call) -> pb.RunRetentionResponse:
         """Remove what is old, for about a second."""
         done = await self._operator.run_retention(caller(self._validator, call, Scope.ADMIN))
-        return pb.RunRetentionResponse(jobs=done.jobs, days=done.days, other=done.other, more=done.more)
+        return pb.RunRetentionResponse(
+            jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
+        )
 
 
 def methods(validator: TokenValidator, operator: Operator) -> grpc.GenericRpcHandler:

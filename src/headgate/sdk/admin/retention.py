@@ -45,9 +45,9 @@ class RetentionAdmin:
         return rules_of(await self._connection.call(SET, request))
 
     async def run_pass(self) -> Removed:
-        """Remove what is old now, for about a second; call it again while `more` is set."""
+        """Remove what is old now, for about a second; call it again while `more` is set and `blocked` is not."""
         done = await self._connection.call(RUN, pb.RunRetentionRequest(), timeout=RUN_SECONDS)
-        return Removed(jobs=done.jobs, days=done.days, other=done.other, more=done.more)
+        return Removed(jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked)
 
 
 def rules_of(rules: pb.RetentionRules) -> RetentionRules:
