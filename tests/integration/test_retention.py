@@ -508,6 +508,17 @@ async def test_a_pass_is_bounded_and_the_next_goes_on_where_it_stopped(queue: Qu
     await counts_agree(queue)
 
 
+async def test_a_pass_goes_on_with_expired_keys_while_it_has_time(queue: Queue, clock: Clock) -> None:
+    left = "SELECT count(*) FROM headgate.idempotency_keys"
+    for n in range(9):
+        await queue.add(key=f"k{n}", key_window=timedelta(hours=1))
+    await later(clock, queue.db, hours=2)
+    assert (await retention.run_pass(queue.db, seconds=0, chunk=2)).more
+    assert await queue.db.fetchval(left) == 7, "out of time: one chunk"
+    await retention.run_pass(queue.db, seconds=120, chunk=2)
+    assert await queue.db.fetchval(left) == 0
+
+
 async def test_a_day_that_is_old_as_a_whole_is_cleared_in_bounded_passes_too(
     queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

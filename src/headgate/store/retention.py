@@ -131,6 +131,8 @@ async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, 
     """Remove what is old, for about so many seconds. Needs a connection that is in no transaction."""
     check_integer(chunk, field="chunk", low=1, high=100_000)
     other, more = await _small_things(db, chunk)
+    if more:
+        other += await _expired(db, chunk, time.monotonic() + seconds / 2)
     async with transaction(db):
         with translating(writing=False):
             longest: int = await db.fetchval(LONGEST)
@@ -171,6 +173,16 @@ async def run_pass(db: Connection, *, seconds: float = 1.0, chunk: int = CHUNK, 
             left = await db.fetchval(HALF_DROPPED, oldest)
     blocked = left and not (more or dropped or cleared)  # all else is done: what others keep adding does not count
     return Removed(jobs=jobs, days=len(dropped), other=other, more=more or left, blocked=blocked)
+
+
+async def _expired(db: Connection, chunk: int, ends: float) -> int:
+    """Forget expired keys and ids, chunk by chunk until then or until there are none: how many."""
+    gone, count = 0, chunk
+    while count >= chunk and time.monotonic() < ends:
+        async with transaction(db):
+            count = await forget_expired(db, limit=chunk)
+        gone += count
+    return gone
 
 
 async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
