@@ -132,6 +132,24 @@ async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_bel
     assert (await back.report(locked, 1, DONE)).receipt is Receipt.APPLIED
 
 
+async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
+    database: str, still: Instance, db: Connection
+) -> None:
+    await still.store.set_topic(still.tenant, "mail", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    worker, (job,) = await holding(still, 1)
+    worker.lose()
+    back = await still.worker("w")
+    stranger = await connect(database, application_name="a stranger")
+    try:
+        async with stranger.transaction():
+            assert await stranger.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
+            waiting = still.store.abandon_undeclared(back.link.tenant_no, "w", [])
+            assert await asyncio.wait_for(waiting, 5) == []  # half of what a session waits for a lock
+    finally:
+        await stranger.close()
+    assert await still.store.abandon_undeclared(back.link.tenant_no, "w", []) == [job]
+
+
 @pytest.mark.parametrize("strength", ["UPDATE", "SHARE"])
 async def test_of_locked_rows_only_what_is_certain_is_told(
     database: str, still: Instance, clock: Clock, strength: str

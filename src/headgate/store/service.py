@@ -409,11 +409,15 @@ class Store:
                 )
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
-        async with self._lanes["leases"].use("undeclared") as db:
-            with translating(writing=True):
-                rows = await db.fetch(
-                    "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
-                )
+        try:
+            async with self._lanes["leases"].use("undeclared") as db:
+                with translating(writing=True):
+                    rows = await db.fetch(
+                        "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
+                    )
+        except RowLocked as error:  # the worker is greeted all the same: those jobs come back when their leases end
+            log.warning("undeclared_locked worker=%s error=%s", worker, error)
+            return []
         return [row[0] for row in rows]
 
     async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
