@@ -16,13 +16,17 @@ from tests.fault.lab.checker.order import judged
 from tests.fault.lab.checker.pauses import target_of
 
 IN_A_MINUTE: Final = (
-    "keyed_repeat", "instance_change", "reopened_stream", "lease_expired", "handed_back",
+    "keyed_repeat", "reopened_stream", "handed_back",
     "lease_lost", "retried", "dead_letter", "redriven", "cancelled_running", "paused_topic",
-    "paused_tenant", "paused_everything", "paused_with_end", "limit_full", "key_limit_full", "order_judged",
+    "paused_tenant", "paused_everything", "paused_with_end", "key_limit_full", "order_judged",
     "told_judged", "unique_kept", "unique_replaced", "callback_ran", "child_ran", "child_cancelled", "operation_done",
 )  # fmt: skip
 IN_ALL: Final = (
     *IN_A_MINUTE,
+    # A minute meets these now and then: which faults fall on which moment depends on the machine.
+    "instance_change",
+    "lease_expired",
+    "limit_full",
     "coalesced_fire",
     "stale_result",
     "duplicate_result",
