@@ -21,13 +21,14 @@ async def test_a_job_with_a_deadline_runs_in_time_is_stopped_at_it_or_is_never_s
     app = Headgate(server.address)
 
     @app.job("nap")
-    async def nap(seconds: float) -> str:
+    async def nap(ends: bool) -> str:
         begun.append(b"")
-        await asyncio.sleep(seconds)
+        if not ends:
+            await asyncio.Event().wait()
         return "rested"
 
     async with Headgate(server.address) as hg:
-        missed = await hg.submit("nap", {"seconds": 0}, deadline=0.001)
+        missed = await hg.submit("nap", {"ends": True}, deadline=0.001)
         at_its_time = await hg.get(missed.id)
         assert at_its_time.deadline == at_its_time.created_at + timedelta(milliseconds=1)  # by one clock
 
@@ -36,8 +37,8 @@ async def test_a_job_with_a_deadline_runs_in_time_is_stopped_at_it_or_is_never_s
             return at_its_time.deadline is not None and (await hg.get(later.id)).created_at > at_its_time.deadline
 
         await until_async(passed, "the deadline has passed")
-        in_time = await hg.submit("nap", {"seconds": 0}, deadline=3600)
-        cut = await hg.submit("nap", {"seconds": 3600}, deadline=2)
+        in_time = await hg.submit("nap", {"ends": True}, deadline=3600)
+        cut = await hg.submit("nap", {"ends": False}, deadline=2)
         worker = app.worker(concurrency=2)
         working = asyncio.create_task(worker.run())
         assert await in_time.result(60) == "rested"
@@ -62,4 +63,4 @@ async def test_a_job_with_a_deadline_runs_in_time_is_stopped_at_it_or_is_never_s
     job_id = await asyncio.to_thread(run, "submit", "elsewhere", "--deadline", "1h")
     assert "  deadline  " in await asyncio.to_thread(run, "job", "get", job_id)
     with pytest.raises(InvalidInput, match="deadline"):
-        await Headgate(server.address).submit("nap", {"seconds": 0}, deadline=1, delay=2)
+        await Headgate(server.address).submit("nap", {"ends": True}, deadline=1, delay=2)

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +24,7 @@ from headgate.sdk.errors import Forbidden
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.database import Server
 from tests.support.server import ServerProcess
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 from tests.support.wire import Wire, served
 
 OWNER, OTHER, READER, MAIL, WORKER = (
@@ -391,17 +390,17 @@ def test_the_command_line_does_it_all(shell: Shell) -> None:
 def test_a_schedule_that_waits_for_room_says_so(shell: Shell) -> None:
     assert main(["topic", "set", "narrow", "--max-backlog", "0"]) == 0
     assert "when full wait" in shell.run("put", "waits", "narrow", "--after", "0s")
-    deadline = time.monotonic() + 30
-    while "waits     since" not in (text := shell.run("get", "waits")):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.05)
+
+    def shown(words: str) -> str:
+        text = shell.run("get", "waits")
+        return text if words in text else ""
+
+    text = until(lambda: shown("waits     since"), "the schedule waits")
     assert "for room: the backlog of narrow is full" in text
     told = json.loads(shell.run("get", "waits", "--output", "json"))
     assert (told["when_full"], told["full_since"] is None, told["skipped"]) == ("wait", False, 0)
     assert main(["topic", "set", "narrow", "--max-backlog", "none"]) == 0
-    while "1 made, 0 skipped" not in (text := shell.run("get", "waits")):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.05)
+    until(lambda: shown("1 made, 0 skipped"), "the occurrence was fired")
     assert "when full skip" in shell.run("put", "skips", "narrow", "--every", "1h", "--when-full", "skip")
     assert "when_full" in shell.run("put", "skips", "narrow", "--every", "1h", "--when-full", "later", code=2)
     for name in ("waits", "skips"):

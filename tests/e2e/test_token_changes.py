@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from copy import copy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
 from tests.support.server import ServerProcess
+from tests.support.waiting import until_async
 from tests.support.wire import Ended, Stream, Wire, held, new_id, served
 
 ALL = "a-token-for-all-of-it"
@@ -91,9 +93,11 @@ async def known(mine: Wire, tokens: Tokens, **entry: object) -> None:
     request = producer_pb2.GetJobRequest(id=uuid4().bytes)
     asking = copy(mine)
     asking.token = probe
-    async with asyncio.timeout(ENDED):
-        while (await asking.refused("GetJob", request)).code == "unauthenticated":
-            await asyncio.sleep(0.05)
+
+    async def is_known() -> bool:
+        return (await asking.refused("GetJob", request)).code != "unauthenticated"
+
+    await until_async(is_known, "the server knows the new token", within=timedelta(seconds=ENDED))
 
 
 def claim(*topics: str, wait_ms: int = 1) -> worker_pb2.ClaimRequest:

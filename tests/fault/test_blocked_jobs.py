@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -32,6 +31,7 @@ from headgate.store import verbs
 from headgate.store.service import Store
 from tests.fault.lab.proxy import FaultProxy
 from tests.support.queue import new_id
+from tests.support.waiting import until_async
 
 T = TypeVar("T")
 SECONDS = float(os.environ.get("HEADGATE_HAMMER_SECONDS", "6"))
@@ -233,11 +233,12 @@ async def test_nothing_stays_blocked_whatever_ends_its_parents_and_whatever_brea
             await asyncio.to_thread(proxy.heal)
         for hammer in hammers:
             hammer.over = True
-        deadline = time.monotonic() + HEALED_SECONDS
         await asyncio.wait_for(asyncio.gather(*makers), HEALED_SECONDS)
-        while left := await db.fetch(LEFT):
-            assert time.monotonic() < deadline, f"{len(left)} of {len(known)} jobs are left: {left[:5]}"
-            await asyncio.sleep(0.2)
+
+        async def none_left() -> bool:
+            return not await db.fetch(LEFT)
+
+        await until_async(none_left, "every job has ended", within=timedelta(seconds=HEALED_SECONDS))
         assert len(known) > 20
         assert not await db.fetch("SELECT FROM headgate.dependency_checks k WHERE k.parent_id IS NOT NULL")
         assert [hammer.mended for hammer in hammers] == [[], [], []]

@@ -748,14 +748,15 @@ async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings
         # In the middle of the dead: as if a transaction of then had committed now.
         low, high = await db.fetchrow("SELECT min(created_at), max(created_at) FROM headgate.archive")
         costs = []
-        for part in range(1, 6):
-            rank = int((low + (high - low) * part / 6).timestamp() * 1_000_000)
+        # PostgreSQL plans a statement anew for each of its first five calls, and then no more: those are not counted.
+        for part in range(1, 12):
+            rank = int((low + (high - low) * part / 12).timestamp() * 1_000_000)
             (late,) = await yard.queue.add()
             await db.execute("UPDATE headgate.jobs SET rank_at = $2 WHERE id = $1", late, rank)
             await db.execute("SELECT headgate.arrived_v1($1, ARRAY[$2::uuid])", await yard.queue.tenant_no(), late)
-            costs.append(await claimer.cost())  # the first one with an arrival reads the catalogue
+            costs.append(await claimer.cost())  # the first ones with an arrival read the catalogue, to plan
             assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", late) == 1
-        table.judge("claim: a late arrival among 100 k dead rows", costs[1:], usual=usual.claim)
+        table.judge("claim: a late arrival among 100 k dead rows", costs[5:], usual=usual.claim)
 
 
 # ------------------------------------------------------------------------------------------------ stale statistics

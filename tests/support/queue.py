@@ -48,6 +48,7 @@ class Queue:
     """One tenant's view of a store; topics are made as they are named."""
 
     def __init__(self, db: Connection, *, tenant: str = "acme", owner: int = 1) -> None:
+        self.lock_timeouts = 0  # settles that gave up a lock: each is a rollback, and was tried again
         self.db = db
         self.names = Names()
         self.tenant = TenantName(tenant)
@@ -112,6 +113,7 @@ class Queue:
             except StoreBusy as error:
                 if not error.locked:
                     raise
+                self.lock_timeouts += 1
         else:
             raise AssertionError("the rows stay locked")
         return [answers.get(place, settling.APPLIED) for place in range(len(flush))]

@@ -17,6 +17,7 @@ from tests.e2e.conftest import Serve, Spawn
 from tests.e2e.stream.tokens import ALPHA
 from tests.support.epochs import claims
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
+from tests.support.waiting import until_async
 from tests.support.wire import Wire
 
 
@@ -60,13 +61,16 @@ async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_told_oth
 
     # The SDK beats by its own lease: a handler that outlasts it several times is run once.
     async with asyncio.timeout(60), Headgate(shorter.address) as hg:
-        leases: list[int] = []
+        leases: set[int] = set()
 
         async def long(*, job: Job) -> None:
             async with Wire(shorter.address) as look:
-                while len(set(leases)) < 4:  # renewed three times
-                    leases.append((await look.job(job.id.bytes)).lease_until_us)
-                    await asyncio.sleep(0.05)
+
+                async def renewed_three_times() -> bool:
+                    leases.add((await look.job(job.id.bytes)).lease_until_us)
+                    return len(leases) == 4
+
+                await until_async(renewed_three_times, "the lease was renewed three times")
 
         task = hg.register(f"{topic}-long", long)
         worker = hg.worker(lease=2)
