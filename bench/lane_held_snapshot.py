@@ -39,6 +39,7 @@ async def measure(dsn: str, *, jobs: int, warm_up: int = 5_000) -> dict[str, flo
         topic = await names.topic(db, await names.tenant(db, "bench"), "held")
         await _pass(db, topic, mark, jobs=warm_up)
         before = await _pages(db, topic, mark)
+        await other.execute("SET idle_in_transaction_session_timeout = 0")  # ours is a minute
         transaction = other.transaction(isolation="repeatable_read", readonly=True)
         await transaction.start()
         await other.fetchval("SELECT count(*) FROM headgate.tenants")  # the snapshot is taken here
