@@ -90,6 +90,9 @@ faults: $(READY) ## break everything on purpose, one fault after the other, and 
 mutants: $(READY) ## prove the checker: each planted bug must turn its invariant red; ONLY=name
 	@$(BIN)/python -m tests.fault.lab.mutants $(if $(ONLY),--only $(ONLY))
 
+hostile: $(READY) ## attacks by strangers and token holders beside a neighbour, with verdicts; about six minutes; ONLY=text
+	@$(BIN)/python -m tests.hostile.lane $(if $(ONLY),--only "$(ONLY)")
+
 requirements: $(READY) ## each requirement: tests that passed in the last run, a row of `make bench`, or open
 	@$(BIN)/python -m tools.requirements
 

@@ -28,11 +28,11 @@ KIB = 1024
 class LoadProcess:
     """One producer or worker; its lines are collected as they come."""
 
-    def __init__(self, kind: str, addresses: str, token: str, *, log: Path, **options: int) -> None:
+    def __init__(self, module: str, kind: str, *arguments: str, log: Path) -> None:
         self.kind = kind
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.load_roles", kind, addresses, token, json.dumps(options)],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -50,12 +50,12 @@ class LoadProcess:
         return self._process.pid
 
     def rate(self, jobs_per_second: float) -> None:
-        self._say(f"rate {jobs_per_second}")
+        self.tell(f"rate {jobs_per_second}")
 
     def stop(self, *, seconds: float = 150) -> dict[str, object]:
         """Let it end; its totals."""
         if self._process.poll() is None:
-            self._say("stop")
+            self.tell("stop")
         self._process.wait(seconds)
         self._reader.join(10)
         assert self.end, f"{self.kind} ended with {self._process.returncode} and without its totals"
@@ -71,9 +71,10 @@ class LoadProcess:
         """The lines of that time."""
         return [line for line in tuple(self.lines) if at < line["at"] <= until]
 
-    def _say(self, word: str) -> None:
+    def tell(self, command: str) -> None:
+        """Send it a line on its standard input."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
 
     def _read(self) -> None:
@@ -151,10 +152,18 @@ class Loaded:
         return self.servers[0]
 
     def begin(self, kind: str, tenant: str, **options: int) -> LoadProcess:
-        """Another producer or worker of a tenant."""
-        log = self.folder / "load.log"
+        """Another producer or worker of a tenant: a role of `load_roles`."""
+        return self.begin_module("bench.load_roles", tenant, kind, options=options)
+
+    def begin_module(
+        self, module: str, tenant: str, kind: str = "", *, options: Mapping[str, int] | None = None
+    ) -> LoadProcess:
+        """Another process for a tenant; it is given its kind and options if it has any."""
         addresses = ",".join(server.address for server in self.servers)
-        made = LoadProcess(kind, addresses, self.tokens[tenant], log=log, **options)
+        arguments = [addresses, self.tokens[tenant]]
+        if kind:
+            arguments = [kind, *arguments, json.dumps(dict(options or {}))]
+        made = LoadProcess(module, kind or module, *arguments, log=self.folder / "load.log")
         self.processes.append(made)
         return made
 
@@ -170,20 +179,29 @@ class Loaded:
 
 @asynccontextmanager
 async def loaded(
-    name: str, *, tenants: Iterable[str], servers: int = 1, options: Iterable[str] = ()
+    name: str,
+    *,
+    tenants: Iterable[str] = (),
+    grants: Mapping[str, Mapping[str, object]] | None = None,
+    servers: int = 1,
+    options: Iterable[str] = (),
 ) -> AsyncIterator[Loaded]:
-    """Start it; all processes are gone afterwards, the logs stay in build/bench/NAME-logs."""
+    """Start it; all processes are gone afterwards, the logs stay in build/bench/NAME-logs.
+
+    Each tenant has a token that may submit, work and read; `grants` are further tokens, by a name for each.
+    """
     folder, logs = FOLDER / name, FOLDER / f"{name}-logs"
     for old in (folder, logs):
         shutil.rmtree(old, ignore_errors=True)
     logs.mkdir(parents=True)
-    tokens = {tenant: secrets.token_hex(16) for tenant in tenants}
+    entries: dict[str, Mapping[str, object]] = {
+        tenant: {"tenant": tenant, "scopes": ["submit", "work", "read"]} for tenant in tenants
+    }
+    entries |= grants or {}
+    tokens = {title: secrets.token_hex(16) for title in entries}
     known = logs / "tokens.json"
-    known.write_text(
-        json.dumps(
-            {token: {"tenant": tenant, "scopes": ["submit", "work", "read"]} for tenant, token in tokens.items()}
-        )
-    )
+    known.touch(mode=0o600)
+    known.write_text(json.dumps({token: entries[title] for title, token in tokens.items()}))
     cluster = embedded.start(folder)
     made: Loaded | None = None
     try:
