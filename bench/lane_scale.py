@@ -74,7 +74,7 @@ async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, 
         "backlog": {str(jobs): spread(runs) for jobs, runs in sorted(rates.items())},
         "backlog_1m_drain": spread(rates[many]),
         "backlog_ratio": spread(ratios, 3),
-        # Rounds of a million may have been left out for want of time: as many pairs as there are.
+        # Rounds of a million may have been left out when time was short: as many pairs as there are.
         "backlog_1m_to_10k": spread([deep / ten for deep, ten in zip(rates[many], rates[10_000], strict=False)], 3),
         "cores": made.busy(),
     }

@@ -39,7 +39,7 @@ _SWEEP_AT_LEAST_US = 1_000_000
 _SWEEP_MOST_US, _SWEEP_SLOW_SECONDS = 3_600_000_000, 0.005
 _WHOLE_SLOW_SECONDS, _WHOLE_SHARE, _WHOLE_MOST_SECONDS = 0.02, 0.02, 30.0
 _WHOLE_ALWAYS_US = 30_000_000
-"""Looking below the watermarks costs next to nothing while dead rows are vacuumed. While somebody holds an old snapshot
+"""Looking below the watermarks costs next to nothing while dead rows are vacuumed. While an old snapshot is held
 it is a walk over everything that has ended since. So a claim that takes so much longer by its sweep sweeps half as far
 the next time. Ticks that are slow look at whole topics for so small a share of the time only, once the marks have moved
 far enough for that to be the reason; from the marks on, they always look. See ADR 24."""
@@ -366,7 +366,7 @@ class Coordinator:
         # Cleared before asking: whatever is committed or said from here on stirs it again.
         hints, sweep = demand.hints, demand.sweep
         from_head = demand.from_head or demand.marks.seen is None
-        if len(topics) < len(demand.topic_nos):  # the arrivals of those that are paused will not be told
+        if len(topics) < len(demand.topic_nos):  # the arrivals of those that are paused will not be reported
             demand.marks.forget(set(demand.topic_nos) - set(topics))
         demand.hints, demand.from_head, demand.sweep = {}, False, False
         demand.stirred, demand.claiming = False, True
@@ -558,7 +558,7 @@ class Coordinator:
         return tick
 
     def _take_tick(self, tick: Tick, turns: int, *, sweep: bool, whole: bool) -> None:
-        """Act on what a tick has found, but for what has lapsed; `whole`: it looked below the marks, too."""
+        """Act on what a tick has found, except for what has lapsed; `whole`: it looked below the marks, too."""
         if tick.now is not None:
             self._ahead = tick.now.timestamp() - asyncio.get_running_loop().time()
         if tick.stepped_back is not None:

@@ -268,7 +268,7 @@ class Link:
         return any(demand.plenty and (count or demand.claiming) for demand, count in self.credit.items())
 
     def send_receipts(self) -> None:
-        """Receipts that wait for jobs go alone: none will come soon, or something else is to be told after them."""
+        """Receipts that wait for jobs go alone: none will come soon, or another frame is to follow them."""
         if self._receipts_timer is not None:
             self._receipts_timer.cancel()
             self._receipts_timer = None

@@ -1,8 +1,8 @@
-"""Submits whose row another open transaction holds: they wait here, so that nobody else does.
+"""Submits whose row another open transaction holds: they wait here, so that no other submit does.
 
 A shared flush waits for a lock for some milliseconds only. What it could not write is tried again here, over and over,
-on a connection of its own: never waiting for one lock while others are free. After PATIENCE_SECONDS the caller is told
-that nothing of it was stored, and to send it again.
+on a connection of its own: never waiting for one lock while others are free. After PATIENCE_SECONDS the caller gets
+an error: nothing of it was stored, send it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LockedParcel:
     failed: Callable[[HeadgateError], None]
     size: int = field(init=False)
     deadline: float = 0.0
-    unknown: bool = False  # there was a try whose end nobody saw
+    unknown: bool = False  # there was a try whose end is not known
 
     def __post_init__(self) -> None:
         self.size = sum(map(len, self.rows.payloads))
@@ -54,7 +54,7 @@ class LockedParcel:
 
 
 class LockedRows:
-    """All that wait for somebody else's transaction to end."""
+    """All submits that wait for another transaction to end."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class LockedRows:
             self._on_submitted(before)
 
     async def run(self) -> None:
-        """Until `close`; then everybody has an answer. After a bug it is started again, with all that wait."""
+        """Until `close`; then every caller has an answer. After a bug it is started again, with all that wait."""
         try:
             while not self._closing:
                 if not self._parcels:
@@ -147,7 +147,7 @@ class LockedRows:
 
 
 def _answer(parcel: LockedParcel) -> None:
-    """What is still locked fails the whole parcel: whoever sends that again, as the client does, loses nothing."""
+    """What is still locked fails the whole parcel: a caller that sends it again, as the client does, loses nothing."""
     error = next((parcel.answers[place].error for place in parcel.places if place in parcel.answers), None)
     if error is None:
         parcel.done(parcel.answers)

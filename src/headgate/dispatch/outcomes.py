@@ -5,9 +5,9 @@ long as the database is away, because a worker's finished work must not be lost 
 receipts. A flush that the database refuses for another reason, or that runs into a bug of ours, is halved until the row
 it fails on stands alone: one caller's bad row is never another's error.
 
-Nor is one caller's lock another's delay. A row that another transaction has locked is waited for a tenth of a second;
-then the flush is written without it. Its sender is told that nothing is decided (receipt LOCKED), and it is tried again
-by itself, without waiting, until the row is free or half a minute is over.
+One caller's lock does not delay another caller. A row that another transaction has locked is waited for a tenth of a
+second; then the flush is written without it. Its sender gets the receipt LOCKED (nothing is decided), and it is tried
+again by itself, without waiting, until the row is free or half a minute is over.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class OutcomeWriter:
     def _put_again(self, parcel: OutcomeParcel) -> None:
         try:
             self.writer.put(parcel)
-        except HeadgateError:  # this instance stops, or has too much to do: their senders were told to send again
+        except HeadgateError:  # this instance stops, or has too much to do: their receipts said to send again
             self._forget(parcel)
 
     def _forget(self, parcel: OutcomeParcel) -> None:

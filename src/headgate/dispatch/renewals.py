@@ -4,9 +4,9 @@ A job shorter than half its lease costs no renewal at all. A row that another tr
 waits for it, it counts as neither renewed nor lost, and the next pass asks again. If it stays locked until its lease is
 over, the watchdog may take it as soon as it is free; its epoch then decides whose outcome counts.
 
-A worker that has missed its beat is not renewed for until it is heard of again: what a dead one held lapses at most a
-lease and a half after it was last heard of. A link that was not heard of for a whole lease is ended; the leases of what
-it holds then run out by themselves, unless its worker comes back and declares them.
+The leases of a worker that has missed its beat are not renewed until it sends something again: what a dead one held
+lapses at most a lease and a half after its last frame. A link that was silent for a whole lease is ended; the leases of
+what it holds then run out by themselves, unless its worker comes back and declares them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ MAX_GAPS: Final = 64
 
 @dataclass(slots=True)
 class _Mark:
-    rank: int  # nothing below is known to be pending, but for the gaps
+    rank: int  # nothing below is known to be pending, except in the gaps
     floor: int  # the lowest rank ever marked: dead entries lie from here to the mark
     swept: int  # the sweep of this round has looked at everything below this
     used: int  # when it last moved, in claims

@@ -9,9 +9,9 @@ that only grows would answer everybody late. A caller with an account may have a
 others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
 accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
 
-A bug that a flush runs into fails that flush's callers and nobody else: it is logged with its traceback, and the next
-flush is written. A bug of the loop itself fails all that wait, so that nobody waits for ever, and `run` can be called
-again.
+A bug that a flush runs into fails only that flush's callers: it is logged with its traceback, and the next
+flush is written. A bug of the loop itself fails all that wait, so that no caller waits without end, and `run`
+can be called again.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class GroupWriter(Generic[P]):
             self.faults += 1
             self._fail((*parcels, *self._take_all()), InternalError(self._name, error))
             raise
-        except BaseException:  # cancelled: nobody may wait for ever
+        except BaseException:  # cancelled: no caller may be left waiting
             self.close()
             self._fail(
                 (*parcels, *self._take_all()),
@@ -206,7 +206,7 @@ class GroupWriter(Generic[P]):
         except Exception as error:
             self.faults += 1
             log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
-            # Some may have had their answer: whoever is answered twice knows the first one.
+            # Some may have had their answer already: a second one is ignored.
             self._fail(parcels, InternalError(self._name, error))
 
     def _written(self, rows: int, spent: float) -> None:

@@ -31,7 +31,7 @@ TENANT_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,62}"
 WORKER_ID_MAX_CHARS: Final = 200
 
 # --- order ----------------------------------------------------------------------------------------------------------
-EPOCH_MAX: Final = 2**53 - 1  # what a double, hence JavaScript's number, holds
+EPOCH_MAX: Final = 2**53 - 1  # the largest integer that a double, and so JavaScript's number, holds
 PRIORITY_MIN: Final = -(2**31)
 PRIORITY_MAX: Final = 2**31 - 1
 PRIORITY_DEFAULT: Final = 0

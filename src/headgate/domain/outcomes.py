@@ -99,7 +99,7 @@ class Lapsed:
 Outcome: TypeAlias = Completed | Failed | Nack | Abandon | Snooze
 Ending: TypeAlias = Outcome | Lapsed
 
-LEASE_EXPIRED: Final = ErrorInfo(type="LeaseExpired", message="lease expired: the worker was not heard of in time")
+LEASE_EXPIRED: Final = ErrorInfo(type="LeaseExpired", message="lease expired: the worker did not renew it in time")
 """The error a lapsed attempt leaves behind, as if the worker had failed with it."""
 
 

@@ -94,7 +94,7 @@ class Services:
                 task = asyncio.current_task()
                 if self._stopping or task is None or task.cancelling():
                     raise
-                # Nobody cancelled the service: something it waited for was cancelled, which is a bug like any other.
+                # Not the service was cancelled, but something it waited for: a bug like any other.
                 why = "something it waited for was cancelled"
                 log.exception("service_failed service=%s", name)
             except Exception as error:

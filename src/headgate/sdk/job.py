@@ -289,7 +289,7 @@ class Job:
 
     @property
     def made_by(self) -> tuple[str, int]:
-        """As `with_headers` was told."""
+        """As given to `with_headers`."""
         return self._made_by
 
     def ask_to_stop(self) -> None:

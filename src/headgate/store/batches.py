@@ -152,7 +152,7 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
 
 
 async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
-    """Close batches that nobody sealed in time; returns how many."""
+    """Close batches that were not sealed in time; returns how many."""
     check_integer(limit, field="limit", low=1, high=100_000)
     with translating(writing=True):
         done: int = await db.fetchval("SELECT headgate.expire_batches_v1($1)", limit)

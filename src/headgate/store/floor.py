@@ -1,6 +1,6 @@
 """Where a scan of an index may begin: past entries that are known to be dead.
 
-A floor must not be raised past a row that nobody has seen yet: one that a transaction wrote before, and commits later.
+A floor must not be raised past a row that is not visible yet: one that a transaction wrote before, and commits later.
 It carries the time at which it was written, which may lie far below by then. So a new floor only counts once every
 transaction that was in flight when it was found has ended, and one more look has been taken at what those left behind.
 """

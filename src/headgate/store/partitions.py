@@ -99,7 +99,7 @@ async def clear_and_drop(
 
     Needs a connection that is in no transaction. Never waits for a lock longer than `lock_wait`: what could not be
     dropped now is left for the next run, and so is what is over `chunks` of a thousand jobs. `on_session` is False
-    behind a transaction pooler, where a setting of the session would be somebody else's.
+    behind a transaction pooler, where a setting of the session would reach other clients.
     """
     check_span(keep, field="keep", low=KEEP_MIN, high=KEEP_MAX)
     # Not 0: to PostgreSQL that means to wait for ever.

@@ -1,4 +1,4 @@
-"""Retention: removes finished jobs whose time is over, and other history that nobody needs any more.
+"""Retention: removes finished jobs whose time is over, and other history that is no longer needed.
 
 One pass is bounded in rows and in time, and every step of it commits by itself, so that it may be cut off anywhere and
 run on every instance at once. Days that are old as a whole are dropped (partitions.py); in others rows are deleted in
@@ -42,7 +42,7 @@ LOCK_RULES: Final = "SELECT completed_ms, dead_ms, cancelled_ms, audit_ms FROM h
 SET_RULES: Final = "UPDATE headgate.retention SET completed_ms = $1, dead_ms = $2, cancelled_ms = $3, audit_ms = $4"
 LONGEST: Final = "SELECT longest_ms FROM headgate.keep_bounds_v1()"
 DUE: Final = "SELECT day FROM headgate.days_due_v1() WHERE due"
-# Committed before a walk begins: whoever made the row within it would hold up the others for as long.
+# Committed before a walk begins: a row made within it would hold up the other instances for as long.
 NOTE_DAYS: Final = """
 INSERT INTO headgate.retention_days (day) SELECT d FROM unnest($1::date[]) AS d ON CONFLICT DO NOTHING"""
 RETIRE: Final = "SELECT removed, done FROM headgate.retire_chunk_v1($1, $2, false)"
@@ -73,7 +73,7 @@ WITH gone AS (
                                 ORDER BY x.minute LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING 1)
 SELECT count(*) FROM gone"""
-# The oldest by number are the oldest by time, but for those that were written at the same moment.
+# The oldest by number are the oldest by time, except for those that were written at the same moment.
 FORGET_AUDIT: Final = """
 WITH gone AS (
     DELETE FROM headgate.audit a
@@ -81,7 +81,7 @@ WITH gone AS (
        AND a.at < headgate.clock_v1() - (SELECT r.audit_ms FROM headgate.retention r) * interval '1 ms'
     RETURNING 1)
 SELECT count(*) FROM gone"""
-# A server that comes back after so long is told that it is not known any more, and ends.
+# A server that comes back after so long gets InstanceForgotten, and ends.
 FORGET_INSTANCES: Final = """
 WITH gone AS (
     DELETE FROM headgate.instances i
@@ -212,7 +212,7 @@ async def forget_batches(
 
 
 class RetentionStore:
-    """Retention over a lane of its own: a detach may wait for readers, and nobody should wait for that."""
+    """Retention over a lane of its own: a detach may wait for readers, and nothing else should wait for that."""
 
     def __init__(self, store: Store) -> None:
         self._lane = store.lane("retention")

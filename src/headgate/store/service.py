@@ -82,7 +82,7 @@ _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due af
 
 
 def _is_about_some_row(error: StoreError) -> bool:
-    """Whether others may be served although this failed: a page that cannot be read, a row that somebody has locked."""
+    """Whether others may be served although this failed: a page that cannot be read, a row that is locked."""
     return type(error) is StoreError or (isinstance(error, StoreBusy) and error.locked)
 
 
@@ -213,8 +213,8 @@ class Store:
         return await self._interned(lambda db: self.names.topics(db, tenant_no, names))
 
     async def _interned(self, intern: Callable[[Connection], Awaitable[_Interned]]) -> _Interned:
-        """Make names known. One that an open transaction of somebody else has just made up is waited for, between
-        tries: others' names and reads do not wait with it."""
+        """Make names known. One that another open transaction has just made up is waited for, between tries:
+        others' names and reads do not wait with it."""
         deadline = time.monotonic() + LOCKED_PATIENCE.total_seconds()
         while True:
             try:

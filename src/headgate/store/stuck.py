@@ -17,19 +17,19 @@ Problem: TypeAlias = tuple[int | None, UUID | str, str]
 
 
 class Stuck:
-    """What one instance knows of them, by what it tried: `promote`, `reap`, or these page by page."""
+    """The stuck jobs that one instance knows, by what it tried: `promote`, `reap`, or these page by page."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[tuple[int | None, UUID | str], str]] = {}
         self._named: set[object] = set()
 
     def counts(self) -> dict[str, int]:
-        """How many, by tenant number; 0: places in the table of which nobody knows whose they are."""
+        """How many, by tenant number; 0: places in the table whose tenant is not known."""
         keys = {key for found in self._now.values() for key in found}
         return {str(owner): count for owner, count in sorted(Counter(owner or 0 for owner, _ in keys).items())}
 
     def found(self, by: str, problems: Iterable[Problem]) -> None:
-        """What was tried has met these, and no others. A lock passes: that is not worth a word."""
+        """What was tried has met these, and no others. Locks are left out: they pass."""
         now = {(owner, what): why for owner, what, why in problems if not why.startswith(LOCKED)}
         if not now:
             self._now.pop(by, None)

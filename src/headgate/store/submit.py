@@ -133,7 +133,7 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
         order, tangled = waves([flush.ids[place] for place in places], [linked[place].depends_on for place in places])
         for wave in order:
             theirs = [places[at] for at in wave]
-            # Whose parent waits for a lock waits with it: alone it would be told that there is no such parent.
+            # A child whose parent waits for a lock waits with it: alone it would be refused for an unknown parent.
             late = [place for place in theirs if locked.intersection(linked[place].depends_on)]
             answers |= {place: _locked(flush.ids[place]) for place in late}
             theirs = [place for place in theirs if place not in late]
@@ -281,10 +281,10 @@ async def _past_lock(
     write: Callable[[SubmitFlush, int, float], Awaitable[dict[int, SubmitAnswer]]],
     until: float | None,
 ) -> dict[int, SubmitAnswer]:
-    """Somebody else's open transaction holds a row, and nothing was written: find whose it is, write the others now.
+    """Another open transaction holds a row, and nothing was written: find whose it is, write the others now.
 
     By halves, in their order, waiting a moment only for each. That may take until `until`; of what is left then, jobs
-    that nobody else can know of are written, and all others are answered as locked: the caller tries those again.
+    that no other caller can know are written, and all others are answered as locked: the caller tries those again.
     """
     if len(flush) == 1:
         return {0: _locked(flush.ids[0])}

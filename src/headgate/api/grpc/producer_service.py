@@ -329,7 +329,7 @@ class ProducerService:
         if info.state < jobs_pb2.STATE_COMPLETED and request.wait_ms:
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
             await self._parts.waiters.wait(tenant_no, job_id, min(request.wait_ms, WAIT_MOST_MS) / 1000)
-            identity = self._identify(call, scope=Scope.READ)  # anew: the token may have been narrowed meanwhile
+            identity = self._identify(call, scope=Scope.READ)  # again: the token may have been narrowed meanwhile
             info = await self._info(identity, job_id, payload=False, result=True, events=False)
             if info.state < jobs_pb2.STATE_COMPLETED and self._parts.draining.is_set():
                 raise ShuttingDown("this instance is shutting down; ask another one")

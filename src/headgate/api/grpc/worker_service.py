@@ -154,7 +154,7 @@ class WorkerService:
             ids = parts.store.uuids(hello.held.ids)
             lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
             if hello.resumed and hello.incarnation:
-                # Without an incarnation, what another process of that name runs could not be told from its own.
+                # Without an incarnation, its jobs cannot be distinguished from those of another process of that name.
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
                 kept = list(link.held)
                 await parts.leases.abandon_undeclared(tenant_no, link.claims_as, kept)

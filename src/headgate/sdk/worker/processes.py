@@ -8,7 +8,7 @@ into a queue and writes a byte to wake a thread. What crosses the border, and ho
   (`UNWIND_SECONDS`) the process is killed. The next job gets a new one.
 - A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job, which is told how it died;
   other slots notice nothing, and the next job gets a new one. What it said before it died counts. One that died while
-  idle costs no job anything, also when it was dying as it was handed the next: that one was not begun, and runs anew.
+  idle costs no job anything, also when it was dying as it was handed the next: that one was not begun, and runs again.
 - `close`: idle children end by themselves, busy ones are killed: their jobs have been handed back by then.
 - This process is killed: its pipes are closed, and the children end.
 """
@@ -216,7 +216,7 @@ class _Slot:
         except _ChildDiedError:
             if not self._used or job.begun_at or self._stopping is job or self._closed:
                 return self._died(job)
-        # It was dying when it was handed the job, and has not begun it. Once: a module may end whoever imports it.
+        # It was dying when it was handed the job, and has not begun it. Once: a module may end its process on import.
         self._mourn()
         self._hand_over(order)
         try:

@@ -1,7 +1,7 @@
 -- Arrivals: where jobs have become claimable, so that no claim anywhere passes them by (ADR 0021).
 --
 -- A claim leaves out the dead entries below its watermark. A job may become claimable there: a retry and a hand-back keep
--- their rank, a transaction commits long after its jobs were ranked. So everybody who makes jobs claimable writes the key
+-- their rank, a transaction commits long after its jobs were ranked. So all code that makes jobs claimable writes the key
 -- ranges of their ranks here, in the same transaction: they are seen from its commit on, like the jobs. A claim reads what
 -- was committed since the claim before it (the snapshot of that one says what it has seen), and looks there as well.
 
@@ -82,7 +82,7 @@ BEGIN
      WHERE f.one AND abs(extract(epoch FROM headgate.clock_v1() - f.taken_at)) * 1000 >= apart_ms_ FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN 0; END IF;
     IF pg_snapshot_xmax(v_floor.snapshot) > pg_snapshot_xmax(pg_current_snapshot()) THEN
-        -- Restored into another cluster, whose transactions have other numbers: everybody begins at the head.
+        -- Restored into another cluster, whose transactions have other numbers: every claimer begins at the head.
         DELETE FROM headgate.arrivals;
         UPDATE headgate.arrivals_floor f
            SET generation = f.generation + 2, gone_to = '0', snapshot = pg_current_snapshot(), taken_at = headgate.clock_v1();

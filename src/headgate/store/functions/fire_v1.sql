@@ -21,7 +21,7 @@ $$;
 --
 -- A job for which its topic's backlog has no room is not made, and its schedule says what then (when_full). wait: the cursor
 -- stays at the oldest occurrence without a job, and the schedule is looked at again after a while that grows from a second
--- to 15. So a full topic costs little and holds up nobody else; what comes due meanwhile is caught up by the schedule's own
+-- to 15. So a full topic costs little and holds up no other schedule; what comes due meanwhile is caught up by the schedule's own
 -- policy. skip: the occurrence is counted as skipped. A schedule that replaces its earlier job must not lose that for
 -- nothing: then the call fails with HG002, and the caller, who finds that schedule by halving, has it wait.
 --

@@ -1,6 +1,6 @@
 -- Looks at up to n_ noted checks: a child whose parents have all done their part becomes claimable (or scheduled, or
--- stands in the line of its limit), one that waits in vain is cancelled. Returns what is claimable now, and one row with
--- no id if there are more checks that can be decided now. Safe on every instance at once. A child that somebody has locked is
+-- stands in the line of its limit), one that can no longer be met is cancelled. Returns what is claimable now, and one row with
+-- no id if there are more checks that can be decided now. Safe on every instance at once. A child that is locked is
 -- noted once more, behind the others: it waits for that lock alone, and the next tick asks again.
 --
 -- In a transaction after the one that noted the check. Each statement below has a snapshot newer than the lock on the
@@ -59,7 +59,7 @@ BEGIN
           FROM (SELECT j.id FROM headgate.jobs j
                  WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 4 AND j.flags & 256 <> 0
                  ORDER BY j.id FOR UPDATE SKIP LOCKED) AS l;
-        -- Locked by somebody: not forgotten, for who holds it may have seen less than we would. A check that finds its child
+        -- Locked elsewhere: not forgotten, since the holder may have seen less than we would. A check that finds its child
         -- decided does no harm.
         INSERT INTO headgate.dependency_checks (tenant_no, child_id)
         SELECT v_tenant, j.id FROM headgate.jobs j
@@ -109,7 +109,7 @@ BEGIN
 END $$;
 
 -- The last net: looks at up to n_ unmet dependencies behind the given one in key order, and mends what no end of a parent
--- should have left behind: a parent that has ended or is gone, and a child that was not told; a broken dependency whose
+-- should have left behind: a parent that has ended or is gone, with a child that still waits for it; a broken dependency whose
 -- child still waits. Returns where to go on (from the beginning after the last one), and what was mended.
 --
 -- One snapshot for each look: whatever ends a parent writes the dependency in the same transaction. So only what is really

@@ -3,9 +3,9 @@
 -- dead prefix of the running index: every attempt that began before it has ended (see oldest_running_v1).
 --
 -- A lease that ends later than it could if it had been granted just now is of a time that has not come yet: the clock was set
--- back since. It is cut to what it would be now; else nobody could have the job of a dead worker until the clock is there again.
+-- back since. It is cut to what it would be now; else the job of a dead worker could not be claimed until the clock is there again.
 --
--- What an ended attempt frees (the usage of a limit, a unique key, those that wait for it) may be locked by somebody: that is
+-- What an ended attempt frees (the usage of a limit, a unique key, those that wait for it) may be locked: that is
 -- waited for a tenth of a second. one_by_one_: each attempt by itself, and what cannot be ended is left for later, with
 -- a row without a state that says why.
 CREATE FUNCTION headgate.reap_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)
@@ -72,7 +72,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
                array_fill(NULL::bigint, ARRAY[cardinality(ids_)]), array_fill(false, ARRAY[cardinality(ids_)]),
                array_fill(NULL::text, ARRAY[cardinality(ids_)]),
                array_fill('LeaseExpired'::text, ARRAY[cardinality(ids_)]),
-               array_fill('lease expired: the worker was not heard of in time'::text, ARRAY[cardinality(ids_)]),
+               array_fill('lease expired: the worker did not renew it in time'::text, ARRAY[cardinality(ids_)]),
                array_fill(NULL::text, ARRAY[cardinality(ids_)])) AS o
      WHERE o.receipt = 0
 $$;

@@ -2,7 +2,7 @@
 --
 -- Ages are counted by whole UTC days: a job is old when its day ended longer ago than its rule says. So each day is walked
 -- once per rule that falls due, not once per tick. A day in which every rule is due is detached and dropped whole; in any
--- other, rows are deleted by key. headgate.retention_days remembers how far a walk is: its row is locked by whoever works
+-- other, rows are deleted by key. headgate.retention_days remembers how far a walk is: its row is locked by the instance that works
 -- on the day, so that two instances never walk the same day, and a walk that was cut off goes on where it stopped.
 
 -- The rules that are due for a day, as text: equal texts mean that a finished walk has left nothing to remove. First those
@@ -59,7 +59,7 @@ BEGIN
      ORDER BY p.day;
 END $$;
 
--- Day partitions with nothing in them that nobody will write to any more: days of the archive that retention has emptied,
+-- Day partitions with nothing in them that will not be written to any more: days of the archive that retention has emptied,
 -- and days of events without a day of the archive beside them.
 CREATE FUNCTION headgate.empty_days_v1() RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -81,7 +81,7 @@ BEGIN
 END $$;
 
 -- Deletes what hangs on finished jobs that are being removed: they are locked by the caller, or in a day that was detached,
--- so nobody can redrive them. The one list of side tables. Idempotency keys and resent ids are not among them: they live
+-- so they cannot be redriven. The one list of side tables. Idempotency keys and resent ids are not among them: they live
 -- for their own time, so that a submit sent again is still recognised.
 CREATE FUNCTION headgate.forget_jobs_v1(
     tenants_ int[], ids_ uuid[], flags_ smallint[], states_ smallint[], created_ timestamptz[], finished_ timestamptz[])
@@ -109,7 +109,7 @@ BEGIN
          WHERE u.flags & 4 <> 0 AND k.tenant_no = u.tenant_no AND k.job_id = u.id;
     END IF;
     IF v_all & 32 <> 0 THEN             -- 32: others wait for it
-        -- Who still waits, for a redrive, waits in vain: the parent is gone for good.
+        -- Children that still wait for a redrive are cancelled: the parent is gone for good.
         FOR v_tenant, v_ids IN SELECT u.tenant_no, array_agg(u.id) FROM unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
                                 WHERE u.flags & 32 <> 0 GROUP BY 1 ORDER BY 1 LOOP
             PERFORM headgate.ended_v1(v_tenant, v_ids, array_fill(8::smallint, ARRAY[cardinality(v_ids)]));
@@ -182,7 +182,7 @@ BEGIN
     SELECT r.rules, r.tenant_no, r.id, r.missed, r.done INTO v_walk
       FROM headgate.retention_days r WHERE r.day = day_ FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN; END IF;
-    IF v_walk.rules IS DISTINCT FROM v_rules THEN      -- another rule is due, or somebody changed one: from the start
+    IF v_walk.rules IS DISTINCT FROM v_rules THEN      -- another rule is due, or one was changed: from the start
         v_walk.tenant_no := 0;
         v_walk.id := '00000000-0000-0000-0000-000000000000';
         v_walk.missed := false;
@@ -250,7 +250,7 @@ BEGIN
     END IF;
     UPDATE headgate.retention_days r
        SET rules = v_rules, done = v_done, empty = v_empty,
-           -- At the end with some missed: once more from the start, after a rest, for whoever holds them may hold them long.
+           -- At the end with some missed: once more from the start, after a rest, since their locks may be held for long.
            missed = v_missed AND v_looked = n_,
            rest_until = CASE WHEN v_missed AND v_looked < n_ THEN v_now + interval '1 minute' END,
            tenant_no = CASE WHEN v_looked = n_ THEN v_last_tenant ELSE 0 END,

@@ -27,7 +27,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Closes up to n_ batches that nobody sealed in time.
+-- Closes up to n_ batches that were not sealed in time.
 CREATE FUNCTION headgate.expire_batches_v1(n_ int) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

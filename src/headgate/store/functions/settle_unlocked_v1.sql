@@ -1,5 +1,5 @@
 -- settle_v1 for a flush of which some row is locked by another transaction: those rows are left out and answered with
--- receipt 5 (locked), the others are settled at once. One caller's lock is nobody else's delay.
+-- receipt 5 (locked), the others are settled at once. One caller's lock delays no other caller.
 --
 -- Left out is what runs and cannot be locked at once: settle_v1 locks nothing else. What runs under another epoch is stale,
 -- locked or not, for epochs only grow. In the place of a row that is left out stands an id that no job has.
@@ -41,7 +41,7 @@ BEGIN
      WHERE s.ord <> ALL (v_locked);
 END $$;
 
--- Locks those of these rows that run and that nobody else has locked; returns the ords of the others, and whether the row
+-- Locks those of these rows that run and are not locked; returns the ords of the others, and whether the row
 -- runs under the given epoch.
 CREATE FUNCTION headgate.locked_ords_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[])
 RETURNS TABLE (ord int, ours boolean)

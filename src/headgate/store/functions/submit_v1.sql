@@ -99,7 +99,7 @@ BEGIN
     v_left_out := v_skip;
     IF cardinality(stale_ords_) > 0 AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- All statements have one snapshot here, so the archive cannot be looked at in a newer one after the insert. What is
-        -- known in that snapshot is a repeat, whatever became of it since. Of anything else nobody can say whether it has
+        -- known in that snapshot is a repeat, whatever became of it since. Of anything else it cannot be known whether it has
         -- run since the snapshot was taken.
         SELECT ids_[s.o] INTO v_unsure FROM unnest(stale_ords_) AS s(o)
          WHERE s.o <> ALL (v_skip)

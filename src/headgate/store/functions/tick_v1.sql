@@ -10,10 +10,10 @@
 --   others    how many other instances were seen lately (in topic_no)
 --   forgotten this instance has no row: the database is an older one than it registered in
 --   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
--- Each part is bounded and safe to run on every instance at once. A lock that somebody holds is waited for a tenth of a
--- second: what is promoted is locked meanwhile, and nobody here hears of anything. The watchdog is a call of its own, reap_v1.
+-- Each part is bounded and safe to run on every instance at once. A held lock is waited for a tenth of a
+-- second: what is promoted is locked meanwhile, and this instance gets no news. The watchdog is a call of its own, reap_v1.
 -- The ranges say where to look for claimable jobs, as those of claim_v1 do: whole topics, or what a watermark leaves of
--- them. Where somebody holds an old snapshot, a topic's head is all dead entries, more of them every second.
+-- them. While an old snapshot is held, a topic's head is all dead entries, more of them every second.
 CREATE FUNCTION headgate.tick_v1(
     instance_ int, topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
     promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false)

@@ -13,7 +13,7 @@ CREATE TABLE headgate.unique_jobs (
 );
 CREATE UNIQUE INDEX unique_jobs_live ON headgate.unique_jobs (tenant_no, topic_no, key) WHERE live;
 -- Submits that made no job of their own but changed the live one with their unique key, for a day: sent again, also when
--- that one has ended, they are told of it once more.
+-- that one has ended, they are answered with its id once more.
 CREATE TABLE headgate.unique_calls (
     tenant_no   int NOT NULL,
     id          uuid NOT NULL,                           -- what the submit's own job would have been
