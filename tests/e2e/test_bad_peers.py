@@ -113,7 +113,7 @@ async def test_streams_opened_and_cancelled_in_a_loop_leave_nothing_behind(
     async with wire.worker() as link:
         await link.ready(1, topic)
         (job,) = await link.take(1)
-        assert (job.id, claims(job.epoch)) == (job_id, 1)  # nobody who is gone was given it
+        assert (job.id, claims(job.epoch)) == (job_id, 1)  # it was not given to a peer that is gone
 
 
 @pytest.mark.req("D26", "W18", "T12")

@@ -86,7 +86,7 @@ async def mine(server: ServerProcess, tokens: Tokens) -> AsyncIterator[Wire]:
 
 
 async def known(mine: Wire, tokens: Tokens, **entry: object) -> None:
-    """Give it these rights, and wait until the server has heard of them."""
+    """Give it these rights, and wait until the server has read them."""
     probe = f"a-token-{uuid4()}"
     tokens.set(mine.token, **entry)
     tokens.set(probe)

@@ -195,7 +195,7 @@ HOLDS: dict[str, Tell] = {
     "I19 cancelled with it": lambda s: child(s, claimed=None, state=7, parent=6, needs=0),
     "I19 it waits on for a redrive": lambda s: child(s, claimed=None, state=4, parent=6, needs=0, on_failure=2),
     "I20 each once": lambda s: bulk(s, [A, B]),
-    "I20 cancelled by somebody else before": lambda s: bulk(s, [A], changed=1).did("cancel", 9, job=B),
+    "I20 cancelled by another call before": lambda s: bulk(s, [A], changed=1).did("cancel", 9, job=B),
     "I21 discarded": lambda s: s.submitted(A, 1, key="k").answered(A, 1, 20).did("discard", 50, job=A),
     "I21 nothing is left behind": lambda s: (
         life(s).final("orphans", table_name="payloads", n=0, example=None).did("cancel", 50, job=A, answer={"code": ""})
@@ -312,7 +312,7 @@ BROKEN: dict[str, Tell] = {
         .answered(A, 1, 4_001)
         .row(A, epoch=2, attempt=2, claimed=3_020, finished=4_001)
     ),
-    "I4 a lost lease is declared, and nobody says so": lambda s: declared(s, lost=[]),
+    "I4 a lost lease is declared, and the answer does not say so": lambda s: declared(s, lost=[]),
     "I4 another result is stored": lambda s: s.submitted(A, 1).completed(A, result="something else"),
     "I5 there twice": lambda s: life(s).row(A),
     "I5 an acknowledged end is undone": lambda s: (
@@ -401,11 +401,11 @@ BROKEN: dict[str, Tell] = {
     "I18 miscounted": lambda s: batch(s, claimed=100, total=3),
     "I19 before its parent": lambda s: child(s, claimed=55),
     "I19 without the success it needs": lambda s: child(s, claimed=100, parent=6, needs=0),
-    "I19 blocked in vain": lambda s: child(s, claimed=None, state=4),
+    "I19 blocked without a reason": lambda s: child(s, claimed=None, state=4),
     "I19 does not wait": lambda s: (
         s.submitted(B, 1, body=2, depends_on=[A]).row(A).row(B, payload={"b": 2}, claimed=100)
     ),
-    "I19 nobody has looked": lambda s: s.final("left", checks=13),
+    "I19 not looked at": lambda s: s.final("left", checks=13),
     "I20 one passed over": lambda s: bulk(s, [A], changed=1),
     "I20 one changed twice": lambda s: bulk(s, [A, B, B]),
     "I20 one miscounted": lambda s: bulk(s, [A, B], changed=3),

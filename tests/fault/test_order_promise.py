@@ -57,7 +57,7 @@ async def test_urgent_jobs_overtake_ten_thousand_bulk_jobs_on_three_servers(
             topic = ("slow", "fast")[number % 2]
             urgent.append((await clients[number % 3].submit(topic, b"1", priority="urgent")).id)
             committed.append(await rows.fetchval("SELECT clock_timestamp()"))
-        # These fail once. One server makes each claimable again, and tells nobody.
+        # These fail once. One server makes each claimable again, and notifies no other.
         retried = [(await clients[n % 3].submit("flaky", b"1", priority="urgent")).id for n in range(BURST)]
 
         again: dict[UUID, datetime] = {}

@@ -110,7 +110,7 @@ async def test_commits_through_a_pooler_wait_for_the_disk_whatever_the_default_i
             async with store.lane(lane).use() as behind:
                 assert await behind.fetchval("SELECT current_setting('synchronous_commit')") == "on"
         other = await connect(pooler.dsn, application_name=TESTER, pooler=True)
-        assert await other.fetchval("SELECT current_setting('synchronous_commit')") == "off", "it leaks to nobody"
+        assert await other.fetchval("SELECT current_setting('synchronous_commit')") == "off", "it does not leak"
         await other.close()
     finally:
         await store.close()

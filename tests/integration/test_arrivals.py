@@ -1,5 +1,5 @@
 """Across instances the order is exact to the batch in flight (promise 6): the very next claim of any instance takes
-first what has become claimable, wherever that lies below its watermark and whoever did it. Nobody is notified here."""
+first what has become claimable, anywhere below its watermark and by any instance. No notification is sent here."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ async def test_what_is_rolled_back_has_not_arrived(queue: Queue, other: Other, c
 
 
 async def test_jobs_of_a_claim_that_fails_are_taken_first(queue: Queue, other: Other, clock: Clock) -> None:
-    """While it holds them, others pass them over. Nobody writes that they are claimable again."""
+    """While it holds them, others pass them over. No arrival is written when they are claimable again."""
     await passed(queue, other, clock)
     async with links(other.dsn, 1) as (slow,):
         span = slow.transaction()
@@ -477,7 +477,7 @@ async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
     assert list((await other.worker.take()).ids) == [job]
 
 
-# ---------------------------------------------------------------------- nobody is left out
+# ---------------------------------------------------------------------- no function is left out
 
 NEVER_PENDING = {
     "cancel_v1": "sets a flag",
@@ -486,7 +486,7 @@ NEVER_PENDING = {
     "hand_over_v1": "made as running",
     "link_v1": "sets a flag",
     "progress_v1": "the progress",
-    "reap_v1": "the lease; what it ends, settle_other_v1 tells of",
+    "reap_v1": "the lease; settle_other_v1 writes the arrivals of what it ends",
     "renew_v1": "the lease",
     "set_limits_v1": "sets a flag",
     "trigger_v1": "sets a flag of what submit_v1 made",

@@ -748,7 +748,7 @@ async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings
         # In the middle of the dead: as if a transaction of then had committed now.
         low, high = await db.fetchrow("SELECT min(created_at), max(created_at) FROM headgate.archive")
         costs = []
-        # PostgreSQL plans a statement anew for each of its first five calls, and then no more: those are not counted.
+        # PostgreSQL plans a statement again for each of its first five calls, and then no more: those are not counted.
         for part in range(1, 12):
             rank = int((low + (high - low) * part / 12).timestamp() * 1_000_000)
             (late,) = await yard.queue.add()

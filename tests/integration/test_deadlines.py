@@ -1,4 +1,4 @@
-"""No job is started after its deadline, by the database's clock; what that costs is nobody else's."""
+"""No job is started after its deadline, by the database's clock; that costs no other job anything."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_job_past_its_deadline_is_not_delivered_and_its_neighbours_are(s
         assert job.deadline.isoformat().replace("+00:00", "")[:22] in job.last_error
         assert "it was not started" in job.last_error
         assert [(event.kind, event.error_type) for event in job.events] == [("failed", "deadline_exceeded")]
-        assert job_id in still.ended  # who waits for its result is told
+        assert job_id in still.ended  # a caller who waits for its result gets it
     assert (await still.states())[State.RUNNING] == 4
 
 

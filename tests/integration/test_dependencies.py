@@ -516,7 +516,7 @@ async def test_any_history_leaves_every_job_where_the_model_has_it(queue: Queue,
         assert {job_id: await state(queue, job_id) for job_id in model.states} == model.states
 
 
-# ---------------------------------------------------------------------- what nobody may wait for, and the last net
+# ---------------------------------------------------------------------- no waiting for locks, and the last net
 
 
 async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_when_it_is_let_go(
@@ -530,7 +530,7 @@ async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_w
         await holding.start()
         await foreign.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked[0])
         await run(queue, parent)
-        # Nobody waits for the lock; and once the other is decided, asking again at once would free nothing.
+        # No call waits for the lock; and once the other is decided, asking again at once would free nothing.
         told = [(await asyncio.wait_for(linking.free_ready(queue.db), 5))[1] for _ in range(3)]
         assert told == [True, False, False]
         assert await state(queue, other[0]) is State.PENDING
@@ -556,7 +556,7 @@ async def test_the_sweep_mends_waits_that_are_over_and_leaves_the_others_alone(q
     epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
     await queue.settle((ended, epochs[ended], Completed()), (dead, epochs[dead], DIES), (gone, epochs[gone], DIES))
     assert (await linking.mend_waits(queue.db))[1] == [], "what is noted needs no mending"
-    # What a bug would leave behind: ends that nobody was told of, and a parent that is nowhere.
+    # What a bug would leave behind: ends that were not noted, and a parent that is nowhere.
     await queue.db.execute("DELETE FROM headgate.dependency_checks")
     await queue.db.execute("UPDATE headgate.job_dependencies SET met = 0 WHERE parent_id = $1", ended)
     await queue.db.execute("DELETE FROM headgate.archive WHERE id = $1", gone)

@@ -40,7 +40,7 @@ async def stranger(database: str) -> AsyncIterator[Connection]:
 
 
 async def after_a_wait(db: Connection, clock: Clock, call: Coroutine[Any, Any, Any], lock: Connection) -> Any:
-    """Start a call that waits for somebody's lock; half a minute later the lock is gone."""
+    """Start a call that waits for another transaction's lock; half a minute later the lock is gone."""
     task = asyncio.create_task(call)
 
     async def waits() -> bool:

@@ -39,7 +39,7 @@ async def receipt_of(queue: Queue, job_id: UUID, epoch: int, outcome: Outcome | 
 
 
 async def end(queue: Queue, job_id: UUID, epoch: int, fate: str) -> None:
-    """The job ends and every trace of it goes: discarded by somebody, or dropped with its day by retention."""
+    """The job ends and every trace of it goes: discarded by a client, or dropped with its day by retention."""
     assert await receipt_of(queue, job_id, epoch, DEAD if fate == "discarded" else Completed()) is Receipt.APPLIED
     if fate == "discarded":
         await verbs.discard(queue.db, await queue.tenant_no(), [job_id])

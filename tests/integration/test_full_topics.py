@@ -1,4 +1,4 @@
-"""Schedules whose topic takes no more jobs: no occurrence is lost, nobody else is held up, nothing spins."""
+"""Schedules whose topic takes no more jobs: no occurrence is lost, no other schedule is held up, nothing spins."""
 
 from __future__ import annotations
 

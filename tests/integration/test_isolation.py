@@ -174,7 +174,7 @@ async def test_a_key_of_the_snapshot_is_a_repeat_also_with_an_id_nobody_knows(
 
 @pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
 async def test_two_transactions_with_one_key_make_one_job(database: str, db: Connection, level: Level) -> None:
-    """Both began before either submitted: the one that comes second is told to try again, and then finds the job."""
+    """Both began before either submitted: the second gets an error that says to try again, and then finds the job."""
     async with links(database, 2) as (one, two):
         await Queue(one, tenant="default").topic()
         first, second = one.transaction(isolation=level), two.transaction(isolation=level)

@@ -31,7 +31,7 @@ async def store(database: str, clock: Clock) -> AsyncIterator[Store]:
 
 
 async def run_elsewhere(queue: Queue, job: Submission, clock: Clock, *, minutes: int) -> None:
-    """Its client sends it again to another server, and it runs there. Time goes by, and nobody remembers the repeat."""
+    """Its client sends it again to another server, and it runs there. Time goes by, and the repeat is forgotten."""
     again = queue.job(id=job.id, payload=job.payload)
     await queue.submit(again)
     claimed = await queue.claim()
@@ -74,7 +74,7 @@ async def test_nor_does_one_that_is_handed_over(store: Store, db: Connection, cl
 async def test_a_flush_that_is_older_than_anything_is_kept_is_refused(
     store: Store, db: Connection, clock: Clock
 ) -> None:
-    """The archive may have been dropped meanwhile, so nobody can say whether it has run."""
+    """The archive may have been dropped meanwhile, so it cannot be known whether it has run."""
     queue = Queue(db)
     _, flush = await late(store, queue, clock, minutes=24 * 60)
     await db.execute("DELETE FROM headgate.archive")

@@ -34,7 +34,7 @@ async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncItera
 
 @asynccontextmanager
 async def stranger(database: str) -> AsyncIterator[Connection]:
-    """Somebody's open transaction; it commits at the end."""
+    """An open transaction of another client; it commits at the end."""
     session = await connect(database, application_name="a stranger")
     try:
         async with session.transaction():

@@ -210,7 +210,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     await still.renewer.run_once()
     assert isinstance(silent.link.ended, LinkSilent)
     assert good.link.ended is None
-    # Nothing was heard of it since 0 s, so nothing was renewed either, although it counted as alive.
+    # It has sent nothing since 0 s, so nothing was renewed either, although it counted as alive.
     assert (await still.coordinator.tick_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")

@@ -1,4 +1,4 @@
-"""Outcomes of jobs whose rows a foreign transaction holds: nobody else waits for that lock."""
+"""Outcomes of jobs whose rows a foreign transaction holds: no other outcome waits for that lock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def still(database: str) -> AsyncIterator[Instance]:
 
 @asynccontextmanager
 async def stranger(database: str, lock: str, *values: object) -> AsyncIterator[None]:
-    """Somebody's transaction that has rows locked and does not end."""
+    """A transaction of another client that has rows locked and does not end."""
     session = await connect(database, application_name="a stranger")
     try:
         async with session.transaction():
@@ -86,7 +86,7 @@ async def test_an_outcome_behind_a_locked_row_is_settled_while_the_lock_is_held(
         )
         assert (await still.job(locked)).state is State.RUNNING
         assert set(worker.link.held) == {locked}, "its lease is kept"
-    # Nobody sends it again, and it is settled nevertheless.
+    # It is not sent again, and it is settled nevertheless.
     state = {Completed: State.COMPLETED, Failed: State.RETRYING, Nack: State.RETRYING, Abandon: State.PENDING}
     await still.reach(
         1 if isinstance(outcome, Failed | Nack | Abandon | Snooze) else 3, state.get(type(outcome), State.SCHEDULED)
@@ -107,7 +107,7 @@ async def test_nothing_waits_while_a_row_is_known_to_be_locked(
                 Receipt.APPLIED,
                 Receipt.LOCKED,
             ]
-        assert still.store.timeouts == 1, "nobody waits for it a second time"
+        assert still.store.timeouts == 1, "no call waits for it a second time"
         assert caplog.text.count("outcomes_delayed") == 0
     await still.reach(40, State.COMPLETED)
 

@@ -1,4 +1,4 @@
-"""An open transaction of somebody else holds an id or a key: whoever sends that waits, and nobody else does."""
+"""Another open transaction holds an id or a key: only the callers that send that id or key wait."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_neighbours_of_a_row_that_meets_a_lock_are_committed_at_once(
         await soon(lambda: one.submitter.writer.waiting_rows == len(jobs), "all of them are queued")
     for task in (*tasks[:place], *tasks[place + 1 :]):
         assert await answer(task) == CREATED
-    assert not tasks[place].done()  # and its lock is still held: nobody has waited for it
+    assert not tasks[place].done()  # and its lock is still held: no other has waited for it
     later = await one.submit(2)  # the next flush goes its way
     await foreign.ends(commits=commits)
     told = await answer(tasks[place])
@@ -153,7 +153,7 @@ async def test_a_lock_that_is_never_given_back_ends_in_an_error_to_send_it_again
 
 
 async def test_fifty_locked_rows_hold_up_no_neighbour(one: Instance, db: Connection) -> None:
-    """Finding them all would take long: what nobody else can know of is written, the others are tried by themselves."""
+    """Finding them all would take long: jobs no other caller can know are written, the others are tried alone."""
     foreign = Foreign(db)
     await foreign.holds(keys=[f"theirs-{n}" for n in range(50)])
     locked, plain = [job(one, key=f"theirs-{n}") for n in range(50)], [job(one) for _ in range(50)]

@@ -1,4 +1,4 @@
-"""Wakes that come when nobody can take anything, or never come: at most one tick late, and never lost."""
+"""Wakes that come when no worker can take anything, or never come: at most one tick late, and never lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_wake_while_every_link_is_full_costs_no_claim_and_is_kept_until_
     assert await still.coordinator.claim_once() == 0
     assert len(still.store.asked) == claims, "all that have credit are full: nothing is asked"
     assert demand_of(still).held_up
-    while worker.link.is_full:  # it reads a frame or two, and has room: nobody says that there is work
+    while worker.link.is_full:  # it reads a frame or two, and has room: no wake says that there is work
         await worker.take()
     assert await still.coordinator.claim_once(), "without a tick and without another wake"
 
@@ -62,7 +62,7 @@ async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) 
             await two.submit(3)
     if lost == "the room":
         assert not demand_of(still).stirred
-    assert await still.coordinator.claim_once() == 0, "nobody knows"
+    assert await still.coordinator.claim_once() == 0, "no claimer knows"
     await still.coordinator.tick_once()
     assert await still.coordinator.claim_once() == 3
 

@@ -69,7 +69,7 @@ async def test_timed_retried_and_redriven_jobs_are_ordinary_rows_under_the_same_
 async def test_a_priority_costs_no_table_no_loop_and_no_other_statement(database: str, queue: Queue) -> None:
     """What submit and claim touch is the same, row for row, whether jobs have priorities or not.
 
-    But for where they have arrived: that is a row for each priority of a flush.
+    Except for their arrivals: that is a row for each priority of a flush.
     """
     written = (
         "SELECT relname, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_xact_user_tables"

@@ -101,7 +101,7 @@ async def all_passes(db: Connection) -> Removed:
 
 
 async def counts_agree(queue: Queue) -> None:
-    """What people are told is what is there."""
+    """The counts that are reported are those of the rows."""
     tenant = await queue.tenant_no()
     for topic_no, states in (await reads.counts(queue.db, tenant)).items():
         for state in State:
@@ -469,7 +469,7 @@ async def test_batches_with_old_jobs_do_not_hide_those_behind_them(queue: Queue,
     await open_batch(db, queue.names, tenant, NewBatch(id=new_id()))
     (empty,) = [row[0] for row in await db.fetch("SELECT id FROM headgate.batches WHERE sealed_at IS NULL")]
     await seal_batch(db, tenant, empty)
-    await open_batch(db, queue.names, tenant, NewBatch(id=new_id(), expires_in=DAY))  # nobody seals it
+    await open_batch(db, queue.names, tenant, NewBatch(id=new_id(), expires_in=DAY))  # it is never sealed
     await later(clock, db, days=1)
     assert await expire_batches(db) == 1
     assert (await retention.forget_batches(db))[0] == 0  # a day is to be over: sealed exactly one ago is not
@@ -482,7 +482,7 @@ async def test_batches_with_old_jobs_do_not_hide_those_behind_them(queue: Queue,
     assert found == [0, 0, 1, 0][: len(found)]
     assert {row[0] for row in await db.fetch("SELECT id FROM headgate.batches WHERE NOT expired")} == set(kept)
     await later(clock, db, days=2)
-    assert (await retention.forget_batches(db))[0] == 1  # that nobody sealed, a day after it was closed
+    assert (await retention.forget_batches(db))[0] == 1  # the one that was never sealed, a day after it was closed
     assert {row[0] for row in await db.fetch("SELECT id FROM headgate.batches")} == set(kept)
 
 
@@ -732,7 +732,7 @@ async def test_a_day_that_was_emptied_is_dropped_early_and_one_that_is_not_empty
     assert days[0] == f"archive_{first:%Y%m%d}"
     assert f"job_events_{START:%Y%m%d}" not in days
     assert await known(queue, [kept]) == [kept]
-    # Cut off after a detach of a day that was taken for empty, and is not (somebody's clock was set back by weeks).
+    # Cut off after a detach of a day that was taken for empty, and is not (a clock was set back by weeks).
     await queue.db.execute(f"ALTER TABLE headgate.archive DETACH PARTITION headgate.{days[0]} CONCURRENTLY")
     assert await known(queue, [kept]) == []
     await all_passes(queue.db)

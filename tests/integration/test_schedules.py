@@ -698,7 +698,7 @@ async def test_ten_thousand_schedules_due_in_one_minute_fire_in_a_few_calls(benc
         while (done := await bench.scheduler.run_once()).seen:
             total += done.made + done.skipped
         assert total == 10_000
-        await asyncio.sleep(0)  # the driver tells of a statement a little later
+        await asyncio.sleep(0)  # the driver reports a statement a little later
         # Ten pages of a thousand and an empty one: each is read, and fired in one call.
         assert len([query for query in sent if "headgate." in query]) <= 3 * 11, sent
         made = await bench.db.fetchval("SELECT count(*) FROM headgate.jobs")

@@ -122,7 +122,7 @@ class Planted:
 
 
 async def poke(server: Server, link: Link) -> None:
-    """Give each service that waits for a word something to do."""
+    """Give each service that waits for an event something to do."""
     server.coordinator.stir_all()
     server.coordinator.others = 1
     server.coordinator.limits_changed(link.tenant_no)

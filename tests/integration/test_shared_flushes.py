@@ -38,7 +38,7 @@ def job(tenant: str, job_id: JobId | None = None, **options: Any) -> Submission:
 
 
 async def in_one_flush(one: Instance, *parcels: list[Submission]) -> list[dict[int, tuple[SubmitReceipt, UUID]]]:
-    """What each caller is told when their parcels share a flush, by place."""
+    """The answer to each caller when their parcels share a flush, by place."""
     hold = one.store.before["submit"] = Hold()
     first = asyncio.create_task(one.submit())
     await hold.reached()
@@ -129,7 +129,7 @@ async def test_what_one_tenant_has_finished_is_made_for_another_in_the_same_flus
 
 
 async def test_a_large_body_sent_under_the_id_of_a_finished_job_is_not_kept(one: Instance, db: Connection) -> None:
-    """The finished job had a small one: a row of bodies would belong to nobody, or to the wrong job."""
+    """The finished job had a small one: a row of bodies would belong to no job, or to the wrong one."""
     done = new_id()
     queue = Queue(db, tenant="ants")
     await queue.submit(job("ants", done))
@@ -249,7 +249,7 @@ async def test_an_atomic_batch_whose_caller_goes_away_while_it_waits_gives_back_
 
 
 async def test_callers_that_go_away_leave_nothing_behind(one: Instance) -> None:
-    """Queued or in flight: what was taken is written once, its room comes back, and nobody is called who has left."""
+    """Queued or in flight: what was taken is written once, its room comes back; callers that left are not called."""
     hold = one.store.before["submit"] = Hold()
     account = one.submitter.account_of_calls("acme")
     flying = asyncio.create_task(one.submitter.submit(await one.store.fill([job("acme")]), size=100, account=account))

@@ -28,7 +28,7 @@ async def link(blank_database: str) -> AsyncIterator[Link]:
 
 @pytest.fixture
 async def running(link: Link, tmp_path: Path) -> Source:
-    """A database at migration 2, as a release that knows 2 left it; nobody serves yet."""
+    """A database at migration 2, as a release that knows 2 left it; no server runs yet."""
     source = Source(tmp_path)
     source.write("0001_first.sql", INSTANCES)
     source.write("0002_second.sql", "CREATE TABLE headgate.two ();")

@@ -136,7 +136,7 @@ class WatchedStore(Store):
         self.got: list[int] = []
         self.tick_ranges: list[KeyRanges | None] = []
         self.renewed_rows = 0
-        self.timeouts = 0  # calls that waited for somebody's lock in vain
+        self.timeouts = 0  # calls that gave up waiting for a lock
         self.before: dict[str, Hook] = {}
         self.after: dict[str, Hook] = {}
         self._statements = 0

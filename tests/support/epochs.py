@@ -19,7 +19,7 @@ def claims(epoch: int) -> int:
 
 
 async def epochs_of(db: Connection, ids: Iterable[UUID], nth: int = 1) -> list[int]:
-    """The epochs of the n-th claim of each; of jobs that do not exist, an epoch that nobody has."""
+    """The epochs of the n-th claim of each; of jobs that do not exist, an epoch that no job has."""
     ids = list(ids)
     newest: dict[UUID, int] = {row[0]: row[1] for row in await db.fetch(_NEWEST, ids)}
     return [newest.get(job_id, 0) // RANGE * RANGE + nth for job_id in ids]

@@ -106,7 +106,7 @@ class Queue:
         bases = dict(zip(counted, await epochs_of(self.db, counted, 0), strict=True)) if counted else {}
         for job_id, given, outcome in outcomes:
             flush.add(await self.tenant_no(), job_id, bases.get(job_id, 0) + given if given < RANGE else given, outcome)
-        for _ in range(50):  # as an instance does: who waits for somebody's lock asks again
+        for _ in range(50):  # as an instance does: asks again while a row is locked
             try:
                 answers = await settling.settle(self.db, flush)
                 break

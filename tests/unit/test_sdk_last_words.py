@@ -19,7 +19,7 @@ from tests.unit.test_sdk_slots import alive, failures, working
 
 
 def told(link: WorkLink) -> Counter[bytes]:
-    """How often each job's end was told."""
+    """How often each job's end was reported."""
     ids = Counter(raw for outcomes in link.frames("outcomes") for raw in outcomes.ids)
     return ids + Counter(one.id for one in link.others())
 
@@ -46,7 +46,7 @@ async def test_a_result_that_was_sent_before_the_child_died_counts_once(
     monkeypatch.setattr(processes, "wait", death_first)
     async with working("last-words", processes=1) as (link, _):
         (raw,) = link.deliver("last-words", body(how), attempt=2)
-        await until(lambda: told(link)[raw], "its end is told")
+        await until(lambda: told(link)[raw], "its end is reported")
         assert json.loads(link.completed()[raw])["attempt"] == 2
         armed = False
         (after,) = link.deliver("last-words", body(""))

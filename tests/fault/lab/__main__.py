@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _install() -> None:
-    """What cannot be installed is told at once; the scenarios that need it are then not run, which is not green."""
+    """What cannot be installed is reported at once; the scenarios that need it are then not run, which is not green."""
     try:
         brought = install()
     except MissingTools as error:

@@ -198,7 +198,7 @@ class Load:
     async def submit(
         self, tenant: Tenant, topic: str, *, body: bytes = b"", ms: int = 10, known_later: bool = True, **options: Any
     ) -> UUID | None:
-        """One job, asked for once more while nobody knows whether it exists and asking is safe.
+        """One job, asked for once more while it is not known whether it exists and asking is safe.
 
         `known_later`: the load may cancel, redrive or discard it.
         """

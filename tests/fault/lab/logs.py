@@ -1,6 +1,6 @@
-"""What nobody expects in the logs of servers and workers: a traceback, or an error that is not on the list below.
+"""What is not expected in the logs of servers and workers: a traceback, or an error that is not on the list below.
 
-Whatever a fault does, a program of ours answers it with words. A traceback is a case that nobody has thought of, so it
+Whatever a fault does, a program of ours answers it with a message. A traceback is a case that was not thought of, so it
 fails the run in which it is printed. `Scenario.logs` adds to the list what a scenario brings about on purpose.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 TRACEBACK: Final = "Traceback (most recent call last)"
 ALLOWED: Final = (
-    # Handlers of the laboratory that sleep in a thread or block the loop do not hear of a cancel or a lost lease.
+    # Handlers of the laboratory that sleep in a thread or block the loop do not notice a cancel or a lost lease.
     r"did_not_stop: ",
     # A worker told to end while every server is away.
     r"outcomes could not be reported to any server",
@@ -27,7 +27,7 @@ _LENGTH: Final = 200
 
 
 def troubles(folder: Path, *, allowed: Iterable[str] = ()) -> Iterator[str]:
-    """One line for each kind of thing in each log that nobody expects."""
+    """One line for each kind of thing in each log that is not expected."""
     known = re.compile("|".join((*ALLOWED, *allowed)))
     for log in sorted((*folder.glob("s[0-9]*.log"), *folder.glob("w[0-9]*.log"))):
         found: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from tests.fault.lab.world import World
 GAP: Final = (0.5, 2.5)
 """Seconds between two faults."""
 CALM: Final = 10.0
-"""In the middle of a mix nothing happens for so long: order, and who is told of what, is judged in calm times only."""
+"""In the middle of a mix nothing happens for so long: order and the speed of cancels are judged in calm times only."""
 CALM_FROM: Final = 45.0
 """A shorter mix has no time for that."""
 Deed = Callable[[World, str, float], Awaitable[None]]

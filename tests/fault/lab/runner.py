@@ -37,7 +37,7 @@ class Result:
     report: Report | None = None
     folder: Path | None = None
     troubles: tuple[str, ...] = ()
-    """What nobody expects in the logs of servers and workers."""
+    """What is not expected in the logs of servers and workers."""
     coverage: Mapping[str, int] = field(default_factory=dict)
     """How often each fact that must be met sometimes was met."""
 
@@ -107,7 +107,7 @@ async def run(
 ) -> Result:
     """Everything from the first process to the verdict, in at most `within`. The folder stays if it did not pass.
 
-    A run passes when all invariants hold, no log has what nobody expects, and every fact in `must_meet` was met.
+    A run passes when all invariants hold, no log has anything unexpected, and every fact in `must_meet` was met.
     """
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"headgate-lab-{name}-"))

@@ -1,6 +1,6 @@
 """Programs that the faults need beside this tree's own: installed by `make faults` when it runs as root, or named.
 
-A fault that could not be brought about is not green: whoever runs all of them hears at the start what is missing.
+A fault that could not be brought about is not green: a run of all of them says at the start what is missing.
 """
 
 from __future__ import annotations

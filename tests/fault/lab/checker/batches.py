@@ -11,7 +11,7 @@ from tests.fault.lab.history import Event
 
 def callbacks_run_once_after_all(model: Model) -> Iterator[Violation]:
     """By the batches as stored, and by what was answered to those who made them. Callbacks of the load need no success
-    of the members, so one that does not complete was cancelled by somebody, or its batch was never sealed."""
+    of the members, so one that does not complete was cancelled by a client, or its batch was never sealed."""
     members: defaultdict[str, set[str]] = defaultdict(set)
     for event in model.of_kind["final_member"]:
         members[event["batch_id"]].add(event["job_id"])
@@ -25,7 +25,7 @@ def callbacks_run_once_after_all(model: Model) -> Iterator[Violation]:
                 invariant="I18", text=f"batch {number} has lost its members {sorted(lost)}", at=one.t_end, job=min(lost)
             )
         if not ok(one) or not number or one.answer.get("expired"):
-            continue  # too late to be sealed, as its maker was told
+            continue  # too late to be sealed, and the answer said so
         if number not in stored or stored[number]["expired"]:
             yield Violation(
                 invariant="I18",

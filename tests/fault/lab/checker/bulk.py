@@ -15,7 +15,7 @@ LEAVES: Final = {"cancel": (6, 7), "redrive": (8,), "reprioritise": (9,)}
 
 
 def operations_change_each_once(model: Model) -> Iterator[Violation]:
-    """The jobs of an operation carry its tag, and what it did to them its reason: nobody else touches either."""
+    """The jobs of an operation carry its tag, and what it did to them its reason: nothing else touches either."""
     stored = {event["id"]: event for event in model.of_kind["final_operation"]}
     touched: dict[str, Counter[str]] = {}
     for event in model.of_kind["final_event"]:

@@ -40,7 +40,7 @@ def cancelled_means_cancelled(model: Model) -> Iterator[Violation]:
 
 
 def told_judged(model: Model) -> int:
-    """How many cancels of running jobs came in a time calm enough to ask when the holder was told."""
+    """How many cancels of running jobs came in a time calm enough to ask when the holder got it."""
     return sum(
         _holder(model, one, str(one.data["job"])) is not None
         for one in model.asked("cancel")
@@ -49,7 +49,7 @@ def told_judged(model: Model) -> int:
 
 
 def _holder(model: Model, cancel: Operation, job: str) -> Assign | None:
-    """Who ran the job, if nothing that matters to being told was broken: what befalls other workers does not."""
+    """Who ran the job, if nothing on the way of the cancel was broken: other workers do not matter."""
     assigns = [one for one in model.assigns_of.get(job, ()) if one.w < cancel.w]
     if not assigns:
         return None

@@ -41,13 +41,13 @@ def children_wait_for_their_parents(model: Model) -> Iterator[Violation]:
     for event in model.of_kind["final_left"]:
         if event["checks"]:
             yield Violation(
-                invariant="I19", text=f"{event['checks']} children were noted as free perhaps, and nobody has looked"
+                invariant="I19", text=f"{event['checks']} children were noted as free perhaps, and not looked at"
             )
 
 
 def _too_early(model: Model, row: Row, link: Event) -> Iterator[Violation]:
     claims = model.claims_of.get(row.job, ())
-    # A child that was cancelled and redriven by hand waits for nobody.
+    # A child that was cancelled and redriven by hand waits for no parent.
     if not claims or any(fact.kind == REDRIVEN for fact in model.facts_of.get(row.job, ())):
         return
     parent = link["parent_id"]

@@ -39,7 +39,7 @@ def only_the_newest_epoch_settles(model: Model) -> Iterator[Violation]:
 
 
 def _declared_in_vain(model: Model) -> Iterator[Violation]:
-    """A worker that comes back and declares a lease which is another's by now is told so in the greeting's answer."""
+    """A worker that comes back and declares a lease which is another's by now gets that in the greeting's answer."""
     answers = {(event.proc, event["stream"], event.t): event for event in model.of_kind["hello_ack"]}
     for hello in model.of_kind["hello"]:
         answer = next(
@@ -79,7 +79,7 @@ def _stored_results(model: Model) -> Iterator[Violation]:
 
 
 def one_terminal_state(model: Model) -> Iterator[Violation]:
-    """Each job is in one row; nothing is claimed or begun after its end but by a redrive; what is told is the end."""
+    """Each job is in one row; nothing is claimed or begun after its end without a redrive; answers match the row."""
     yield from nothing_starts_after_its_end(model)
     for job, count in Counter(row.job for row in model.rows).items():
         if count > 1:

@@ -2,7 +2,7 @@
 
 Judged is every attempt, first ones and later ones, over any number of servers. What the promise allows is one batch in
 flight for each server: a claim that had looked before the job was claimable. In a calm time no claim takes MARGIN_US,
-so whoever is claimed later than that after a better job was there has overtaken it, and not one may.
+so a job that is claimed later than that after a better one was there has overtaken it, and none may.
 
 A job that waits for a time becomes claimable when a server sees that it is due, which is not stored. Servers take the
 one that has been due for longest first: so it was claimable when one that was due later has been claimed.
