@@ -208,7 +208,7 @@ async def conserve(made: Loaded, load: Producers, found: dict[str, object]) -> N
             "SELECT count(*), count(DISTINCT a.id), "
             "       coalesce(sum(('x' || replace(right(a.id::text, 17), '-', ''))::bit(64)::bigint::numeric "
             "         + CASE WHEN substr(a.id::text, 20, 1) >= '8' THEN 18446744073709551616 ELSE 0 END), 0)::text, "
-            "       count(*) FILTER (WHERE a.state <> 5 OR a.epoch <> 1) "
+            "       count(*) FILTER (WHERE a.state <> 5 OR a.attempt <> 1) "
             "  FROM headgate.archive a JOIN headgate.topics t USING (topic_no) WHERE t.name = 'load'"
         )
         left = await db.fetchval("SELECT count(*) FROM headgate.jobs")
@@ -252,6 +252,7 @@ def verdicts(found: dict[str, object]) -> list[Row]:
         Row("short leases lost", float(str(found["held_results"])), MOST, 0),
         Row("recovery of submit p99, s", float(str(found["recovery_s"])), MOST, 10),
         Row("acknowledged and not completed once", lost, MOST, 0),
+        Row("not completed at the first attempt", kept["not_at_first"], MOST, 0),
     ]
 
 

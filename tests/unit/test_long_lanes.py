@@ -119,6 +119,30 @@ def test_the_peak_of_an_overload_is_its_best_step() -> None:
     assert not Row("goodput", goodput, LEAST, 0.8).holds
 
 
+@pytest.mark.parametrize(
+    ("changed", "red"),
+    [
+        ({}, []),
+        ({"not_at_first": 1}, ["not completed at the first attempt"]),
+        ({"completed": 9}, ["acknowledged and not completed once"]),
+    ],
+)
+def test_an_overload_is_red_for_one_job_that_was_lost_or_run_again(changed: dict[str, int], red: list[str]) -> None:
+    kept = {"acked": 10, "completed": 10, "twice": 0, "same_ids": True, "not_at_first": 0, "left": 0}
+    found: dict[str, object] = {
+        "peak": 100,
+        "completed": 90,
+        "errors": {"overloaded": 5},
+        "hint_ms": [5, 10],
+        "server_rss_mib": {"most": 100, "thirds": [100, 100, 100]},
+        "polite_refused": 0,
+        "held_results": 0,
+        "recovery_s": 1.0,
+        "conserved": kept | changed,
+    }
+    assert [row.name for row in overload.verdicts(found) if not row.holds] == red
+
+
 def test_bounds_bind_the_way_they_say() -> None:
     assert Row("a", 1.0, MOST, 1.0).holds
     assert not Row("a", 1.1, MOST, 1.0).holds
