@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Account, GroupWriter, Overloaded, ShuttingDown
+from headgate.dispatch.writer import (
+    LONGEST_HINT_MS,
+    SHORTEST_HINT_MS,
+    Account,
+    GroupWriter,
+    Overloaded,
+    ShuttingDown,
+    TenantAccount,
+)
 from headgate.domain.errors import HeadgateError, InternalError, StoreUnavailable
 
 
@@ -100,6 +108,51 @@ async def test_one_caller_has_at_most_as_much_as_is_left_for_others() -> None:
         writer.put(Rows(10), third)  # somebody new is let in, however greedy the others are
         with pytest.raises(Overloaded, match="of this caller"):
             writer.put(Rows(1), greedy)
+
+
+async def test_however_many_sessions_a_tenant_has_they_have_at_most_half_of_the_queue() -> None:
+    async with writing(Database(), queue_rows=900) as writer:
+        crowd: TenantAccount[Rows] = TenantAccount()
+        sessions = [Account(crowd) for _ in range(20)]
+
+        def fill(account: Account[Rows]) -> int:
+            with suppress(Overloaded):
+                for _ in range(900):
+                    writer.put(Rows(1), account)
+            return account.rows
+
+        assert fill(sessions[0]) == 300  # one alone has a third
+        with pytest.raises(Overloaded, match="of this caller"):
+            writer.put(Rows(1), sessions[0])
+        assert [fill(session) for session in sessions[1:4]] == [100, 34, 11]  # and a new one is let in
+        for session in sessions:
+            fill(session)
+        assert crowd.rows <= 450
+        with pytest.raises(Overloaded, match="of this tenant"):
+            writer.put(Rows(10), Account(crowd))
+        writer.put(Rows(400), Account(TenantAccount[Rows]()))  # another tenant's session has as much room as they
+
+
+async def test_flushes_are_shared_among_tenants_and_then_among_their_sessions() -> None:
+    database = Database()
+    async with writing(database, max_rows=8) as writer:
+        crowd, other = TenantAccount[Rows](), TenantAccount[Rows]()
+        many = [Account(crowd) for _ in range(4)]
+        for number in range(4):
+            for place, session in enumerate(many):
+                writer.put(Rows(2, f"crowd {place}.{number}"), session)
+        busy, calm = Account(other), Account(other)
+        for number in range(3):
+            writer.put(Rows(2, f"busy {number}"), busy)
+        writer.put(Rows(1, "calm"), calm)
+        database.allow(4)
+        while len(database.flushes) < 4:
+            await asyncio.sleep(0)
+        assert [[rows.name for rows in flush] for flush in database.flushes[1:]] == [
+            ["crowd 0.0", "crowd 1.0", "busy 0", "calm"],
+            ["crowd 2.0", "crowd 3.0", "busy 1", "busy 2"],
+            ["crowd 0.1", "crowd 1.1", "crowd 2.1", "crowd 3.1"],
+        ]
 
 
 async def test_flushes_take_from_callers_in_turns() -> None:

@@ -9,6 +9,10 @@ that only grows would answer everybody late. A caller with an account may have a
 others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
 accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
 
+Accounts of one tenant may share a `TenantAccount` (ADR 27). Then all of this holds twice: among tenants, and among the
+accounts of a tenant. However many sessions a tenant has, together they never have more than half of the queue waiting,
+nor more than their tenant's share of a flush. One such account alone gets a third of the queue.
+
 A bug that a flush runs into fails only that flush's callers: it is logged with its traceback, and the next
 flush is written. A bug of the loop itself fails all that wait, so that no caller waits without end, and `run`
 can be called again.
@@ -60,14 +64,26 @@ class Parcel(Protocol):
 P = TypeVar("P", bound=Parcel)
 
 
-class Account(Generic[P]):
-    """What one caller has waiting: a stream, or the unary calls of one tenant."""
+class TenantAccount(Generic[P]):
+    """What all accounts of one tenant have waiting."""
 
-    __slots__ = ("parcels", "rows", "size")
+    __slots__ = ("rows", "size", "waiting")
 
     def __init__(self) -> None:
+        self.waiting: deque[Account[P]] = deque()  # those with parcels, in the order of their turns
+        self.rows = self.size = 0
+
+
+class Account(Generic[P]):
+    """What one caller has waiting: a stream, or the unary calls of one tenant. Without a `tenant` it is one itself."""
+
+    __slots__ = ("parcels", "rows", "shares", "size", "tenant")
+
+    def __init__(self, tenant: TenantAccount[P] | None = None) -> None:
         self.parcels: deque[P] = deque()  # bounded by the writer's `admit`
         self.rows = self.size = 0
+        self.shares = tenant is not None  # its tenant's room with others
+        self.tenant: TenantAccount[P] = TenantAccount() if tenant is None else tenant
 
 
 class _Flush(Generic[P]):
@@ -110,7 +126,7 @@ class GroupWriter(Generic[P]):
         self._queue_rows, self._queue_bytes = queue_rows, queue_bytes  # full: `put` refuses
         self._rest = rest  # how long to wait after a flush of so many rows that took so long, for others' sake
         self._now = now
-        self._waiting: deque[Account[P]] = deque()  # those with parcels, in the order of their turns
+        self._waiting: deque[TenantAccount[P]] = deque()  # those with parcels, in the order of their turns
         self._everyone: Account[P] = Account()
         self._rows = self._bytes = 0
         self._wake = asyncio.Event()
@@ -131,14 +147,22 @@ class GroupWriter(Generic[P]):
         free_rows, free_bytes = self._queue_rows - self._rows, self._queue_bytes - self._bytes
         if rows > free_rows or size > free_bytes:
             what = f"{self._name}: {self._rows} rows wait for the database, the limit is {self._queue_rows}"
-        elif (
-            account is not None
-            and account.rows
-            and (account.rows + rows > free_rows or account.size + size > free_bytes)
-        ):
-            what = f"{self._name}: {account.rows} rows of this caller wait for the database, there is room for no more"
-        else:
+        elif account is None:
             return
+        else:
+            tenant = account.tenant
+            if tenant.rows and (tenant.rows + rows > free_rows or tenant.size + size > free_bytes):
+                whose = "tenant" if account.shares else "caller"
+                waiting = tenant.rows
+            elif (
+                account.shares
+                and account.rows
+                and (account.rows + rows > free_rows - tenant.rows or account.size + size > free_bytes - tenant.size)
+            ):
+                whose, waiting = "caller", account.rows
+            else:
+                return
+            what = f"{self._name}: {waiting} rows of this {whose} wait for the database, there is room for no more"
         self.rows_refused += rows
         raise Overloaded(what, retry_after_ms=self.retry_after_ms())
 
@@ -154,7 +178,9 @@ class GroupWriter(Generic[P]):
             self.admit(parcel.rows, parcel.size, account)
         queue = self._everyone if account is None else account
         if not queue.parcels:
-            self._waiting.append(queue)
+            if not queue.tenant.waiting:
+                self._waiting.append(queue.tenant)
+            queue.tenant.waiting.append(queue)
         queue.parcels.append(parcel)
         self._count(parcel.rows, parcel.size, queue)
         self._wake.set()
@@ -222,31 +248,33 @@ class GroupWriter(Generic[P]):
 
     def _take_all(self) -> list[P]:
         """Everything that waits, without any order."""
-        parcels = [parcel for account in self._waiting for parcel in account.parcels]
-        for account in self._waiting:
+        accounts = [account for tenant in self._waiting for account in tenant.waiting]
+        parcels = [parcel for account in accounts for parcel in account.parcels]
+        for account in accounts:
             # Not all of the account's rows: what `holding` counts is given back by itself.
             for parcel in account.parcels:
                 self._count(-parcel.rows, -parcel.size, account)
             account.parcels.clear()
+            account.tenant.waiting.clear()
         self._waiting.clear()
         return parcels
 
     def _take(self) -> list[P]:
         """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
 
-        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The account whose
+        By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The tenant whose
         turn it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
         """
         flush = _Flush[P](self._max_rows, self._max_bytes)
         share = max(1, self._max_rows // len(self._waiting))
         full = self._move_turn(flush, share)
         if self._waiting and not full:
-            others: deque[Account[P]] = deque()
-            for account in self._waiting:
-                if account.rows <= share and not full:
-                    full = self._move(account, flush, share)
-                if account.parcels:
-                    others.append(account)
+            others: deque[TenantAccount[P]] = deque()
+            for tenant in self._waiting:
+                if tenant.rows <= share and not full:
+                    full, _ = self._move(tenant, flush, share)
+                if tenant.waiting:
+                    others.append(tenant)
             self._waiting = others
         while self._waiting and not full:
             full = self._move_turn(flush, share)
@@ -254,27 +282,37 @@ class GroupWriter(Generic[P]):
 
     def _move_turn(self, flush: _Flush[P], share: int) -> bool:
         """Whose turn it is gives its share, and goes to the end of the line; if nothing of it fits, it stays."""
-        account = self._waiting[0]
-        before = len(account.parcels)
-        full = self._move(account, flush, share)
-        if len(account.parcels) < before:
+        tenant = self._waiting[0]
+        full, moved = self._move(tenant, flush, share)
+        if moved:
             self._waiting.popleft()
-            if account.parcels:
-                self._waiting.append(account)
+            if tenant.waiting:
+                self._waiting.append(tenant)
         return full
 
-    def _move(self, account: Account[P], flush: _Flush[P], share: int) -> bool:
-        """Move parcels of an account to a flush until it had its share, or the flush is full: returns whether it is."""
-        parcels, moved = account.parcels, 0
-        while parcels and moved < share:
-            parcel = parcels[0]
-            rows, size = parcel.rows, parcel.size
-            if not flush.take(parcel, rows, size):
-                return True
-            parcels.popleft()
-            self._count(-rows, -size, account)
-            moved += rows
-        return False
+    def _move(self, tenant: TenantAccount[P], flush: _Flush[P], share: int) -> tuple[bool, int]:
+        """Move parcels of a tenant to a flush until it had its share, or the flush is full: returns whether it is.
+
+        And how many rows were moved. Its accounts go in turns, each with its part of the share.
+        """
+        line, moved = tenant.waiting, 0
+        while line and moved < share:
+            account = line[0]
+            parcels, part, before = account.parcels, max(1, (share - moved) // len(line)), moved
+            while parcels and moved - before < part:
+                parcel = parcels[0]
+                rows, size = parcel.rows, parcel.size
+                if not flush.take(parcel, rows, size):
+                    if moved > before:
+                        line.rotate(-1)
+                    return True, moved
+                parcels.popleft()
+                self._count(-rows, -size, account)
+                moved += max(1, rows)
+            line.popleft()
+            if parcels:
+                line.append(account)
+        return False, moved
 
     def _fail(self, parcels: Iterable[P], error: HeadgateError) -> None:
         for parcel in parcels:
@@ -286,5 +324,7 @@ class GroupWriter(Generic[P]):
     def _count(self, rows: int, size: int, account: Account[P]) -> None:
         account.rows += rows
         account.size += size
+        account.tenant.rows += rows
+        account.tenant.size += size
         self._rows += rows
         self._bytes += size
