@@ -160,6 +160,15 @@ class Server:
             on_due=lambda moment: self.coordinator.due_at(moment),
             on_room=self._has_room,
         )
+        self.unmatched_outcomes = OutcomeWriter(
+            self.store,
+            on_back=self._came_back,
+            on_final=self.waiters.ended,
+            awaited=self.waiters.any,
+            on_due=lambda moment: self.coordinator.due_at(moment),
+            on_room=self._has_room,
+            unmatched=True,
+        )
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
         self.coordinator = Coordinator(
@@ -180,11 +189,11 @@ class Server:
             on_due_at=self.coordinator.due_at,
             outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
         )
-        self.progress = ProgressWriter(self.store)
         self.freer = Freer(self.store, on_free=self._requeued)
         self.store.on_checks = self.freer.wake
         self.store.on_locked = self.coordinator.stir_hint
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.progress = ProgressWriter(self.renewer.calls)
         self.operating = OperatorStore(self.store)
         self.presence = Presence(
             self.operating,
@@ -257,6 +266,7 @@ class Server:
             ("announcements", self.coordinator.run_announcements),
             ("limits", self.coordinator.run_limits),
             ("outcomes", self.outcomes.writer.run),
+            ("unmatched outcomes", self.unmatched_outcomes.writer.run),
             ("submits", self.submitter.writer.run),
             ("locked submits", self.submitter.locked.run),
             ("renewals", self.renewer.run),
@@ -312,11 +322,13 @@ class Server:
             await port.stop(grace)
         self.submitter.writer.close()
         self.outcomes.writer.close()
+        self.unmatched_outcomes.writer.close()
         await self.services.finished("operations", STOP_SECONDS)
         await self.services.finished("submits", STOP_SECONDS)
         self.submitter.locked.close()
         await self.services.finished("locked submits", STOP_SECONDS)
         await self.services.finished("outcomes", STOP_SECONDS)
+        await self.services.finished("unmatched outcomes", STOP_SECONDS)
         await self.services.finished("schedules", STOP_SECONDS)
         self.renewer.stop()
         await self.services.stop()
@@ -328,10 +340,10 @@ class Server:
             WorkerParts(
                 validator=self.validator,
                 store=self.store,
-                leases=self.store,
                 links=self.links,
                 coordinator=self.coordinator,
                 outcomes=self.outcomes,
+                unmatched=self.unmatched_outcomes,
                 renewer=self.renewer,
                 progress=self.progress,
                 instance=name,

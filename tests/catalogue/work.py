@@ -89,10 +89,10 @@ CASES: list[Case] = [
     _beat(47, "a total below nothing", "progress.total", done=1, total=-5),
     Case(
         row=47,
-        name="heartbeat: 100,001 jobs held",
+        name="heartbeat: 2,001 jobs held",
         code="too_large",
-        says=("held", "100001 jobs", "100000"),
-        grpc=lambda _: ("WorkerService/Heartbeat", PB.HeartbeatRequest(held=PB.Held(ids=[b"x" * 16] * 100_001))),
+        says=("held", "2001 jobs", "2000", "several calls"),
+        grpc=lambda _: ("WorkerService/Heartbeat", PB.HeartbeatRequest(held=PB.Held(ids=[b"x" * 16] * 2_001))),
     ),
     Case(
         row=47,

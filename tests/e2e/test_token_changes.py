@@ -156,8 +156,11 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
             await again.ready(5, lost, kept)
             (given,) = await again.take(1)
             assert (given.id, given.topic) == (other, kept)
-            # What it was given while it might have it, it may bring to an end.
-            assert await again.complete(given, job) == {}
+            # Also what it was given while it was permitted to: it can neither keep it nor say what became of it.
+            assert again.ack is not None
+            assert list(again.ack.lost.ids) == [job.id]
+            receipts = await again.complete(given, job)
+            assert {place: one.code for place, one in receipts.items()} == {1: jobs_pb2.RECEIPT_UNKNOWN}
             await again.beat()
             assert not again.jobs
         async with mine.worker() as refused:

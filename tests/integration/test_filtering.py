@@ -79,7 +79,7 @@ async def world(queue: Queue) -> World:
     await add("old", "mail", payload=json.dumps({"user": {"id": 42}}).encode(), tags=["vip", "eu"], key="order-7")
     await add("big", "mail", payload=json.dumps({"user": {"id": 42}, "pad": "x" * 2_000}).encode(), priority=10)
     await add("opaque", "mailing", payload=b"\xff\x00", tags=["eu"], priority=-10)
-    await queue.claim(1, "mail", workers=(stored_worker("w-1", 0xBEE),))  # big, the most urgent
+    await queue.claim(1, "mail", workers=(stored_worker("w-1", 0xBEE, "a token"),))  # big, the most urgent
     await queue.settle((names["big"], 1, failing("TimeoutError", "no answer in 15 s")))
     await clock.advance(hours=4)
     await add("late", "sms", delay=HOUR, tags=["vip"])

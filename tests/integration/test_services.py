@@ -41,6 +41,7 @@ CALLS = {
     "announcements": ("store", "notify"),
     "limits": ("store", "free_due"),
     "outcomes": ("outcomes.writer", "_take"),
+    "unmatched outcomes": ("unmatched_outcomes.writer", "_take"),
     "submits": ("submitter.writer", "_take"),
     "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
@@ -135,6 +136,7 @@ async def poke(server: Server, link: Link) -> None:
     server.submitter.locked.put(LockedParcel(rows, [0], 1, {}, done=lambda _: None, failed=lambda _: None))
     parcel = OutcomeParcel(link.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
     server.outcomes.put(parcel)
+    server.unmatched_outcomes.put(parcel)
     await server.waiters.wait(link.tenant_no, uuid4(), 0.3)
 
 
@@ -163,6 +165,7 @@ def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_
         try:
             assert set(CALLS) | CALLS_NOTHING == set(server.services._tasks), "a service whose fault is not tested"
             link = await connected(server, "other")
+            await soon(lambda: server.store._listener, "it listens")
             faults = {service: Planted(server, service) for service in CALLS}
             assert server.store._listener is not None
             server.store._listener.terminate()

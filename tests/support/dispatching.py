@@ -136,6 +136,7 @@ class WatchedStore(Store):
         self.got: list[int] = []
         self.tick_ranges: list[KeyRanges | None] = []
         self.renewed_rows = 0
+        self.renewals: list[dict[int, int]] = []  # of each call, the number of rows by tenant
         self.timeouts = 0  # calls that gave up waiting for a lock
         self.before: dict[str, Hook] = {}
         self.after: dict[str, Hook] = {}
@@ -211,9 +212,12 @@ class WatchedStore(Store):
         assert len(got) <= asked["limit"], "more was claimed than there is credit for"
         return answers, got
 
-    async def renew(self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]) -> Any:
+    async def renew(
+        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
+    ) -> Any:
         self.renewed_rows += sum(len(ids) for ids, _ in held.values())
-        return await self._watched("renew", super().renew(held))
+        self.renewals.append({tenant_no: len(ids) for (tenant_no, _), (ids, _) in held.items()})
+        return await self._watched("renew", super().renew(held, for_call=for_call))
 
     async def notify(self, topic_nos: Sequence[int]) -> None:
         await self._watched("notify", super().notify(topic_nos))
@@ -540,11 +544,12 @@ class Instance:
         tracker: Tracker | None = None,
         tenant: str = "",
         incarnation: int = 0,
+        subject: str = "test",
     ) -> Worker:
         """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its link."""
         tenant = tenant or self.tenant
         link = Link(
-            Identity(tenant=tenant, subject="test", scopes=frozenset(Scope)),
+            Identity(tenant=tenant, subject=subject, scopes=frozenset(Scope)),
             await self.store.tenant_no(tenant),
             worker_id or f"{self.name}-w{len(self._workers) + 1}",
             self.now,

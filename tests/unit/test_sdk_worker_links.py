@@ -471,6 +471,27 @@ async def test_a_superseded_worker_ends() -> None:
         assert len(server.workers) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(grpc.StatusCode.ABORTED, "unknown_jobs"), (grpc.StatusCode.ALREADY_EXISTS, "worker_id_taken")],
+)
+async def test_a_worker_whose_session_is_ended_or_refused_by_the_guards_comes_back_with_what_it_runs(
+    status: grpc.StatusCode, code: str
+) -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server) as (_, link):
+            (raw,) = link.deliver("wait", b"", epoch=7)
+            await until(lambda: gate.begun, "it runs")
+            link.end(status, "says the server", code)
+            again = await server.worker(1)
+            assert list(again.hello.held.ids) == [raw]
+            gate.open.set()
+            await until(lambda: raw in again.completed(), "it ends on the new stream")
+            assert gate.begun == [raw]
+
+
 def test_signals_in_the_middle_of_each_others_lines_all_ask_for_the_stop() -> None:
     """A log cannot be entered twice by one thread, so the line is not written where the signal is handled."""
     asked: list[threading.Thread] = []

@@ -5,7 +5,8 @@ Who is here
 - `coordinator`: the only claimer. It reserves credit, claims, deals, gives back; and ticks once a second.
 - `watermark`: where a claim need not look. `watchdog`: when it is too early to reap.
 - `writer`: group writing. `submits` and `outcomes` are its two uses, `progress` a slower one.
-- `renewals`: keeps the leases of what links hold. `ports`: what all of them ask of the store.
+- `renewals`: keeps the leases of what links hold, in the `shares` of tenants and sessions. `lease_calls`: leases of
+  callers that wait, on another connection and in `turns`. `ports`: what all of them ask of the store.
 
 Who owns which state
 - Credit is in the book of a demand, reserved by a claim in flight, kept aside for a quiet worker, or spent. Nothing

@@ -4,6 +4,9 @@ A link owns its credit (how many more jobs it will take, per demand) and a dict 
 entry: of two epochs the newer counts. Jobs that are queued for it but were never written go back at once when it ends.
 What was written stays leased: the worker may come back, here or elsewhere, and declare it.
 
+What a link holds is what it was given, or what it declared when it connected and the database confirmed. Whatever else
+its worker reports is not kept here, so that no worker can make a link grow; one that reports mostly such jobs is ended.
+
 *Written* means that the write of its frame has completed. One that was cut short counts as never written: the peer
 cannot have read a frame of which the rest is missing. Should its last bytes have left in the very moment in which the
 link ended, the epoch of the next delivery makes the outcome of this one stale.
@@ -20,7 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from headgate.dispatch.writer import ShuttingDown
+from headgate.dispatch.writer import LONGEST_HINT_MS, Account, Overloaded, ShuttingDown
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity
 from headgate.domain.workers import stored_worker
@@ -36,6 +39,13 @@ FRAME_BYTES = 1_000_000
 LINK_BYTES = 4 * 1024 * 1024
 """Payloads that wait to be written to one link. Past that nothing more is claimed for it until its peer has read:
 credit bounds the jobs, and a thousand jobs may be a gigabyte."""
+HELD_PER_TENANT: Final = 500_000
+"""Jobs that the sessions of a tenant may hold on one instance. Beyond it none may declare more (some 140 MB)."""
+UNKNOWN_MOST: Final = 1_000
+"""Jobs that a worker may report although it was never given them; then they must be fewer than those it was given."""
+EXCUSED_SECONDS: Final = 10.0
+"""For so long, and up to twice that, a worker may list jobs that are not its own any more: their receipts may be on
+their way to it. They are counted, not kept: that would be every job of the last seconds."""
 RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
 """How long receipts may wait for a frame of jobs to go with, and how many of them. A frame costs each side as much as
 ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
@@ -69,6 +79,18 @@ class LinkForgotten(LinkEnded):
     """The instance has lost track of this link, though its stream is open: the worker must connect again."""
 
     code = "link_forgotten"
+
+
+class UnknownJobs(LinkEnded):
+    """The worker reports jobs that it was not given. It may connect again, and declare what it holds."""
+
+    code = "unknown_jobs"
+
+
+class WorkerIdTaken(HeadgateError):
+    """A worker with this id is connected under another credential. It is left alone."""
+
+    code = "worker_id_taken"
 
 
 class TokenRevoked(LinkEnded):
@@ -164,7 +186,7 @@ class Told:
     @property
     def weight(self) -> int:
         """What it counts for among the frames that wait: a frame of five thousand receipts is not one of few."""
-        return 1 + len(self.receipts_odd) // 40
+        return 1 + (len(self.receipts_odd) + len(self.lost)) // 40
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +219,12 @@ class Link:
     _reports: dict[int, Iterable[UUID]] = field(default_factory=dict)  # outcomes being written, by a number of ours
     _reported: int = 0
     finishing: bool = False  # the worker has said its last word
+    accounts: dict[object, Account[Any]] = field(default_factory=dict)  # by writer: what it has waiting there
+    _known: int = 0  # jobs reported that it was given, and those that it was not: halved now and then
+    _unknown: int = 0
+    _released: int = 0  # jobs that it holds no more, since a moment; and before, for at least as long
+    _released_before: int = 0
+    _released_since: float = 0.0
     _parts: deque[Delivery | Told] = field(default_factory=deque)
     _words: int = 0  # the weight of all Told among them
     _receipts: deque[Told] = field(default_factory=deque)  # those that wait for jobs to go with; bounded as words
@@ -205,7 +233,7 @@ class Link:
     _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.claims_as = stored_worker(self.worker_id, self.incarnation)
+        self.claims_as = stored_worker(self.worker_id, self.incarnation, self.identity.subject)
 
     def heard(self) -> None:
         """Something arrived from the worker."""
@@ -298,20 +326,54 @@ class Link:
         With epochs, a job that is held anew is kept: a late word about an earlier attempt must not end its renewals.
         """
         held = self.held
+        before = len(held)
         if epochs is None:
             for job_id in ids:
                 held.pop(job_id, None)
-            return
-        for job_id, epoch in zip(ids, epochs, strict=True):
-            entry = held.pop(job_id, None)
-            if entry is not None and entry[0] != epoch:
-                held[job_id] = entry
+        else:
+            for job_id, epoch in zip(ids, epochs, strict=True):
+                entry = held.pop(job_id, None)
+                if entry is not None and entry[0] != epoch:
+                    held[job_id] = entry
+        self._released += before - len(held)
 
     def hold(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
         """Keep the lease of a job that was not delivered here, or longer; never of an older epoch than the one held."""
         entry = self.held.get(job_id)
         if entry is None or entry[0] <= epoch:
             self.held[job_id] = (epoch, lease_ms, renew_at, entry[3] if entry is not None else 0)
+
+    def renew_later(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
+        """Renew it next at this time; unless it was delivered anew, or given a longer lease, meanwhile."""
+        entry = self.held.get(job_id)
+        if entry is not None and entry[:2] == (epoch, lease_ms):
+            self.held[job_id] = (epoch, lease_ms, renew_at, entry[3])
+
+    def released(self, count: int) -> None:
+        """So many jobs that the worker named are not its own (any more), and it is being told."""
+        self._released += count
+
+    def excused(self) -> int:
+        """How many jobs it may list that it does not hold: as many as it was released of lately."""
+        now = self.now()
+        if now - self._released_since >= EXCUSED_SECONDS:
+            self._released_before, self._released, self._released_since = self._released, 0, now
+        return self._released_before + self._released
+
+    def reported_jobs(self, *, given: int = 0, unknown: int = 0) -> None:
+        """The worker has reported jobs that it was given, and some that it was not. If these are the most, it ends."""
+        self._known += given
+        self._unknown += unknown
+        if self._unknown > max(UNKNOWN_MOST, self._known):
+            self.end(
+                UnknownJobs(
+                    f"worker {self.worker_id} reported {self._unknown} jobs that it was not given on this connection, "
+                    f"and {self._known} that it was; connect again, and declare in hello what it still holds"
+                )
+            )
+        if self._known + self._unknown > 20 * UNKNOWN_MOST:
+            self._known //= 2
+            self._unknown //= 2
 
     def keep_only(self, listed: Container[tuple[UUID, int]], *, seen: int) -> None:
         """Renew no longer what the worker has had and does not list any more.
@@ -321,9 +383,13 @@ class Link:
         which its frame was read, and frames are read in order.
         """
         reporting = {job_id for ids in self._reports.values() for job_id in ids}
-        for job_id, (epoch, _, _, number) in tuple(self.held.items()):
-            if number <= seen and (job_id, epoch) not in listed and job_id not in reporting:
-                del self.held[job_id]
+        self.settled(
+            [
+                job_id
+                for job_id, (epoch, _, _, number) in self.held.items()
+                if number <= seen and (job_id, epoch) not in listed and job_id not in reporting
+            ]
+        )
 
     def reporting(self, ids: Iterable[UUID]) -> int:
         """The outcomes of these are on their way to the database; gives the number to call `reported` with."""
@@ -430,13 +496,37 @@ class Links:
         return len(self._all)
 
     def open(self, link: Link) -> None:
-        """Register; of two links with one worker id the newer wins, the older is told."""
+        """Register; of two links with one worker id the newer wins, the older is told.
+
+        Raises WorkerIdTaken if the older one is alive and was opened under another credential: its owner must not lose
+        its connection, and with it its jobs, to whoever knows its name. Credentials are told apart by their names, so
+        a token can be replaced by another of the same name while its worker is connected.
+        """
         key = (link.tenant_no, link.worker_id)
         older = self._by_worker.get(key)
+        if older is not None and older.ended is None and older.identity.subject != link.identity.subject:
+            raise WorkerIdTaken(
+                f"a worker {link.worker_id} is connected with another token; give this one an id of its own, or end "
+                "the other first"
+            )
         if older is not None:
             older.end(Superseded(f"worker {link.worker_id} has connected again; this older connection ends"))
         self._by_worker[key] = link
         self._all.add(link)
+
+    def check_room(self, tenant_no: int, declared: int) -> None:
+        """Raises Overloaded if a tenant's sessions would hold too many jobs here, with so many more that are declared.
+
+        One job can be declared by any number of sessions, and each keeps it in memory.
+        """
+        if not declared:
+            return
+        held = sum(len(link.held) for link in self._all if link.tenant_no == tenant_no)
+        if held + declared > HELD_PER_TENANT:
+            raise Overloaded(
+                f"{held} jobs are held by workers of this tenant on this instance, the limit is {HELD_PER_TENANT}",
+                retry_after_ms=LONGEST_HINT_MS,
+            )
 
     def close(self, link: Link) -> None:
         """Forget a link that has ended."""

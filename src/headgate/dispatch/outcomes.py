@@ -5,6 +5,11 @@ long as the database is away, because a worker's finished work must not be lost 
 receipts. A flush that the database refuses for another reason, or that runs into a bug of ours, is halved until the row
 it fails on stands alone: one caller's bad row is never another's error.
 
+Every session has an account, the unary calls of a tenant share one, and all of a tenant's share its part of the queue
+and of each flush (`writer`). Outcomes of jobs that their sender was not given here are written by a second writer, on a
+connection of its own, with a short queue: to find that a job does not exist costs far more than to settle one that does
+(ADR 27). There, too, the topics of a restricted token are checked: what it may not touch is answered as unknown.
+
 One caller's lock does not delay another caller. A row that another transaction has locked is waited for a tenth of a
 second; then the flush is written without it. Its sender gets the receipt LOCKED (nothing is decided), and it is tried
 again by itself, without waiting, until the row is free or half a minute is over.
@@ -15,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import uniform
@@ -24,7 +29,7 @@ from uuid import UUID
 
 from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.ports import OutcomeStore, SettledOutcome
-from headgate.dispatch.writer import GroupWriter
+from headgate.dispatch.writer import Account, GroupWriter, TenantAccount
 from headgate.domain import failpoints
 from headgate.domain.errors import (
     HeadgateError,
@@ -48,6 +53,12 @@ as many, and a single parcel is: it takes about 11 to find one bad row among 2,0
 MOST_LOCK_REFUSALS: Final = 12
 """Lock timeouts of 15 ms in one flush from which locked jobs were left out: something else is locked, such as the
 usage of a limit. It takes 11 halvings to find one row of 2,000; then what is left counts as locked."""
+QUEUE_ROWS: Final = 60_000
+"""Outcomes that may wait. A session alone may have a third of it: what the SDK has unanswered at most."""
+UNMATCHED_QUEUE_ROWS, UNMATCHED_QUEUE_BYTES, UNMATCHED_FLUSH_ROWS = 20_000, 16_000_000, 1_000
+UNMATCHED_REST_ROWS: Final = 200
+"""After a flush of so many outcomes that match no delivery, that writer rests for as long as it took: at most half of
+one processor of the database goes into looking for jobs that do not exist."""
 LOCKED_SECONDS: Final = 30.0
 """How long an outcome whose row is locked is tried again here. Its sender may send it again at any time."""
 LOCKED_MOST: Final = 10_000
@@ -72,6 +83,7 @@ class OutcomeParcel:
     failed: Callable[[HeadgateError], None]
     link: Link | None = None
     size: int = 0
+    topics: frozenset[str] | None = None  # of other topics than these, jobs count as unknown; heeded where unmatched
     tries: int = 0  # how often these rows were found locked
     until: float = 0.0  # by the loop's clock: when they are not tried again any more
 
@@ -88,16 +100,18 @@ class OutcomeParcel:
             return self.tenant_no, self.ids[place], self.epochs[place]
         return self.tenant_no, *self.others[place - len(self.ids)][:2]
 
-    def copy_row(self, other: OutcomeParcel, place: int) -> None:
-        """Take over one row of another parcel; completions before the rest, as they stand there."""
-        if place < len(other.ids):
-            self.ids = [*self.ids, other.ids[place]]
-            self.epochs = [*self.epochs, other.epochs[place]]
-            self.results = [*self.results, other.results[place]]
-            self.size += 100 + len(other.results[place])
-        else:
-            self.others = [*self.others, other.others[place - len(other.ids)]]
-            self.size += 200
+    def copy_rows(self, other: OutcomeParcel, places: Sequence[int]) -> None:
+        """Take over rows of another parcel, ascending: completions before the rest, as they stand there."""
+        first_other = len(other.ids)
+        completed = [place for place in places if place < first_other]
+        self.ids = [*self.ids, *(other.ids[place] for place in completed)]
+        self.epochs = [*self.epochs, *(other.epochs[place] for place in completed)]
+        self.results = [*self.results, *(other.results[place] for place in completed)]
+        rest = [other.others[place - first_other] for place in places if place >= first_other]
+        self.others = [*self.others, *rest]
+        self.size += sum(100 + len(other.results[place]) for place in completed)
+        # An error's text is counted as the others' bytes were: by their share.
+        self.size += 200 * len(rest) + (other.size * len(rest) // other.rows if rest else 0)
 
 
 class OutcomeWriter:
@@ -112,7 +126,9 @@ class OutcomeWriter:
         awaited: Callable[[], bool],
         on_due: Callable[[datetime], None] = lambda _: None,
         on_room: Callable[[set[int]], None] = lambda _: None,
+        unmatched: bool = False,
     ) -> None:
+        """`unmatched`: for outcomes of jobs that whoever reports them was not given here."""
         self._store = store
         self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
@@ -120,11 +136,38 @@ class OutcomeWriter:
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
         self._locked: set[tuple[int, UUID, int]] = set()  # (tenant, job, epoch): outcomes that are tried again
-        self.writer: GroupWriter[OutcomeParcel] = GroupWriter("outcomes", self._write)
+        self._unmatched = unmatched
+        self.writer: GroupWriter[OutcomeParcel] = (
+            GroupWriter(
+                "outcomes of jobs that were not given to their sender",
+                self._write,
+                max_rows=UNMATCHED_FLUSH_ROWS,
+                queue_rows=UNMATCHED_QUEUE_ROWS,
+                queue_bytes=UNMATCHED_QUEUE_BYTES,
+                rest=lambda rows, spent: spent if rows >= UNMATCHED_REST_ROWS else 0.0,
+            )
+            if unmatched
+            else GroupWriter("outcomes", self._write, queue_rows=QUEUE_ROWS)
+        )
+        # By tenant, its account and that of its calls: as many as there are tenants.
+        self._tenants: dict[int, tuple[TenantAccount[OutcomeParcel], Account[OutcomeParcel]]] = {}
 
     def put(self, parcel: OutcomeParcel) -> None:
-        """Queue one frame's outcomes. Raises Overloaded."""
-        self.writer.put(parcel)
+        """Queue one frame's outcomes, in the account of its session, or of its tenant's calls. Raises Overloaded."""
+        self.writer.put(parcel, self._account(parcel))
+
+    def _account(self, parcel: OutcomeParcel) -> Account[OutcomeParcel]:
+        link = parcel.link
+        if link is not None and (account := link.accounts.get(self)) is not None:
+            return account
+        of_tenant = self._tenants.get(parcel.tenant_no)
+        if of_tenant is None:
+            tenant: TenantAccount[OutcomeParcel] = TenantAccount()
+            of_tenant = self._tenants[parcel.tenant_no] = (tenant, Account(tenant))
+        if link is None:
+            return of_tenant[1]
+        account = link.accounts[self] = Account(of_tenant[0])
+        return account
 
     def hand_back(self, delivery: Delivery) -> None:
         """Abandon jobs that never reached a worker: at once, at no cost. If this fails, the lease brings them back."""
@@ -148,13 +191,15 @@ class OutcomeWriter:
             failed=lambda error: log.warning("%s jobs=%d error=%s", problem, len(jobs), error),
         )
         try:
-            self.writer.put(parcel)
+            self.put(parcel)
         except HeadgateError as error:
             parcel.fail(error)
 
     async def _write(self, parcels: list[OutcomeParcel]) -> None:
         answers: list[dict[int, Answer]] = [{} for _ in parcels]
         pieces = [(parcel, range(parcel.rows), answer) for parcel, answer in zip(parcels, answers, strict=True)]
+        if self._unmatched:
+            pieces = await self._permitted(pieces)
         failed = await self._settle(pieces)
         for parcel, answer in zip(parcels, answers, strict=True):
             if failed and id(parcel) in failed:
@@ -163,6 +208,35 @@ class OutcomeWriter:
                 self._settled(parcel, answer)
                 if self._locked or answer:
                     self._try_locked_again(parcel, answer)
+
+    async def _permitted(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What is left without the jobs of topics that their sender's token does not permit: these do not exist."""
+        left: list[Piece] = []
+        for parcel, rows, answer in pieces:
+            if parcel.topics is None:
+                left.append((parcel, rows, answer))
+                continue
+            ids = [parcel.key(row)[1] for row in rows]
+            known = await self._topics_of(parcel.tenant_no, ids)
+            start = rows.start
+            for row, job_id in enumerate(ids):
+                if known.get(job_id) not in parcel.topics:
+                    answer[row] = _UNKNOWN
+                    left.append((parcel, range(start, row), answer))
+                    start = row + 1
+            left.append((parcel, range(start, rows.stop), answer))
+        return [piece for piece in left if piece[1]]
+
+    async def _topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]:
+        """As long as the database is away, so long it is asked: an outcome is not refused for an outage."""
+        wait = 0.05
+        while True:
+            try:
+                return await self._store.topics_of(tenant_no, ids)
+            except RETRIED as error:
+                log.warning("outcomes_delayed rows=%d error=%s", len(ids), error)
+                await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
+                wait = min(2.0, wait * 2)
 
     async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
         """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.
@@ -229,6 +303,7 @@ class OutcomeWriter:
         while True:
             flush = self._store.new_outcomes()
             flush.skip_locked = skip_locked
+            flush.unmatched = self._unmatched
             placed: list[Sequence[int]] = []
             for parcel, rows, _ in pieces:
                 done, first_other = slice(rows.start, rows.stop), len(parcel.ids)
@@ -302,18 +377,20 @@ class OutcomeWriter:
         if loop.time() > again.until:
             log.warning("outcomes_given_up rows=%d reason=locked first=%s", len(locked), parcel.key(locked[0])[1])
             return
+        kept: list[int] = []
         for place in sorted(locked):
             if (key := parcel.key(place)) in self._locked or len(self._locked) >= LOCKED_MOST:
                 continue
             self._locked.add(key)
-            again.copy_row(parcel, place)
+            kept.append(place)
+        again.copy_rows(parcel, kept)
         if again.rows:
             wait = min(_TRY_LONGEST, _TRY_FIRST * 2**parcel.tries)
             loop.call_later(wait * uniform(0.75, 1.0), self._put_again, again)  # noqa: S311 - jitter
 
     def _put_again(self, parcel: OutcomeParcel) -> None:
         try:
-            self.writer.put(parcel)
+            self.put(parcel)
         except HeadgateError:  # this instance stops, or has too much to do: their receipts said to send again
             self._forget(parcel)
 
@@ -321,15 +398,86 @@ class OutcomeWriter:
         self._locked.difference_update(parcel.key(place) for place in range(parcel.rows))
 
 
-class _Locked:
-    """The answer for a row of which something could not be locked."""
+def put_in_parts(
+    parcel: OutcomeParcel, held: Container[UUID], *, given: OutcomeWriter, unmatched: OutcomeWriter
+) -> None:
+    """Queue a session's outcomes of which some are not of jobs it holds: these by the writer for such outcomes.
 
-    receipt = Receipt.LOCKED
-    state = None
-    run_at = None
+    Its sender has one answer, when both parts are written. Raises Overloaded if nothing of it was queued.
+    """
+    mine = [row for row in range(parcel.rows) if parcel.key(row)[1] in held]
+    others = sorted(set(range(parcel.rows)).difference(mine))
+    both = _BothParts(parcel, waits_for=2 if mine else 1)
+    if mine:
+        given.put(both.part(mine))
+    try:
+        unmatched.put(both.part(others, counted=True))
+    except HeadgateError as error:
+        if not mine:
+            raise
+        both.failed(error)
 
 
-_LOCKED: Final = _Locked()
+class _BothParts:
+    """Answers a parcel that is written in one or two parts, when the last of them is written."""
+
+    def __init__(self, parcel: OutcomeParcel, *, waits_for: int) -> None:
+        self._whole, self._waits_for = parcel, waits_for
+        self._answer: dict[int, Answer] = {}
+        self._error: HeadgateError | None = None
+
+    def part(self, rows: Sequence[int], *, counted: bool = False) -> OutcomeParcel:
+        """These rows as a parcel. `counted`: of jobs that do not exist, the session is told off."""
+        whole = self._whole
+        part = OutcomeParcel(
+            whole.tenant_no,
+            [],
+            [],
+            [],
+            [],
+            done=lambda answer: self._done(rows, answer, counted=counted),
+            failed=self.failed,
+            link=whole.link,
+            topics=whole.topics,
+        )
+        part.copy_rows(whole, rows)
+        return part
+
+    def failed(self, error: HeadgateError) -> None:
+        """A part was not written: then the sender sends all of it again, which is harmless for what was."""
+        self._error = error
+        self._over()
+
+    def _done(self, rows: Sequence[int], answer: Mapping[int, Answer], *, counted: bool) -> None:
+        self._answer.update({rows[row]: told for row, told in answer.items()})
+        self._over()
+        if counted and self._whole.link is not None:
+            unknown = sum(
+                not isinstance(told, HeadgateError) and told.receipt is Receipt.UNKNOWN for told in answer.values()
+            )
+            self._whole.link.reported_jobs(given=len(rows) - unknown, unknown=unknown)
+
+    def _over(self) -> None:
+        self._waits_for -= 1
+        if self._waits_for:
+            return
+        if self._error is not None:
+            self._whole.fail(self._error)
+        else:
+            self._whole.done(self._answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer that the database was not asked for."""
+
+    receipt: Receipt
+    state: None = None
+    run_at: None = None
+
+
+_LOCKED: Final = _Answer(Receipt.LOCKED)
+_UNKNOWN: Final = _Answer(Receipt.UNKNOWN)
 
 Piece = tuple[OutcomeParcel, range, dict[int, Answer]]
 """Rows of a parcel, and where their answers go."""

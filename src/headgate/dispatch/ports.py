@@ -69,6 +69,7 @@ class OutcomeRows(Protocol):
     """One flush of outcomes, being filled; `freed`, once it is settled, are topics in which others may start."""
 
     freed: set[int]
+    unmatched: bool  # reported by somebody who was not given these jobs: on a connection of their own
     skip_locked: bool  # answer rows that others have locked with LOCKED; else they fail the call: StoreBusy.locked
 
     def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int: ...
@@ -150,12 +151,17 @@ class ClaimStore(Protocol):
 
 
 class LeaseStore(Protocol):
-    """The renewer's part: (tenant, lease) → parallel ids and epochs; the answers by tenant, id and epoch."""
+    """The renewer's part: (tenant, lease) → parallel ids and epochs; the answers by tenant, id and epoch.
+
+    All but `renew` without `for_call` are done on another connection than that.
+    """
 
     async def renew(
-        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
+        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
     ) -> Mapping[tuple[int, UUID, int], RenewalAnswer]: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
+    async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
+    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
 
 
 class ProgressStore(Protocol):
@@ -168,6 +174,7 @@ class OutcomeStore(Protocol):
     """The outcome writer's part."""
 
     def new_outcomes(self) -> OutcomeRows: ...
+    async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
     async def settle(self, rows: OutcomeRows) -> Mapping[int, SettledOutcome]: ...
 
 

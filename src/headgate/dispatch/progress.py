@@ -1,18 +1,24 @@
-"""Progress of running jobs: it rides on beats, and is written once a second at most, all jobs in one statement."""
+"""Progress of running jobs: it rides on beats, and is written once a second at most, many jobs in one statement."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from itertools import islice
+from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.ports import ProgressStore
+from headgate.dispatch.writer import Overloaded
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.dispatch")
-MOST_WAITING = 100_000
-"""Jobs whose newest word waits to be written. More is dropped: progress is for people, and the next word follows."""
+MOST_WAITING: Final = 10_000
+"""Jobs of one tenant whose newest word waits to be written. More is dropped: progress is for people, and the next word
+follows."""
+ROWS_AT_ONCE: Final = 1_000
+"""In one statement: tenants take turns by these."""
 
 
 class ProgressWriter:
@@ -20,13 +26,14 @@ class ProgressWriter:
 
     def __init__(self, store: ProgressStore, *, every: float = 1.0) -> None:
         self._store, self._every = store, every
-        self._newest: dict[tuple[int, UUID], tuple[int, Mapping[str, object]]] = {}
+        self._newest: dict[int, dict[UUID, tuple[int, Mapping[str, object]]]] = {}  # by tenant
 
     def note(self, tenant_no: int, job_id: UUID, epoch: int, progress: Mapping[str, object]) -> None:
         """A worker says how far it is. The word of an earlier attempt does not replace that of a later one."""
-        known = self._newest.get((tenant_no, job_id))
-        if len(self._newest) < MOST_WAITING and (known is None or known[0] <= epoch):
-            self._newest[tenant_no, job_id] = (epoch, progress)
+        words = self._newest.setdefault(tenant_no, {})
+        known = words.get(job_id)
+        if (known is None and len(words) < MOST_WAITING) or (known is not None and known[0] <= epoch):
+            words[job_id] = (epoch, progress)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -38,13 +45,22 @@ class ProgressWriter:
                 log.warning("progress_failed error=%s", error)
 
     async def run_once(self) -> int:
-        """Write what is new; returns how many jobs."""
+        """Write what is new, tenants in turns; returns how many jobs."""
         if not self._newest:
             return 0
         newest, self._newest = self._newest, {}
-        by_tenant: dict[int, dict[UUID, tuple[int, Mapping[str, object]]]] = {}
-        for (tenant_no, job_id), word in newest.items():
-            by_tenant.setdefault(tenant_no, {})[job_id] = word
-        for tenant_no, words in by_tenant.items():
-            await self._store.progress(tenant_no, words)
-        return len(newest)
+        waiting = {tenant_no: iter(words.items()) for tenant_no, words in newest.items()}
+        count = 0
+        while waiting:
+            for tenant_no, words in tuple(waiting.items()):
+                some = dict(islice(words, ROWS_AT_ONCE))
+                try:
+                    if some:
+                        await self._store.progress(tenant_no, some)
+                        count += len(some)
+                except Overloaded as error:  # by its own tenant: the others' words are written
+                    log.warning("progress_dropped tenant=%d error=%s", tenant_no, error)
+                    some = {}
+                if not some:
+                    del waiting[tenant_no]
+        return count

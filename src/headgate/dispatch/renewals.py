@@ -4,6 +4,9 @@ A job shorter than half its lease costs no renewal at all. A row that another tr
 waits for it, it counts as neither renewed nor lost, and the next pass asks again. If it stays locked until its lease is
 over, the watchdog may take it as soon as it is free; its epoch then decides whose outcome counts.
 
+Statements are shared among tenants and sessions, the leases that expire soonest first (`shares`): one tenant's number
+of leases does not delay another's. Nor those that fall due meanwhile: after ten statements it looks again who is due.
+
 The leases of a worker that has missed its beat are not renewed until it sends something again: what a dead one held
 lapses at most a lease and a half after its last frame. A link that was silent for a whole lease is ended; the leases of
 what it holds then run out by themselves, unless its worker comes back and declares them.
@@ -14,15 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from uuid import UUID
 
+from headgate.dispatch.lease_calls import LeaseCalls
 from headgate.dispatch.links import Link, Links, LinkSilent, Told
 from headgate.dispatch.ports import LeaseStore
+from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, StoreError
 
 log = logging.getLogger("headgate.dispatch")
-ROWS_AT_ONCE = 2_000
+ROWS_AT_ONCE, STATEMENTS_A_PASS = 2_000, 10
 SHORT_LEASE_MS = 4_000
 """Of a shorter one, half is soon over: it is renewed also when it is due before the next pass, not at or after it."""
 
@@ -46,6 +52,8 @@ class LeaseRenewer:
     ) -> None:
         self._store, self._links, self._now, self._every, self._watchdog = store, links, now, every, watchdog
         self._stopped = asyncio.Event()
+        self.calls = LeaseCalls(store)
+        self.behind = False  # the last pass left some for the next one, which comes at once
         self.renewed = self.lost = self.skipped = self.errors = 0
 
     async def run(self) -> None:
@@ -56,6 +64,9 @@ class LeaseRenewer:
             except HeadgateError as error:
                 self.errors += 1
                 log.warning("renewal_failed error=%s", error)
+                self.behind = False
+            if self.behind:
+                continue
             try:
                 await asyncio.wait_for(self._stopped.wait(), self._every)
             except TimeoutError:
@@ -73,14 +84,14 @@ class LeaseRenewer:
             if self._watchdog is not None:
                 self._watchdog.lost()
             raise
-        if self._watchdog is not None:
+        if self._watchdog is not None and not self.behind:
             self._watchdog.renewed()
         return count
 
     async def _renew_due(self) -> int:
         now = self._now()
         next_pass = now + self._every
-        due: list[tuple[Link, UUID, int, int]] = []
+        due: list[Due] = []
         for link in self._links:
             if link.ended is not None:
                 continue  # what it holds is its worker's to declare again, or lapses
@@ -94,40 +105,43 @@ class LeaseRenewer:
             # What was never written to a silent worker is not its to lose: it goes back at no cost when the link ends.
             ours = link.unwritten() if silent > patience else frozenset()
             due += [
-                (link, job_id, epoch, lease_ms)
+                Due(renew_at + lease_ms / 2000, link, job_id, epoch, lease_ms)
                 for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
                 and (silent <= max(patience, lease_ms / 2000) or job_id in ours)
             ]
         count = 0
-        for start in range(0, len(due), ROWS_AT_ONCE):
-            count += await self._renew(due[start : start + ROWS_AT_ONCE], now)
+        self.behind = len(due) > STATEMENTS_A_PASS * ROWS_AT_ONCE
+        for batch in islice(in_shares(due, ROWS_AT_ONCE), STATEMENTS_A_PASS):
+            count += await self._renew(batch, now)
+        self.behind = self.behind and count > 0  # what is locked will not be free any sooner for asking without a pause
         return count
 
-    async def _renew(self, due: Sequence[tuple[Link, UUID, int, int]], now: float) -> int:
+    async def _renew(self, due: Sequence[Due], now: float) -> int:
         parts: dict[tuple[int, int], tuple[list[UUID], list[int]]] = {}
-        for link, job_id, epoch, lease_ms in due:
+        for _, link, job_id, epoch, lease_ms in due:
             ids, epochs = parts.setdefault((link.tenant_no, lease_ms), ([], []))
             ids.append(job_id)
             epochs.append(epoch)
         answers = await self._store.renew(parts)
         told: dict[Link, Told] = {}
-        for link, job_id, epoch, lease_ms in due:
+        for _, link, job_id, epoch, lease_ms in due:
             answer = answers.get((link.tenant_no, job_id, epoch))
             if answer is not None and answer.lost:
                 self.lost += 1
                 # Its outcome may have been settled while we asked; then the link does not hold it any more.
                 if link.held.get(job_id, (None,))[0] == epoch:
-                    link.held.pop(job_id)
+                    link.settled((job_id,))
                     _told(told, link).lost = [*_told(told, link).lost, (job_id, epoch)]
                     if link.on_freed is not None:  # its outcome was reported to another instance, most likely
                         link.on_freed(1)
                 continue
             if answer is not None and answer.skipped:
-                continue  # still due
+                # Still due, but behind those that were not tried yet.
+                link.renew_later(job_id, epoch, lease_ms, now)
+                continue
             # Unless it was delivered anew, or given a longer lease, while we asked.
-            if link.held.get(job_id, (None, None))[:2] == (epoch, lease_ms):
-                link.held[job_id] = (epoch, lease_ms, now + lease_ms / 2000, link.held[job_id][3])
+            link.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
             if answer is not None and answer.cancel:
                 _told(told, link).cancel = [*_told(told, link).cancel, (job_id, epoch)]
         for link, message in told.items():
@@ -143,19 +157,21 @@ class LeaseRenewer:
     ) -> list[tuple[UUID, int]]:
         """A worker is back and says what it still holds: take it over here; returns what is no longer its own.
 
-        What is locked at this moment is taken over as well, and is due for renewal at once.
+        What is locked at this moment is taken over as well, and is due for renewal at once. A job of a topic that its
+        token does not permit is not its own. Raises Overloaded.
         """
         now = self._now()
+        topics = link.identity.topics
+        answers = await self.calls.renew(link.tenant_no, lease_ms, ids, epochs, topics=topics) if ids else {}
         lost: dict[tuple[UUID, int], None] = {}
-        skipped: set[tuple[UUID, int]] = set()
-        for start in range(0, len(ids), ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            answers = await self._store.renew({(link.tenant_no, lease_ms): (ids[part], epochs[part])})
-            lost |= {(job_id, epoch): None for (_, job_id, epoch), answer in answers.items() if answer.lost}
-            skipped |= {(job_id, epoch) for (_, job_id, epoch), answer in answers.items() if answer.skipped}
         for job_id, epoch in zip(ids, epochs, strict=True):
-            if (job_id, epoch) not in lost:
-                link.hold(job_id, epoch, lease_ms, now if (job_id, epoch) in skipped else now + lease_ms / 2000)
+            answer = answers.get((link.tenant_no, job_id, epoch))
+            if answer is not None and answer.lost:
+                lost[job_id, epoch] = None
+            else:
+                skipped = answer is not None and answer.skipped
+                link.hold(job_id, epoch, lease_ms, now if skipped else now + lease_ms / 2000)
+        link.released(len(lost))
         return list(lost)
 
 

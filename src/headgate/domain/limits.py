@@ -67,6 +67,8 @@ SUBMIT_FLUSH_MAX_ROWS: Final = 5_000
 SUBMIT_BATCH_MAX: Final = 10_000
 CLAIM_MAX: Final = 5_000
 SETTLE_FLUSH_MAX_ROWS: Final = 5_000
+HEARTBEAT_MAX_JOBS: Final = 2_000
+"""Jobs named in one unary Heartbeat: one statement's worth. Whoever holds more sends several, or uses a Work stream."""
 VERB_MAX_JOBS: Final = 1_000
 """Jobs named in one call of an operator's verb; more are a filter's affair, which goes in chunks."""
 PAGE_MAX: Final = 1_000

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2s
 from typing import Final
 
 INCARNATION_MARK: Final = "\x1f"
-"""Between a worker's id, which has no control characters, and its incarnation. Who reads a row cuts there (chr(31))."""
+"""Between a worker's id, which has no control characters, and what tells its process from others. Who reads a row cuts
+there (chr(31))."""
 
 
-def stored_worker(worker_id: str, incarnation: int) -> str:
-    """What a claim writes on the row: it tells processes apart that go by the same worker id."""
-    return f"{worker_id}{INCARNATION_MARK}{incarnation:x}" if incarnation else worker_id
+def stored_worker(worker_id: str, incarnation: int, credential: str) -> str:
+    """What a claim writes on the row: it tells processes apart that go by the same worker id.
+
+    It depends on the name of the credential as well: whoever knows another worker's id and incarnation cannot give back
+    what was sent to it, on any instance.
+    """
+    if not incarnation:
+        return worker_id
+    mark = blake2s(f"{incarnation:x}{INCARNATION_MARK}{credential}".encode(), digest_size=4).hexdigest()
+    return f"{worker_id}{INCARNATION_MARK}{mark}"
 
 
 def worker_id_of(stored: object) -> object:

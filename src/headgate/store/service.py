@@ -1,7 +1,8 @@
 """The store as an instance uses it: its verbs on connections of their own, so that none waits for another.
 
 Each lane is one connection that is opened again when it breaks. Leases have their own: however busy submits and claims
-are, renewals get through.
+are, renewals get through. So have heartbeats, and outcomes of jobs that were not given to whoever reports them: callers
+decide how many of these there are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
-from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics
+from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics, verbs
 from headgate.store import claim as claiming
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection, connect
 from headgate.store.errors import translating
@@ -105,10 +106,11 @@ class Store:
         """`unsafe`: sessions keep the database's own settings, and nothing is checked."""
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
-            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "read", "operate", "list", "schedule")
+            name: Lane(dsn, name, pooler=pooler)
+            for name in ("settle", "unmatched", "read", "operate", "list", "schedule")
         } | {
             name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
-            for name in ("claim", "leases", "tick", "free")
+            for name in ("claim", "leases", "heartbeats", "tick", "free")
         }
         # Past a pooler where there is a way: dropping a day needs a setting of the session.
         self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
@@ -367,7 +369,7 @@ class Store:
         return settle.OutcomeFlush()
 
     async def settle(self, rows: OutcomeRows) -> dict[int, Settled]:
-        async with self._lanes["settle"].use("settle") as db:
+        async with self._lanes["unmatched" if rows.unmatched else "settle"].use("settle") as db:
             settled = await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
         if rows.may_free:
             self.on_checks()
@@ -384,9 +386,10 @@ class Store:
         return mended
 
     async def renew(
-        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]]
+        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
     ) -> dict[tuple[int, UUID, int], leases.Renewal]:
-        async with self._lanes["leases"].use("renew") as db:
+        """Push leases forward; `for_call`: a caller waits for it, and renewals must not wait behind it."""
+        async with self._lanes["heartbeats" if for_call else "leases"].use("renew") as db:
             return await leases.renew(
                 db,
                 [
@@ -396,9 +399,9 @@ class Store:
             )
 
     async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
-        """Note how far jobs are; one statement for all of a tenant's."""
+        """Note how far jobs of a tenant are, in one statement."""
         ids = sorted(words, key=lambda job_id: job_id.bytes)
-        async with self._lanes["leases"].use() as db:
+        async with self._lanes["heartbeats"].use() as db:
             with translating(writing=True):
                 await db.execute(
                     "SELECT headgate.progress_v1($1, $2, $3, $4)",
@@ -410,7 +413,7 @@ class Store:
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
         try:
-            async with self._lanes["leases"].use("undeclared") as db:
+            async with self._lanes["heartbeats"].use("undeclared") as db:
                 with translating(writing=True):
                     rows = await db.fetch(
                         "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
@@ -419,6 +422,14 @@ class Store:
             log.warning("undeclared_locked worker=%s error=%s", worker, error)
             return []
         return [row[0] for row in rows]
+
+    async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The topics of jobs, alive or ended; without those that do not exist."""
+        async with self._lanes["heartbeats"].use() as db:
+            found = await verbs.states(db, tenant_no, list(dict.fromkeys(ids)))
+            return {
+                job_id: (await self.names.topic_by_no(db, topic_no)).name for job_id, (_, topic_no, _) in found.items()
+            }
 
     async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
         """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere."""

@@ -80,7 +80,9 @@ class Hello(_message.Message):
     token: _builtins.str
     worker_id: _builtins.str
     """Names this worker process, for people and for operators' verbs. Give every process an id of its own: on one instance a
-    newer stream with the same id replaces the older one, whatever the incarnations are.
+    newer stream with the same id replaces the older one, whatever the incarnations are. While a worker is connected, its id
+    belongs to the name of its credential: a stream with the same id under another one is refused (ALREADY_EXISTS,
+    worker_id_taken), and the older one goes on. Use another id, or try again when that worker has left.
     """
     client: _builtins.str
     """for people: "headgate-python/0.1.0" """
@@ -95,6 +97,7 @@ class Hello(_message.Message):
     def held(self) -> Global___Held:
         """After a reconnect: what this worker still holds, started or not. With `resumed` and an incarnation, what was sent to
         this incarnation on its earlier Work streams, by whichever instance, and is not declared goes back to its topic at no cost.
+        At most 100,000 jobs. A job of a topic that the token does not permit is answered as lost.
         """
 
     def __init__(
@@ -195,6 +198,11 @@ Global___Quiet: _TypeAlias = Quiet  # noqa: Y015
 class Outcomes(_message.Message):
     """Completions as parallel arrays (results may be left out when all are empty), everything else as messages. Answered by
     one Receipts with the same seq, after commit.
+
+    Outcomes of jobs that this stream does not hold are written too, but apart from the others and behind a bound of their own:
+    beyond it the frame is answered by Error overloaded with its seq; send it again after retry_after_ms. A job that does not
+    exist, or whose topic the token does not permit, has RECEIPT_UNKNOWN. A stream that reports mostly such jobs is ended; see
+    Beat.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -232,7 +240,14 @@ Global___Outcomes: _TypeAlias = Outcomes  # noqa: Y015
 
 @_typing.final
 class Beat(_message.Message):
-    """"I am alive and hold these", a third of the lease apart. Keeps their leases."""
+    """"I am alive and hold these", a third of the lease apart. Keeps their leases.
+
+    Only jobs that were delivered on this stream, or declared in its Hello and not lost, are held. Any other that is listed is
+    told as lost, at most a thousand for one beat: stop it, and list it no more. Extensions and progress of such jobs are
+    ignored. A stream that lists more than a thousand jobs that it was not given, and more of them than of its own, is ended
+    with ABORTED, unknown_jobs: connect again, and declare in Hello what is still held, as the Python SDK does. (Jobs that
+    were settled in the last seconds do not count: their receipts may be on their way.)
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -699,6 +714,10 @@ Global___JobBatch: _TypeAlias = JobBatch  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
+    """At most 2,000 jobs a call. RESOURCE_EXHAUSTED, overloaded: too many calls of this tenant wait; nothing was renewed, call
+    again after the time in the trailer headgate-retry-after-ms.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -706,11 +725,14 @@ class HeartbeatRequest(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """the call counts as a sign of life of this worker, if it is connected under the same credential"""
     lease_seconds: _builtins.int
     @_builtins.property
     def held(self) -> Global___Held: ...
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobProgress]: ...
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobProgress]:
+        """of jobs in `held`"""
+
     def __init__(
         self,
         *,
@@ -735,7 +757,9 @@ class HeartbeatResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lost(self) -> Global___Held: ...
+    def lost(self) -> Global___Held:
+        """also those that do not exist, or whose topic the token does not permit"""
+
     @_builtins.property
     def cancel(self) -> Global___Held: ...
     @_builtins.property
@@ -761,11 +785,18 @@ Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
 class ReportOutcomeRequest(_message.Message):
+    """RESOURCE_EXHAUSTED, overloaded: too many outcomes of this tenant wait; nothing was written, call again after the time in the
+    trailer headgate-retry-after-ms. A job whose topic the token does not permit has RECEIPT_UNKNOWN.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """The worker whose stream delivered the jobs, if one did. Then they are written with the outcomes of streams; others go
+    behind a bound of their own.
+    """
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.Outcome]: ...
     def __init__(

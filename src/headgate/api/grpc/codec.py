@@ -72,10 +72,10 @@ def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> Non
         raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {limits.EPOCH_MAX}")
 
 
-def check_held(held: worker_pb2.Held, *, field: str) -> None:
-    """As `check_ids`, for no more jobs than a link can hold."""
-    if len(held.ids) > HELD_MAX:
-        raise TooLarge(field, size=len(held.ids), limit=HELD_MAX, unit="jobs")
+def check_held(held: worker_pb2.Held, *, field: str, limit: int = HELD_MAX, hint: str = "") -> None:
+    """As `check_ids`, for no more jobs than a link can hold, or than may be named in one call."""
+    if len(held.ids) > limit:
+        raise TooLarge(field, size=len(held.ids), limit=limit, unit="jobs", hint=hint)
     check_ids(held.ids, held.epochs, field=field)
 
 

@@ -33,6 +33,8 @@ STATUS: Final = {
     "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "too_many_streams": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "superseded": grpc.StatusCode.ABORTED,
+    "unknown_jobs": grpc.StatusCode.ABORTED,
+    "worker_id_taken": grpc.StatusCode.ALREADY_EXISTS,
     "link_silent": grpc.StatusCode.DEADLINE_EXCEEDED,
     "link_forgotten": grpc.StatusCode.UNAVAILABLE,
     "shutting_down": grpc.StatusCode.UNAVAILABLE,

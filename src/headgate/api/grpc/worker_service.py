@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,9 +18,9 @@ from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import Delivery, Link, LinkEnded, LinkForgotten, Links, Told
-from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked
-from headgate.dispatch.ports import LeaseStore, SubmitStore
+from headgate.dispatch.links import UNKNOWN_MOST, Delivery, Link, LinkEnded, LinkForgotten, Links, Told
+from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked, put_in_parts
+from headgate.dispatch.ports import SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.writer import ShuttingDown
@@ -39,6 +39,8 @@ log = logging.getLogger("headgate.worker")
 MAX_TOPICS = 1_000
 MAX_CREDIT = 100_000
 MAX_WAIT_MS = 60_000
+LOST_AT_ONCE = 1_000
+"""Jobs that one beat is told to be lost because they are not known here. What is listed again is told again."""
 FAREWELL_SECONDS = 2.0
 """What a peer gets to take what it is still to be told, before nobody waits for it any more."""
 # What grpc.aio hands to a servicer; its reads give a message or grpc.aio.EOF, which the stubs do not say.
@@ -58,10 +60,10 @@ class WorkerParts:
 
     validator: TokenValidator
     store: SubmitStore
-    leases: LeaseStore
     links: Links
     coordinator: Coordinator
     outcomes: OutcomeWriter
+    unmatched: OutcomeWriter
     renewer: LeaseRenewer
     progress: ProgressWriter
     instance: str
@@ -147,6 +149,7 @@ class WorkerService:
         self._check_accepting()
         link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
         link.heard()
+        parts.links.check_room(tenant_no, len(hello.held.ids))
         parts.links.open(link)
         # Before the peer hears of it, and whatever comes of it: who counts links sees each begin, then end.
         log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(hello.held.ids))
@@ -157,7 +160,7 @@ class WorkerService:
                 # Without an incarnation, its jobs cannot be distinguished from those of another process of that name.
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
                 kept = list(link.held)
-                await parts.leases.abandon_undeclared(tenant_no, link.claims_as, kept)
+                await parts.renewer.calls.abandon_undeclared(tenant_no, link.claims_as, kept)
                 parts.coordinator.stir_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")
@@ -300,7 +303,13 @@ class WorkerService:
             link=link,
             size=sum(map(len, results)) + 100 * count + sum(other.ByteSize() for other in outcomes.others),
         )
-        self._parts.outcomes.put(parcel)
+        held = link.held
+        if all(map(held.__contains__, uuids)) and (not others or all(job_id in held for job_id, _, _ in others)):
+            link.reported_jobs(given=parcel.rows)
+            self._parts.outcomes.put(parcel)
+        else:
+            parcel.topics = link.identity.topics
+            put_in_parts(parcel, held, given=self._parts.outcomes, unmatched=self._parts.unmatched)
         number = link.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
 
     def _judge(
@@ -324,17 +333,24 @@ class WorkerService:
         return bad, good, places
 
     def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
-        codec.check_held(beat.held, field="beat.held")
         if not self._parts.links.knows(link):
             # Answered, it would beat on for ever: renewed by nobody, given no job, and alive in everybody's eyes.
             link.end(LinkForgotten(f"worker {link.worker_id} is not known here any more; connect again"))
             return
-        now = self._parts.now()
+        now, excused = self._parts.now(), link.excused()
+        surplus = len(beat.held.ids) - len(link.held) - excused
+        if UNKNOWN_MOST < surplus < codec.HELD_MAX:  # by their number alone; more are refused as a whole
+            link.reported_jobs(given=len(link.held), unknown=surplus)
+            if link.ended is not None:
+                return
+        codec.check_held(beat.held, field="beat.held")
         listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
-        for job_id, epoch in listed:
-            if not link.holds(job_id, epoch):
-                # Not known here (this server forgot, or was restarted): the next renewal asks the database.
-                link.hold(job_id, epoch, self._parts.lease_ms, now)
+        # What it does not hold is not its own, whatever the database knows of it: it was neither given to it here nor
+        # declared. It is told so and not kept, and the database is not asked.
+        unknown = [(job_id, epoch) for job_id, epoch in listed if not link.holds(job_id, epoch)]
+        if unknown:
+            link.tell(Told(lost=unknown[:LOST_AT_ONCE]))
+        link.reported_jobs(given=len(listed) - len(unknown), unknown=max(0, len(unknown) - excused))
         if beat.jobs_seen:
             link.keep_only(set(listed), seen=beat.jobs_seen)
         for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
@@ -369,7 +385,8 @@ class WorkerService:
             except HeadgateError as error:
                 wrong = wrong or error.with_traceback(None)
                 continue
-            self._parts.progress.note(link.tenant_no, job_id, epoch, progress)
+            if link.holds(job_id, epoch):
+                self._parts.progress.note(link.tenant_no, job_id, epoch, progress)
         return wrong
 
     def _word(self, word: worker_pb2.JobProgress) -> tuple[UUID, int, dict[str, object]]:
@@ -384,20 +401,28 @@ class WorkerService:
         """Keep leases without a stream."""
         try:
             identity = self._identify(context)
-            codec.check_held(request.held, field="held")
+            codec.check_held(
+                request.held,
+                field="held",
+                limit=limits.HEARTBEAT_MAX_JOBS,
+                hint="make several calls, or hold jobs by a Work stream",
+            )
             lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
-            ids = self._parts.store.uuids(request.held.ids)
+            ids, epochs = self._parts.store.uuids(request.held.ids), list(request.held.epochs)
             # All of it is judged before anything is renewed: a call that is refused has done nothing.
             words = [self._word(word) for word in request.progress]
-            answers = (
-                await self._parts.leases.renew({(tenant_no, lease_ms): (ids, list(request.held.epochs))}) if ids else {}
-            )
+            calls = self._parts.renewer.calls
+            answers = await calls.renew(tenant_no, lease_ms, ids, epochs, topics=identity.topics)
+            kept = set(zip(ids, epochs, strict=True))
+            kept -= {(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost}
             for job_id, epoch, progress in words:
-                self._parts.progress.note(tenant_no, job_id, epoch, progress)
-            for link in self._parts.links:
-                if link.tenant_no == tenant_no and link.worker_id == request.worker_id:
-                    link.heard()
+                if (job_id, epoch) in kept:
+                    self._parts.progress.note(tenant_no, job_id, epoch, progress)
+            link = self._parts.links.find(tenant_no, request.worker_id)
+            # Of another credential's worker it says nothing: a dead one's leases must not be kept by whoever knows it.
+            if link is not None and link.identity.subject == identity.subject:
+                link.heard()
             return worker_pb2.HeartbeatResponse(
                 lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
                 cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
@@ -415,8 +440,9 @@ class WorkerService:
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
             _check_count(len(request.outcomes))
             bad, good, places = self._judge(request.outcomes)
-            answer = await self._settle(tenant_no, good, size=request.ByteSize()) if good else {}
-            decided = [outcome for row, outcome in enumerate(good) if not is_locked(answer.get(row))]
+            writer = self._writer_for(identity, tenant_no, request.worker_id, good)
+            answer = await self._settle(writer, identity, tenant_no, good, size=request.ByteSize()) if good else {}
+            decided = [outcome for row, outcome in enumerate(good) if _is_decided(answer.get(row))]
             self._free(tenant_no, request.worker_id, decided)
             receipts = [
                 codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
@@ -427,11 +453,27 @@ class WorkerService:
         except HeadgateError as error:
             await end_with(context, error)
 
+    def _writer_for(
+        self, identity: Identity, tenant_no: int, worker_id: str, outcomes: Sequence[tuple[UUID, int, Outcome]]
+    ) -> OutcomeWriter:
+        """Where the jobs were given to a plain stream here, of this worker and credential, as outcomes of a stream."""
+        link = self._parts.links.find(tenant_no, worker_id)
+        if link is None or link.identity.subject != identity.subject or link.identity.topics != identity.topics:
+            return self._parts.unmatched
+        held = link.held
+        return self._parts.outcomes if all(job_id in held for job_id, _, _ in outcomes) else self._parts.unmatched
+
     async def _settle(
-        self, tenant_no: int, outcomes: list[tuple[UUID, int, Outcome]], *, size: int
+        self,
+        writer: OutcomeWriter,
+        identity: Identity,
+        tenant_no: int,
+        outcomes: list[tuple[UUID, int, Outcome]],
+        *,
+        size: int,
     ) -> Mapping[int, Answer]:
         answer: asyncio.Future[Mapping[int, Answer]] = asyncio.get_running_loop().create_future()
-        self._parts.outcomes.put(
+        writer.put(
             OutcomeParcel(
                 tenant_no,
                 (),
@@ -441,16 +483,24 @@ class WorkerService:
                 done=lambda told: None if answer.done() else answer.set_result(told),
                 failed=lambda error: None if answer.done() else answer.set_exception(error),
                 size=size,
+                topics=identity.topics,
             )
         )
         return await answer
 
     def _free(self, tenant_no: int, worker_id: str, outcomes: Sequence[tuple[UUID, int, Outcome]]) -> None:
         """A report frees the credit of the stream that delivered the job, when that stream is here."""
-        for link in self._parts.links:
-            if link.tenant_no != tenant_no or (worker_id and link.worker_id != worker_id):
+        attempts = {(job_id, epoch) for job_id, epoch, _ in outcomes}
+        ids = {job_id for job_id, _ in attempts}
+        if not ids:
+            return
+        named = self._parts.links.find(tenant_no, worker_id)
+        links: Iterable[Link] = self._parts.links if not worker_id else () if named is None else (named,)
+        for link in links:
+            if link.tenant_no != tenant_no:
                 continue
-            mine = [job_id for job_id, epoch, _ in outcomes if link.holds(job_id, epoch)]
+            # By the smaller of the two: a call may name thousands of jobs, and there may be thousands of links.
+            mine = [job_id for job_id in link.held.keys() & ids if (job_id, link.held[job_id][0]) in attempts]
             link.settled(mine)
             if mine and link.on_freed is not None:
                 link.on_freed(len(mine))
@@ -462,11 +512,11 @@ class WorkerService:
             identity = self._identify(stream)
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
             link, numbers = await self._asked(request, identity)
+            parts.links.open(link)
         except HeadgateError as error:
             await end_with(stream, error)
         lease_ms = link.default_lease_ms
         link.on_freed = lambda count: parts.coordinator.grant(link, numbers, lease_ms, count)
-        parts.links.open(link)
         parts.coordinator.grant(link, numbers, lease_ms, request.max_in_flight)
         await self._serve(link, stream, self._write_batches(link, stream))
 
@@ -549,6 +599,13 @@ def _told(link: Link, *, seq: int = 0, unless: type[HeadgateError] | None = None
         if error.code in ("permission_denied", "shutting_down") or (unless and isinstance(error, unless)):
             raise
         link.tell(Told(error=error.with_traceback(None), error_seq=seq))
+
+
+def _is_decided(told: Answer | None) -> bool:
+    """Whether the job is not held any more: not one that is locked, nor one that is unknown to whoever reports it."""
+    if is_locked(told):
+        return False
+    return told is None or isinstance(told, HeadgateError) or told.receipt is not Receipt.UNKNOWN
 
 
 def _check_count(outcomes: int) -> None:

@@ -10,7 +10,7 @@ DECLARE
     v_epochs bigint[];
     v_n      int;
 BEGIN
-    -- For what is locked beside the jobs, such as a limit's count: renewals must not wait behind this.
+    -- For what is locked beside the jobs, such as a limit's count: others' heartbeats wait behind this.
     PERFORM set_config('lock_timeout', '100', true);
     SELECT array_agg(u.id), array_agg(u.epoch), count(*) INTO v_ids, v_epochs, v_n
       FROM (SELECT j.id, j.epoch FROM headgate.jobs j

@@ -1,0 +1,77 @@
+"""Lease work that a caller waits for: unary heartbeats, what a worker declares when it connects, progress.
+
+None of it is on the connection over which the leases of streams are renewed: however many such calls there are,
+renewals do not wait for them. The calls share another connection, tenants in turn (ADR 27).
+
+A token that is restricted to topics reaches jobs of these only. Any other job is answered as one that does not exist:
+lost. Tokens without a restriction cost no look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from headgate.dispatch.ports import LeaseStore, RenewalAnswer
+from headgate.dispatch.turns import Turns
+
+ROWS_AT_ONCE: Final = 2_000
+Answers = Mapping[tuple[int, UUID, int], RenewalAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    lost: bool = True
+    cancel: bool = False
+    skipped: bool = False
+
+
+_LOST: Final = _Lost()
+
+
+class LeaseCalls:
+    """The lease verbs for callers, each in its tenant's turn. All of them raise Overloaded when too many wait."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self.turns = Turns("heartbeats")
+
+    async def renew(
+        self,
+        tenant_no: int,
+        lease_ms: int,
+        ids: Sequence[UUID],
+        epochs: Sequence[int],
+        *,
+        topics: frozenset[str] | None,
+    ) -> dict[tuple[int, UUID, int], RenewalAnswer]:
+        """Push leases forward, in one statement for each two thousand; what is out of the ordinary, by job and epoch.
+
+        `topics`: those that the caller's token permits; None: all.
+        """
+        answers: dict[tuple[int, UUID, int], RenewalAnswer] = {}
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            some, their_epochs = ids[part], epochs[part]
+            async with self.turns.turn(tenant_no, len(some)):
+                if topics is not None:
+                    known = await self._store.topics_of(tenant_no, some)
+                    pairs = list(zip(some, their_epochs, strict=True))
+                    answers |= {(tenant_no, *pair): _LOST for pair in pairs if known.get(pair[0]) not in topics}
+                    pairs = [pair for pair in pairs if known.get(pair[0]) in topics]
+                    some, their_epochs = [job_id for job_id, _ in pairs], [epoch for _, epoch in pairs]
+                if some:
+                    answers |= await self._store.renew({(tenant_no, lease_ms): (some, their_epochs)}, for_call=True)
+        return answers
+
+    async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
+        """What was sent to a worker that is back, and that it does not hold, goes back to its topic."""
+        async with self.turns.turn(tenant_no, len(held)):
+            return await self._store.abandon_undeclared(tenant_no, worker, held)
+
+    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
+        """Note how far jobs are."""
+        async with self.turns.turn(tenant_no, len(words)):
+            await self._store.progress(tenant_no, words)

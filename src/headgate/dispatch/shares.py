@@ -1,0 +1,94 @@
+"""Shares: in which order leases are renewed, and how each statement is divided among tenants and sessions (ADR 27).
+
+Every session gives the leases that expire soonest. Every tenant with leases to renew has the same share of a statement,
+and within it every session of the tenant; what one does not need goes to the others. So a lease waits for the leases of
+its own session that expire sooner, never for another tenant's number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from headgate.dispatch.links import Link
+
+
+class Due(NamedTuple):
+    """A lease that is to be renewed."""
+
+    expires: float
+    link: Link
+    job_id: UUID
+    epoch: int
+    lease_ms: int
+
+
+def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
+    """The batches in which these are to be renewed, of at most so many rows each."""
+    if len(due) <= rows:  # all of them together: nobody waits for anybody
+        if due:
+            yield due
+        return
+    waiting: dict[int, dict[Link, list[Due]]] = {}
+    for one in due:
+        waiting.setdefault(one.link.tenant_no, {}).setdefault(one.link, []).append(one)
+    for sessions in waiting.values():
+        for leases in sessions.values():
+            leases.sort(key=_expires, reverse=True)  # they are taken from the end
+    while waiting:
+        yield _next_batch(waiting, rows)
+
+
+def _next_batch(waiting: dict[int, dict[Link, list[Due]]], rows: int) -> list[Due]:
+    """Take the next batch out of what waits, by tenant and session."""
+    batch: list[Due] = []
+    # Whoever has the lease that expires soonest comes first: there may be more tenants, or sessions, than rows.
+    tenants = sorted(waiting, key=lambda tenant_no: min(leases[-1].expires for leases in waiting[tenant_no].values()))
+    sizes = [sum(map(len, waiting[tenant_no].values())) for tenant_no in tenants]
+    for tenant_no, share in zip(tenants, fair_shares(sizes, rows), strict=True):
+        if share:
+            batch += _taken(waiting[tenant_no], share)
+            if not waiting[tenant_no]:
+                del waiting[tenant_no]
+    return batch
+
+
+def _taken(sessions: dict[Link, list[Due]], share: int) -> Iterator[Due]:
+    links = sorted(sessions, key=lambda link: sessions[link][-1].expires)
+    for link, part in zip(links, fair_shares(_sizes(sessions, links), share), strict=True):
+        leases = sessions[link]
+        for _ in range(part):
+            yield leases.pop()
+        if not leases:
+            del sessions[link]
+
+
+def _sizes(sessions: Mapping[Link, Sequence[Due]], links: Sequence[Link]) -> list[int]:
+    return [len(sessions[link]) for link in links]
+
+
+def _expires(one: Due) -> float:
+    return one.expires
+
+
+def fair_shares(wanted: Sequence[int], room: int) -> list[int]:
+    """How much of `room` each gets: all the same, but none more than it wants.
+
+    What cannot be divided goes to the first of them, one each.
+    """
+    left, level = room, 0
+    for place, want in enumerate(sorted(wanted)):
+        level = left // (len(wanted) - place)
+        if want > level:
+            break
+        left -= want
+    else:
+        return list(wanted)
+    shares = [min(want, level) for want in wanted]
+    spare = room - sum(shares)
+    for place, want in enumerate(wanted):
+        if spare and want > level:
+            shares[place] += 1
+            spare -= 1
+    return shares

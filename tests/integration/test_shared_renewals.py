@@ -1,0 +1,133 @@
+"""Renewals of several tenants and sessions: whose leases come first, and in which shares."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
+
+import pytest
+
+from headgate.dispatch import renewals
+from headgate.dispatch.links import Superseded, WorkerIdTaken
+from headgate.domain.states import State
+from headgate.store.connect import Connection
+from tests.support.dispatching import Instance, ManualClock, Worker
+from tests.support.queue import Clock
+
+
+@pytest.fixture
+async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """An instance that moves only when the test says so; leases are of a minute."""
+    async with Instance(database, running=False, now=seconds) as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements of twenty rows, and three of them before it looks again who is due."""
+    monkeypatch.setattr(renewals, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(renewals, "STATEMENTS_A_PASS", 3)
+
+
+async def holding(one: Instance, count: int, name: str, *, tenant: str) -> Worker:
+    await one.submit(count, tenant=tenant, topic=name)
+    worker = await one.worker(name, name, slots=count, tenant=tenant)
+    while await one.coordinator.claim_once():
+        pass
+    assert len(worker.link.held) == count
+    return worker
+
+
+async def pass_time(seconds: ManualClock, clock: Clock, span: float, *heard: Worker) -> None:
+    seconds.advance(span)
+    await clock.advance(seconds=span)
+    for worker in heard:
+        worker.link.heard()
+
+
+def shares(one: Instance) -> Sequence[dict[int, int]]:
+    """Rows by tenant of each statement since it was asked last."""
+    found, one.store.renewals = one.store.renewals, []
+    return found
+
+
+async def test_every_statement_is_shared_among_the_tenants_that_have_leases_to_renew(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    greedy = await holding(still, 50, "greedy", tenant="greedy")
+    small = await holding(still, 15, "small", tenant="small")
+    first, second = greedy.link.tenant_no, small.link.tenant_no
+    await pass_time(seconds, clock, 31, greedy, small)
+    assert await still.renewer.run_once() == 60
+    assert shares(still) == [{first: 10, second: 10}, {first: 15, second: 5}, {first: 20}]
+    assert still.renewer.behind
+    assert await still.renewer.run_once() == 5
+    assert shares(still) == [{first: 5}]
+    assert not still.renewer.behind
+    left = await db.fetchval("SELECT min(lease_until - headgate.clock_v1()) FROM headgate.jobs")
+    assert left.total_seconds() == 60  # none was left out
+
+
+async def test_a_lease_that_falls_due_during_a_long_pass_is_in_the_first_statement_of_the_next(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    greedy = await holding(still, 100, "greedy", tenant="greedy")
+    await pass_time(seconds, clock, 20, greedy)
+    late = await holding(still, 1, "late", tenant="late")
+    await pass_time(seconds, clock, 11, greedy, late)
+    assert await still.renewer.run_once() == 60
+    await pass_time(seconds, clock, 20, greedy, late)
+    shares(still)
+    assert await still.renewer.run_once() == 41
+    assert shares(still) == [
+        {greedy.link.tenant_no: 19, late.link.tenant_no: 1},
+        {greedy.link.tenant_no: 20},
+        {greedy.link.tenant_no: 1},
+    ]
+
+
+async def test_leases_that_are_locked_do_not_keep_others_of_their_session_waiting(
+    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+) -> None:
+    worker = await holding(still, 90, "locked", tenant="acme")
+    await pass_time(seconds, clock, 31, worker)
+    locked: list[UUID] = list(worker.link.held)[30:]
+    async with db.transaction():
+        await db.execute("SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR UPDATE", locked)
+        assert await still.renewer.run_once() == 0
+        assert not still.renewer.behind  # asking again without a pause would not free them
+        assert await still.renewer.run_once() == 30
+    assert await still.renewer.run_once() == 60
+
+
+async def test_what_was_sent_to_a_worker_is_its_own_credentials_to_give_back_on_every_instance(
+    still: Instance, database: str
+) -> None:
+    mine = await still.worker("w", slots=1, incarnation=7, subject="mine")
+    (job,) = await still.submit(1)
+    assert await still.coordinator.claim_once() == 1
+    async with Instance(database, name="two", running=False) as other:
+        thief = await other.worker("w", incarnation=7, subject="another")  # it knows the name and the incarnation
+        tenant_no = thief.link.tenant_no
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, thief.link.claims_as, []) == []
+        assert (await still.job(job)).state is State.RUNNING
+        assert (await still.job(job)).worker == "w"
+        mine.lose()
+        back = await other.worker("w2", incarnation=7, subject="mine")
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.link.claims_as, []) == []  # another name
+        thief.lose()
+        back = await other.worker("w", incarnation=7, subject="mine")
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.link.claims_as, []) == [job]
+
+
+async def test_a_worker_id_belongs_to_the_credential_whose_session_is_alive(still: Instance) -> None:
+    older = await still.worker("w", subject="mine")
+    with pytest.raises(WorkerIdTaken, match="id of its own"):
+        await still.worker("w", subject="another")
+    assert older.link.ended is None
+    assert still.links.find(older.link.tenant_no, "w") is older.link
+    await still.worker("w", subject="another", tenant="elsewhere")  # another tenant's names are its own
+    newer = await still.worker("w", subject="mine")
+    assert isinstance(older.link.ended, Superseded)
+    newer.lose()
+    await still.worker("w", subject="another")

@@ -1,0 +1,88 @@
+"""The order and the shares in which leases are renewed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.dispatch.links import Link
+from headgate.dispatch.shares import Due, fair_shares, in_shares
+from headgate.domain.identity import Identity, Scope
+
+
+def session(tenant_no: int, name: str) -> Link:
+    identity = Identity(tenant=f"tenant-{tenant_no}", subject="tester", scopes=frozenset({Scope.WORK}))
+    return Link(identity, tenant_no, name, lambda: 0.0, 60_000)
+
+
+def leases(link: Link, *expires: float) -> list[Due]:
+    return [Due(at, link, UUID(int=number), 1, 60_000) for number, at in enumerate(expires)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "room", "shares"),
+    [
+        ([5, 5], 10, [5, 5]),
+        ([100, 100, 2], 30, [14, 14, 2]),  # what one does not need goes to the others
+        ([100, 1, 100], 10, [5, 1, 4]),  # what cannot be divided goes to the first
+        ([9, 9, 9, 9], 2, [1, 1, 0, 0]),
+        ([3, 4], 100, [3, 4]),
+        ([], 10, []),
+        ([0, 7], 5, [0, 5]),
+    ],
+)
+def test_shares_are_equal_up_to_what_each_wants(wanted: list[int], room: int, shares: list[int]) -> None:
+    assert fair_shares(wanted, room) == shares
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))
+def test_no_room_is_left_over_and_no_one_with_less_than_another_wants_more(wanted: list[int], room: int) -> None:
+    shares = fair_shares(wanted, room)
+    assert sum(shares) == min(room, sum(wanted))
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    unmet = [share for share, want in zip(shares, wanted, strict=True) if share < want]
+    assert all(max(shares) <= share + 1 for share in unmet)
+
+
+def test_what_fits_one_statement_is_one_statement() -> None:
+    due = leases(session(1, "a"), 3, 1, 2)
+    assert list(in_shares(due, 3)) == [due]
+    assert list(in_shares([], 3)) == []
+
+
+def test_of_one_session_the_leases_that_expire_soonest_come_first() -> None:
+    order = list(range(100))
+    Random(7).shuffle(order)
+    batches = list(in_shares(leases(session(1, "a"), *order), 30))
+    assert [one.expires for batch in batches for one in batch] == list(range(100))
+
+
+def test_a_tenants_thousands_of_leases_leave_another_tenant_its_share_of_every_statement() -> None:
+    greedy, small, smaller = session(1, "greedy"), session(2, "small"), session(2, "smaller")
+    # The greedy one's expire sooner than all others: its share is not larger for it.
+    due = leases(greedy, *range(10_000)) + leases(small, *range(50_000, 50_900)) + leases(smaller, 60_000)
+    batches = list(in_shares(due, 1_000))
+    assert sum(map(len, batches)) == len(due)
+    first = Counter(one.link.worker_id for one in batches[0])
+    assert first == {"greedy": 500, "small": 499, "smaller": 1}
+    second = Counter(one.link.worker_id for one in batches[1])
+    assert second == {"greedy": 599, "small": 401}
+    assert [one.expires for one in batches[0] if one.link is greedy] == list(range(500))
+
+
+def test_sessions_of_one_tenant_have_equal_shares_too() -> None:
+    busy, calm = session(1, "busy"), session(1, "calm")
+    due = leases(busy, *range(5_000)) + leases(calm, 9_000, 9_001)
+    assert {one.expires for one in next(in_shares(due, 100)) if one.link is calm} == {9_000, 9_001}
+
+
+def test_with_more_sessions_than_rows_those_that_expire_soonest_are_served() -> None:
+    due = [one for number in range(50) for one in leases(session(number, f"w{number}"), 100 - number)]
+    batches = list(in_shares(due, 10))
+    assert [one.expires for one in batches[0]] == list(range(51, 61))
+    assert [len(batch) for batch in batches] == [10] * 5
