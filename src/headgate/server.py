@@ -43,6 +43,7 @@ from headgate.control.schedules import Schedules
 from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
+from headgate.dispatch.hints import Hints
 from headgate.dispatch.links import Links, TokenRevoked
 from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
@@ -181,6 +182,7 @@ class Server:
             wakes=options.wakes,
             watchdog=watchdog,
         )
+        self.hints = Hints(self.coordinator.heard, self.coordinator.stir_all)
         self.submitter = Submitter(
             self.store,
             on_submitted=self.coordinator.submitted,
@@ -444,7 +446,7 @@ class Server:
         wait = 0.1
         while True:
             try:
-                await self.store.listen(self.coordinator.heard, self.coordinator.stir_all)
+                await self.store.listen(self.hints.heard, self.coordinator.stir_all)
                 log.warning("listen_lost what=ticks find new jobs until it is back")
                 wait = 0.1
             except HeadgateError as error:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headgate.store")
 _Interned = TypeVar("_Interned")
 CHANNEL: Final = "headgate_topics"
+ANNOUNCED_MOST: Final = 500
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, epoch, at, headgate.clock_v1()
   FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
@@ -97,6 +98,12 @@ def _problems(rows: Sequence[tuple[Any, ...]]) -> list[Problem]:
 
 def _nobody(*_: object) -> None:
     """The tick of some instance finds it."""
+
+
+def topic_numbers(payload: str) -> list[int]:
+    """The numbers of a notification. Anyone who can log in may send one: what is no number of ours is left out."""
+    words = payload.split(",", ANNOUNCED_MOST)[:ANNOUNCED_MOST]
+    return [int(word) for word in words if len(word) <= 11 and word.removeprefix("-").isdecimal() and word.isascii()]
 
 
 class Store:
@@ -638,7 +645,7 @@ class Store:
         """Tell other instances of topics with work. On the tick's lane: never in the submit's transaction."""
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
-                await db.execute("SELECT pg_notify($1, $2)", CHANNEL, ",".join(map(str, topic_nos[:500])))
+                await db.execute("SELECT pg_notify($1, $2)", CHANNEL, ",".join(map(str, topic_nos[:ANNOUNCED_MOST])))
 
     async def listen(self, heard: Callable[[list[int]], None], lost: Callable[[], None]) -> None:
         """Hear of topics with work from other instances until the connection breaks. Poll-only without a direct DSN."""
@@ -650,7 +657,7 @@ class Store:
         connection.add_termination_listener(lambda *_: closed.set())
 
         def notified(_connection: object, _pid: int, _channel: str, payload: object) -> None:
-            heard([int(number) for number in str(payload).split(",") if number])
+            heard(topic_numbers(str(payload)))
 
         try:
             with translating(writing=False):
