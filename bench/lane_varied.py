@@ -90,4 +90,5 @@ def tokens_file() -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / "tokens.json"
     path.write_text(json.dumps({token_of(tenant): {"tenant": f"tenant-{tenant}"} for tenant in range(TENANTS)}))
+    path.chmod(0o600)
     return path.absolute()

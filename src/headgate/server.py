@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import uniform
@@ -39,12 +39,13 @@ from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.operations import ManyJobs
 from headgate.control.results import Waiters
+from headgate.control.revocation import OpenCalls, Revocation
 from headgate.control.schedules import Schedules
 from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
 from headgate.dispatch.hints import Hints
-from headgate.dispatch.links import Links, TokenRevoked
+from headgate.dispatch.links import Links
 from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
@@ -56,8 +57,8 @@ from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSetting
-from headgate.domain.identity import Unauthenticated
 from headgate.domain.ids import JobIdMaker
+from headgate.ops.exposure import check_encrypted, check_private, exposure_of, is_loopback
 from headgate.ops.files import connections_allowed
 from headgate.ops.services import Services, report_callback_errors
 from headgate.store.batches import expire_batches
@@ -85,8 +86,6 @@ SERVICES = (
     "headgate.v1.TopicService",
 )
 MESSAGE_LIMIT = 8 * 1024 * 1024
-TOKENS_SECONDS = 2.0
-"""How often the tokens' file is looked at: a stream of one that was revoked ends within five seconds."""
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
@@ -109,6 +108,7 @@ class ServerOptions:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     tokens_file: Path | None = None
+    insecure: bool = False
     dev: bool = False
     unsafe: bool = False
     lease: timedelta = timedelta(seconds=60)
@@ -131,10 +131,13 @@ class Server:
             raise InvalidSetting(
                 "tokens", "none are configured", hint="pass --tokens FILE, or --dev for loopback without tokens"
             )
-        if options.dev and options.tokens_file is None and not _is_loopback(options.host):
+        if options.dev and options.tokens_file is None and not is_loopback(options.host):
             raise InvalidSetting(
                 "--host", f"{options.host} is reachable from outside, and dev mode has no login", hint="use 127.0.0.1"
             )
+        check_encrypted(options.host, tls=options.tls_cert is not None, insecure=options.insecure)
+        check_private(options.tokens_file, setting="--tokens")
+        check_private(options.tls_key, setting="--tls-key")
         lease, apart = options.lease.total_seconds(), beat_seconds(options.lease // timedelta(milliseconds=1))
         if lease < 2 * apart:
             raise InvalidSetting(
@@ -218,6 +221,14 @@ class Server:
         )
         self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
         self.store.on_operations = self.operations.wake
+        self.open_calls = OpenCalls()
+        self.revocation = Revocation(
+            self.validator,
+            holders=self.links.with_calls,
+            calls=self.open_calls,
+            operations=OperationStore(self.store),
+            exposed=self._exposed_tokens,
+        )
         self.schedule_lanes = ScheduleLanes(self.store)
         self.scheduler = Scheduler(self.schedule_lanes, fed=self.coordinator.submitted)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
@@ -281,7 +292,8 @@ class Server:
             ("upkeep", self._upkeep),
             ("retention", self.retention.run),
             ("durability", self._check_durability),
-            ("tokens", self._check_tokens),
+            ("tokens", self.revocation.run),
+            ("revoked operations", self.revocation.run_operations),
             ("loop lag", self._measure_lag),
             ("health", self._tell_health),
         ):
@@ -362,6 +374,7 @@ class Server:
                 jobs=self.store,
                 submitter=self.submitter,
                 waiters=self.waiters,
+                calls=self.open_calls,
                 new_id=self.ids.next_id,
                 instance=name,
                 version=self.options.version,
@@ -369,7 +382,7 @@ class Server:
             )
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
-        many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake)
+        many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
             self.validator, Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
         )
@@ -491,25 +504,9 @@ class Server:
             except HeadgateError as error:
                 log.error("durability_check_failed error=%s", error)
 
-    async def _check_tokens(self) -> None:
-        """End links, and calls that wait for jobs, whose token was revoked or has changed."""
-        while True:
-            await asyncio.sleep(TOKENS_SECONDS)
-            if not isinstance(self.validator, TokenFile):
-                continue
-            try:
-                self.validator.refresh()
-            except (OSError, HeadgateError) as error:
-                log.warning("tokens_unreadable error=%s", error)
-                continue
-            for link in self.links.with_calls():
-                try:
-                    known = self.validator.identify(link.identity.token)
-                    # Not the subject: the default one is a place in the file, which moves when another token goes.
-                    if replace(known, subject=link.identity.subject) != link.identity:
-                        link.end(TokenRevoked(f"the token of {link.identity.subject} has changed"))
-                except Unauthenticated:
-                    link.end(TokenRevoked(f"the token of {link.identity.subject} is not valid any more"))
+    def _exposed_tokens(self) -> str:
+        exposed = None if self.options.tokens_file is None else exposure_of(self.options.tokens_file)
+        return "" if exposed is None else f"{exposed[0]}; run: {exposed[1]}"
 
     async def _tell_health(self) -> None:
         """Not ready while the ticks fail or hang, or a service fails; ready again after that. Ends with the drain."""
@@ -563,7 +560,3 @@ def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.Gene
             "Echo": unary(service.echo, pb.SubmitRequest, pb.SubmitResponse),
         },
     )
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

@@ -16,6 +16,7 @@ from tests.support.server import HEADGATE, clean_environ
 
 SERVE = ("serve", "--port", "0")
 DEV = (*SERVE, "--dev")
+OPEN = (*SERVE, "--host", "0.0.0.0")  # noqa: S104
 NOWHERE = "postgresql://ann:s3cret@127.0.0.1:1/queue"
 
 
@@ -57,8 +58,26 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
     ("a name of two lines", (*DEV, "--name", "a\nb"), {}, "", 2, ("--name",)),
     ("no login", SERVE, {}, "", 78, ("tokens", "--tokens FILE")),
     ("no login, and open to all", (*DEV, "--host", "0.0.0.0"), {}, "", 78, ("--host", "127.0.0.1")),  # noqa: S104
+    ("plain text for others", (*OPEN, "--tokens", "tokens.json"), {}, "{}", 78, ("--host", "--insecure", "--tls-cert")),
+    ("a name that only looks like loopback", (*DEV, "--host", "127.0.0.1.invalid"), {}, "", 78, ("--host",)),
     ("tokens that are not there", (*SERVE, "--tokens", "missing.json"), {}, "", 78, ("missing.json", "No such file")),
     ("tokens that are no JSON", (*SERVE, "--tokens", "tokens.json"), {}, "{oops", 78, ("tokens.json", "not JSON")),
+    (
+        "a token by a digest that is none",
+        (*SERVE, "--tokens", "tokens.json"),
+        {},
+        _tokens({"sha256:s3cret": {"tenant": "acme"}}),
+        78,
+        ("tokens.json", "token 1", "64 hexadecimal digits"),
+    ),
+    (
+        "a token that expires at no time at all",
+        (*SERVE, "--tokens", "tokens.json"),
+        {},
+        _tokens({"s3cret-s3cret-s3cret": {"tenant": "acme", "expires": "2027-01-31"}}),
+        78,
+        ("tokens.json", "token 1", "expires", "2027-01-31T00:00:00Z"),
+    ),
     ("tokens that are a list", (*SERVE, "--tokens", "tokens.json"), {}, "[]", 78, ("tokens.json", "object")),
     ("tokens nested too deep", (*SERVE, "--tokens", "tokens.json"), {}, "[" * 10**5, 78, ("tokens.json", "deep")),
     (
@@ -109,6 +128,7 @@ def test_a_setting_that_cannot_be_used_is_named_and_nothing_starts(
     monkeypatch.setattr("headgate.server.Server.start", _never)
     if tokens:
         Path("tokens.json").write_text(tokens)
+        Path("tokens.json").chmod(0o600)
     assert main(list(line)) == code, capfd.readouterr()
     out, err = capfd.readouterr()
     (error,) = [text for text in err.splitlines() if text.startswith("error: ")]
@@ -116,6 +136,23 @@ def test_a_setting_that_cannot_be_used_is_named_and_nothing_starts(
     assert "Traceback" not in err
     assert "s3cret" not in err
     assert [word for word in says if word not in error] == [], error
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--tls-key"])
+def test_a_secret_that_others_can_read_is_refused_with_the_command_to_run(
+    option: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADGATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", NOWHERE)
+    monkeypatch.setattr("headgate.server.Server.start", _never)
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    secret.chmod(0o640)
+    more = ("--dev", "--tls-cert", str(secret)) if option == "--tls-key" else ()
+    assert main([*SERVE, *more, option, str(secret)]) == 78
+    _, err = capfd.readouterr()
+    assert f"{option}: {secret} is open to others than its owner (mode 0640); run: chmod 600 {secret}" in err
 
 
 def test_kubernetes_service_variables_are_no_settings_of_ours(

@@ -39,7 +39,7 @@ from tests.support.wire import Wire, served
 ALPHA, BETA, MAIL, READS = (f"a-token-for-{name}-only" for name in ("alpha", "beta", "mail", "reads"))
 ALL = ["submit", "work", "read", "operate"]
 TOKENS: dict[str, dict[str, object]] = {
-    ALPHA: {"tenant": "alpha", "scopes": ALL, "subject": "ana"},
+    ALPHA: {"tenant": "alpha", "scopes": ALL, "name": "ana"},
     BETA: {"tenant": "beta", "scopes": ALL},
     MAIL: {"tenant": "alpha", "scopes": ALL, "topics": ["mail"]},
     READS: {"tenant": "alpha", "scopes": ["read"]},

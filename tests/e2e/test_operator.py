@@ -36,10 +36,10 @@ PAGE = (ROOT / "docs/howto/operate.md").read_text()
 ADMIN, OPERATES, READS, MAILS = (f"a-token-that-{word}-only" for word in ("admins", "operates", "reads", "mails"))
 ALL = ["submit", "work", "read", "operate"]
 TOKENS: dict[str, dict[str, object]] = {
-    ADMIN: {"tenant": "alpha", "scopes": [*ALL, "admin"], "subject": "ada"},
-    OPERATES: {"tenant": "alpha", "scopes": ALL, "subject": "otto"},
-    READS: {"tenant": "alpha", "scopes": ["read"], "subject": "rita"},
-    MAILS: {"tenant": "alpha", "scopes": ALL, "topics": ["mail"], "subject": "mia"},
+    ADMIN: {"tenant": "alpha", "scopes": [*ALL, "admin"], "name": "ada"},
+    OPERATES: {"tenant": "alpha", "scopes": ALL, "name": "otto"},
+    READS: {"tenant": "alpha", "scopes": ["read"], "name": "rita"},
+    MAILS: {"tenant": "alpha", "scopes": ALL, "topics": ["mail"], "name": "mia"},
 }
 SCOPES: dict[str, dict[str, Any]] = {
     "everything": {"everything": True},

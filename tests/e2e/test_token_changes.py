@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from copy import copy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
+from headgate import Headgate, Unauthenticated
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
@@ -31,22 +33,46 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries: dict[str, dict[str, object]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
         self.set(ALL)
 
-    def set(self, token: str, **entry: object) -> None:
-        self._entries[token] = {"tenant": "alpha", **entry}
+    def set(self, token: str, *, as_digest: bool = False, **entry: Any) -> None:
+        self._forget(token)
+        self._entries[hashed(token) if as_digest else token] = {"tenant": "alpha", **entry}
         self._write()
 
     def remove(self, token: str) -> None:
-        del self._entries[token]
+        self._forget(token)
+        self._write()
+
+    def expire(self, token: str) -> None:
+        """In a moment."""
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        self.set(token, **{**self._entries[token], "expires": soon.isoformat()})
+
+    def remove_file(self) -> None:
+        self._path.unlink()
+
+    def restore(self) -> None:
         self._write()
 
     def damage(self) -> None:
         self._path.write_text("{")
 
+    def _forget(self, token: str) -> None:
+        for name in (token, hashed(token)):
+            self._entries.pop(name, None)
+
     def _write(self) -> None:
-        self._path.write_text(json.dumps(self._entries))
+        """In one step: a server may look at any moment."""
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(self._entries))
+        new.chmod(0o600)
+        new.replace(self._path)
+
+
+def hashed(token: str) -> str:
+    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +111,10 @@ async def mine(server: ServerProcess, tokens: Tokens) -> AsyncIterator[Wire]:
         yield mine
 
 
-async def known(mine: Wire, tokens: Tokens, **entry: object) -> None:
+async def known(mine: Wire, tokens: Tokens, *, as_digest: bool = False, **entry: Any) -> None:
     """Give it these rights, and wait until the server has read them."""
     probe = f"a-token-{uuid4()}"
-    tokens.set(mine.token, **entry)
+    tokens.set(mine.token, as_digest=as_digest, **entry)
     tokens.set(probe)
     request = producer_pb2.GetJobRequest(id=uuid4().bytes)
     asking = copy(mine)
@@ -183,10 +209,9 @@ async def test_who_waits_for_a_result_must_still_be_permitted_to_read_it(
         await link.ready(1, topic)
         (job,) = await link.take(1)
         await known(mine, tokens, topics=["other"])
-        assert not waiting.done()
+        ended: Ended = await asyncio.wait_for(waiting, ENDED)
+        assert ended.code == "not_found", "it ends when the right does, not when the job does"
         await link.complete(job, results=[b"secret"])
-    ended: Ended = await asyncio.wait_for(waiting, ENDED)
-    assert ended.code == "not_found"
 
 
 async def test_a_token_that_loses_a_scope_keeps_the_others(mine: Wire, tokens: Tokens) -> None:
@@ -201,8 +226,7 @@ async def test_a_token_that_loses_a_scope_keeps_the_others(mine: Wire, tokens: T
         job = await mine.submit(topic)
         assert (await mine.job(job)).state == jobs_pb2.STATE_PENDING
         await known(mine, tokens, scopes=["work", "read"])
-        await producer.send(producer_pb2.ProducerFrame(seq=2, jobs=[producer_pb2.NewJob(topic=topic)]))
-        ended = await producer.ended()
+        ended = await producer.ended(within=ENDED)
         assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
         assert '"submit"' in ended.details
         async with mine.worker() as again:
@@ -242,3 +266,58 @@ async def test_a_removed_token_ends_and_one_in_a_damaged_file_stays(
         assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
         assert (await mine.refused("Claim", claim(topic))).code == "unauthenticated"
         await stays.beat()
+
+
+@pytest.mark.parametrize("way", ["removed", "removed by its digest", "expired", "file removed"])
+async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
+    server: ServerProcess, wire: Wire, mine: Wire, tokens: Tokens, way: str
+) -> None:
+    topic, other = f"topic-{uuid4()}", f"other-{uuid4()}"
+    scopes = ["submit", "work", "read", "operate"]
+    await known(mine, tokens, as_digest=way == "removed by its digest", scopes=scopes)
+    job_id, *_ = await wire.submit_many(other, [b""] * 50)
+    async with (
+        mine.worker() as link,
+        mine.stream_jobs(f"streams-{uuid4()}", topic, max_in_flight=1) as jobs,
+        mine.producer() as producer,
+        Headgate(server.address, token=mine.token) as hg,
+    ):
+        await link.ready(1, topic)
+        claiming = await claims(mine, topic)
+        waiting = asyncio.create_task(
+            mine.refused("WaitResult", producer_pb2.WaitResultRequest(id=job_id, wait_ms=60_000))
+        )
+        started = await hg.admin.operations.start("reprioritise", f"topic:{other}", priority=7, per_second=1)
+        gone = len(server.seen("tokens_gone"))
+        try:
+            match way:
+                case "expired":
+                    tokens.expire(mine.token)
+                case "file removed":
+                    tokens.remove_file()
+                case _:
+                    tokens.remove(mine.token)
+            word = "has expired" if way == "expired" else "is not valid any more"
+            for stream in (link, jobs, producer):
+                await revoked(stream, word)
+            for call in (claiming, waiting):
+                assert (await asyncio.wait_for(call, ENDED)).code == "token_revoked"
+            assert (await mine.refused("Claim", claim(topic))).code == "unauthenticated"
+            assert len(server.seen("tokens_gone")) == gone + (way == "file removed")
+            if way == "file removed":
+                assert (await wire.refused("Claim", claim(topic))).code == "unauthenticated"
+        finally:
+            tokens.restore()
+    async with Headgate(server.address, token=ALL) as again:
+        # Known again at the next look, where the file was gone.
+        async def over() -> bool:
+            try:
+                return (await again.admin.operations.get(started.id)).state == "cancelled"
+            except Unauthenticated:
+                return False
+
+        await until_async(over, "the operation was cancelled", within=timedelta(seconds=ENDED))
+        assert (await again.admin.operations.get(started.id)).changed < 50
+        entries = [entry for entry in await again.admin.audit() if str(started.id) in entry.target]
+    told = [(entry.actor, entry.verb) for entry in entries if word in entry.reason]
+    assert told == [("headgate", "cancel_operation")]

@@ -33,7 +33,7 @@ from tests.support.workers import WorkerProcess
 
 ALL, MAIL, READS = (f"a-token-for-{name}-only" for name in ("all", "mail", "reads"))
 TOKENS = {
-    ALL: {"tenant": "alpha", "subject": "eve", "scopes": ["submit", "read", "operate"]},
+    ALL: {"tenant": "alpha", "name": "eve", "scopes": ["submit", "read", "operate"]},
     MAIL: {"tenant": "alpha", "topics": ["mail"], "scopes": ["read", "operate"]},
     READS: {"tenant": "alpha", "scopes": ["read"]},
 }

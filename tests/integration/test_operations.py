@@ -482,7 +482,7 @@ async def test_a_token_of_some_topics_reaches_those_only(queue: Queue, database:
     for topic in ("mail", "sms"):
         await queue.add(3, topic)
     store = Store(database)
-    many = ManyJobs(OperationStore(store), started=lambda: None)
+    many = ManyJobs(OperationStore(store), started=lambda: None, recheck=lambda who: who)
     mail, everything = identity("mail"), identity()
     try:
         assert {job.topic for job in (await many.list_jobs(mail, "")).jobs} == {"mail"}

@@ -18,6 +18,7 @@ import pytest
 import uvloop
 
 from headgate import server as composition
+from headgate.control import revocation
 from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.locked import LockedParcel
 from headgate.dispatch.outcomes import OutcomeParcel
@@ -55,6 +56,7 @@ CALLS = {
     "retention": ("retention", "run_once"),
     "durability": ("store", "check_durability"),
     "tokens": ("validator", "refresh"),
+    "revoked operations": ("validator", "state"),
     "health": ("_health", "set"),
     "notifications": ("store", "listen"),
 }
@@ -84,10 +86,11 @@ def run(request: pytest.FixtureRequest) -> Run:
 @pytest.fixture
 def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(composition, "UPKEEP_SECONDS", 0.1)
-    monkeypatch.setattr(composition, "TOKENS_SECONDS", 0.1)
+    monkeypatch.setattr(revocation, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(composition, "DURABILITY_SECONDS", 0.1)
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
+    tokens.chmod(0o600)
     return Server(
         ServerOptions(
             database_url=database,

@@ -32,6 +32,7 @@ class Files:
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
         key.write_bytes(made.private_key_pem.bytes())
+        key.chmod(0o600)
         return cert, key
 
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -179,9 +179,13 @@ class ServerProcess(LoggedProcess):
         within: timedelta = PATIENCE,
         dev: bool = True,
     ) -> None:
+        line = list(args)
+        for option, value in pairwise(line):
+            if option in ("--tokens", "--tls-key"):  # files with secrets; others may not read them
+                (folder / value).chmod(0o600)
         super().__init__(
             "headgate-serve",
-            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port or lasting_port()), *args],
+            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port or lasting_port()), *line],
             folder=folder,
             environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
         )

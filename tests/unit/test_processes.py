@@ -45,6 +45,7 @@ def test_orders_carry_every_option_through_plain_json() -> None:
         "port": 7071,
         "tls_cert": Path("/a/b.pem"),
         "tokens_file": None,
+        "insecure": True,
         "lease": timedelta(seconds=2.5),
         "grace": timedelta(seconds=90),
         "dev": True,

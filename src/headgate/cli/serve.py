@@ -28,6 +28,7 @@ def serve_command(
     tls_key: Path | None = None,
     tls_client_ca: Path | None = None,
     tokens: Path | None = None,
+    insecure: bool = False,
     dev: bool = False,
     unsafe: bool = False,
     lease: float = 60,
@@ -51,7 +52,9 @@ def serve_command(
     tls_client_ca
         Let only clients in whose certificate this authority (a PEM file) has signed.
     tokens
-        A JSON file of tokens; read again when it changes.
+        A JSON file of tokens, readable by its owner only; read again when it changes. See docs/howto/tokens.md.
+    insecure
+        Accept connections without TLS from other machines: where the network is trusted, or a proxy does TLS.
     dev
         No login, loopback only, reflection on.
     unsafe
@@ -82,6 +85,7 @@ def serve_command(
         "tls_key": tls_key,
         "tls_client_ca": tls_client_ca,
         "tokens_file": tokens,
+        "insecure": insecure,
         "dev": dev,
         "unsafe": unsafe,
         "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),

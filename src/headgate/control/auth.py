@@ -1,122 +1,252 @@
-"""Who may do what. A validator turns a token into an identity; static tokens come from a file or the environment.
+"""Who may do what. A validator turns a token into an identity; static tokens come from a file (docs/howto/tokens.md).
 
 JWT and API keys will be further validators of the same small interface.
 """
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from headgate.domain.errors import InvalidInput, InvalidSetting
-from headgate.domain.identity import Identity, Scope, Unauthenticated
-from headgate.domain.validation import check_tenant, check_topic
+from headgate.domain.identity import Identity, Scope, TokenRevoked, Unauthenticated
+from headgate.domain.validation import check_tenant, check_text, check_topic
 
-WORKER_SCOPES = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
+WORKER_SCOPES: Final = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
+GONE_LOOKS: Final = 2
+"""A file that is missing at so many looks in a row was removed on purpose. Once may be the middle of a replacement."""
+_HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_ENTRY: Final = frozenset({"tenant", "name", "expires", "scopes", "topics"})
+_FORM: Final = '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": …, "scopes": […], "topics": […]}}'
 
 
 class TokenValidator(Protocol):
-    """Turns a credential into an identity, or raises Unauthenticated."""
+    """Turns a token into an identity, and says later whether that identity still holds."""
 
-    def identify(self, token: str) -> Identity: ...
+    def identify(self, token: str) -> Identity:
+        """Whose token it is. Raises Unauthenticated. Called for every call and every frame: it must cost little."""
+        ...
+
+    def recheck(self, identity: Identity) -> Identity:
+        """The rights that its credential has now. Raises TokenRevoked."""
+        ...
+
+    def state(self) -> tuple[int, int]:
+        """A value that is another one whenever a credential may have come, gone, expired or changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDoor:
-    """Dev mode on loopback: everybody is the default tenant's administrator."""
+    """Dev mode on loopback: every caller is the default tenant's administrator."""
 
     tenant: str = "default"
 
     def identify(self, token: str) -> Identity:
-        return _administrator(self.tenant, token)
+        del token
+        return _administrator(self.tenant)
+
+    def recheck(self, identity: Identity) -> Identity:
+        del identity
+        return _administrator(self.tenant)
+
+    def state(self) -> tuple[int, int]:
+        return 0, 0
 
 
-@lru_cache(maxsize=1024)  # asked for every frame
-def _administrator(tenant: str, token: str) -> Identity:
-    return Identity(tenant=tenant, subject="dev", scopes=frozenset(Scope), token=token)
+@lru_cache(maxsize=16)
+def _administrator(tenant: str) -> Identity:
+    return Identity(tenant=tenant, subject="dev", scopes=frozenset(Scope))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """One entry of the file: the digest of its token, what it permits, and until when."""
+
+    digest: bytes
+    identity: Identity
+    expires_at: float | None = None  # seconds since 1970, by this machine's clock; None: never
 
 
 class StaticTokens:
-    """Tokens from configuration: {"TOKEN": {"tenant": …, "scopes": […], "topics": […]}}."""
+    """A set of credentials that does not change, but for those that expire."""
 
-    def __init__(self, tokens: Mapping[str, Identity]) -> None:
-        self._tokens = dict(tokens)
+    def __init__(self, credentials: Iterable[Credential] = (), *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._by_digest = {one.digest: one for one in credentials}
+        self._by_credential = {one.identity.credential: one for one in self._by_digest.values()}
+        self._expiries = sorted(one.expires_at for one in self._by_digest.values() if one.expires_at is not None)
+        # Tokens that were accepted, so that each is hashed once. Never larger than the set itself. Python compares the
+        # text only where a keyed 64-bit hash of it is the same, so the time of a look-up tells nothing about a token.
+        self._accepted: dict[str, Credential] = {}
 
     def identify(self, token: str) -> Identity:
-        found = None
-        given = token.encode()
-        for known, identity in self._tokens.items():  # all of them, in constant time each: nothing is told by timing
-            if hmac.compare_digest(known.encode(), given):
-                found = identity
-        if found is None:
-            raise Unauthenticated
-        return found
+        known = self._accepted.get(token)
+        if known is None:
+            # A dict is fine here: the caller cannot choose the digest, so how long the look-up takes tells nothing.
+            known = self._by_digest.get(digest_of(token))
+            if known is None:
+                raise Unauthenticated("unknown token" if token else "no token")
+            self._accepted[token] = known
+        if known.expires_at is not None and known.expires_at <= self._clock():
+            raise Unauthenticated(f"token of {known.identity.subject} has expired")
+        return known.identity
+
+    def recheck(self, identity: Identity) -> Identity:
+        known = self._by_credential.get(identity.credential)
+        if known is None:
+            raise TokenRevoked(f"the token of {identity.subject} is not valid any more")
+        if known.expires_at is not None and known.expires_at <= self._clock():
+            raise TokenRevoked(f"the token of {identity.subject} has expired")
+        return known.identity
+
+    @property
+    def expired(self) -> int:
+        """How many of them have expired."""
+        return bisect_right(self._expiries, self._clock()) if self._expiries else 0
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
 
 
 class TokenFile:
-    """Static tokens in a file that is read again when it changes, so that a token can be revoked at run time."""
+    """Static tokens in a file that is read again when it changes, so that a token can be revoked at run time.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int] | None = None
-        self._tokens = StaticTokens({})
+    - A file that cannot be understood or opened changes nothing: a typing error must not cut everyone off.
+    - A file that is *gone* revokes all tokens: that is what removing it is for.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = path, clock
+        self._stamp: tuple[int, ...] | None = None
+        self._changes = 0
+        self._missing = 0  # looks in a row that did not find the file
+        self._tokens = StaticTokens(clock=clock)
         try:
             self.refresh()
         except OSError as error:
             raise InvalidSetting("--tokens", f"{path} cannot be read ({error.strerror})") from error
 
+    @property
+    def gone(self) -> bool:
+        """Whether all tokens are revoked because the file was removed."""
+        return self._missing >= GONE_LOOKS
+
     def identify(self, token: str) -> Identity:
         return self._tokens.identify(token)
 
+    def recheck(self, identity: Identity) -> Identity:
+        return self._tokens.recheck(identity)
+
+    def state(self) -> tuple[int, int]:
+        return self._changes, self._tokens.expired
+
     def refresh(self) -> bool:
-        """Read the file if it changed; says whether it did. A file that cannot be read keeps the last known tokens."""
-        status = self._path.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
-        if stamp == self._stamp:
+        """Read the file if it changed; says whether it did. Raises InvalidSetting or OSError, and keeps what it has."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            self._missing += 1
+            if self._stamp is None or self._missing < GONE_LOOKS:
+                raise
+            if not len(self._tokens):
+                return False
+            self._take(())
+            return True
+        # The inode and the time of its last change as well: a copy may have the size and the date of the original.
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
+        if stamp == self._stamp and not self.gone:
+            self._missing = 0
             return False
         try:
             text = self._path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise InvalidSetting(str(self._path), "is not UTF-8") from None
-        self._tokens = StaticTokens(parse_tokens(text, source=str(self._path)))
-        self._stamp = stamp
+        self._take(parse_tokens(text, source=str(self._path)))
+        self._stamp, self._missing = stamp, 0
         return True
 
+    def _take(self, credentials: Iterable[Credential]) -> None:
+        self._tokens = StaticTokens(credentials, clock=self._clock)
+        self._changes += 1
 
-def parse_tokens(text: str, *, source: str) -> dict[str, Identity]:
+
+def digest_of(token: str) -> bytes:
+    """The SHA-256 of a token: what a file may hold in its place."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def parse_tokens(text: str, *, source: str) -> list[Credential]:
     """Read the JSON form; raises InvalidSetting naming the entry, never the token."""
     try:
-        entries = json.loads(text)
+        entries = json.loads(text, object_pairs_hook=_Pairs)
     except ValueError as error:
         raise InvalidSetting(source, f"is not JSON: {error}") from None
     except RecursionError:
         raise InvalidSetting(source, "is not JSON of ours: it is nested too deep") from None
-    if not isinstance(entries, dict):
-        raise InvalidSetting(source, 'must be an object {"TOKEN": {"tenant": …, "scopes": […], "topics": […]}}')
-    tokens: dict[str, Identity] = {}
-    for number, (token, entry) in enumerate(entries.items(), 1):
-        if len(token) < 16:
-            raise InvalidSetting(source, f"token {number} has {len(token)} characters; it needs 16 or more")
-        if not isinstance(entry, dict) or not {"tenant"} <= set(entry) <= {"tenant", "scopes", "topics", "subject"}:
-            raise InvalidSetting(source, f"token {number} must have tenant, and may have scopes, topics and subject")
-        try:
-            tokens[token] = Identity(
-                tenant=check_tenant(entry["tenant"]),
-                subject=str(entry.get("subject", f"token {number}")),
-                scopes=_scopes(entry.get("scopes"), source, number),
-                topics=_topics(entry.get("topics")),
-                token=token,
-            )
-        except InvalidSetting:
-            raise
-        except InvalidInput as error:
-            raise InvalidSetting(source, f"token {number}: {error}") from None
-    return tokens
+    if not isinstance(entries, _Pairs):
+        raise InvalidSetting(source, f"must be an object {_FORM}")
+    found: dict[bytes, Credential] = {}
+    for number, (token, entry) in enumerate(entries, 1):
+        digest = _digest(token, source, number)
+        if digest in found:
+            # Else a token that was removed once would stay valid by its second entry.
+            raise InvalidSetting(source, f"token {number} is there twice", hint="leave one of the two out")
+        found[digest] = _credential(digest, entry, source, number)
+    return list(found.values())
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object as it was written: a dict would hide that a name is there twice."""
+
+
+def _digest(token: str, source: str, number: int) -> bytes:
+    if token.startswith("sha256:"):
+        hashed = _HASHED.fullmatch(token)
+        if hashed is None:
+            raise InvalidSetting(source, f"token {number}: after sha256: there must be 64 hexadecimal digits")
+        return bytes.fromhex(hashed[1])
+    if len(token) < 16:
+        raise InvalidSetting(source, f"token {number} has {len(token)} characters; it needs 16 or more")
+    return digest_of(token)
+
+
+def _credential(digest: bytes, entry: object, source: str, number: int) -> Credential:
+    given = dict(entry) if isinstance(entry, _Pairs) else {}
+    scopes = _scopes(given.get("scopes"), source, number)
+    # What reaches all tenants belongs to none of them, and to no topic.
+    of_all = "system" in scopes
+    if of_all and (len(scopes) > 1 or {"tenant", "topics"} & set(given)):
+        raise InvalidSetting(source, f'token {number}: the scope "system" stands alone, without a tenant and topics')
+    if not (set() if of_all else {"tenant"}) <= set(given) <= _ENTRY:
+        raise InvalidSetting(
+            source, f"token {number} must have tenant, and may have name, expires, scopes and topics; nothing else"
+        )
+    # A name of the credential that tells nothing about the token, nor about the digest, which may be in a file.
+    credential = hashlib.sha256(b"headgate credential" + digest).hexdigest()[:16]
+    try:
+        name = given.get("name", f"token-{credential[:8]}")
+        identity = Identity(
+            tenant="" if of_all else check_tenant(given["tenant"]),
+            subject=check_text(name, field="name", low=1, high=100),
+            scopes=scopes,
+            topics=_topics(given.get("topics")),
+            credential=credential,
+        )
+        return Credential(digest=digest, identity=identity, expires_at=_expires_at(given.get("expires")))
+    except InvalidSetting:
+        raise
+    except InvalidInput as error:
+        raise InvalidSetting(source, f"token {number}: {error}") from None
 
 
 def _scopes(value: object, source: str, number: int) -> frozenset[Scope]:
@@ -132,5 +262,22 @@ def _topics(value: object) -> frozenset[str] | None:
     return None if value is None else frozenset(check_topic(topic) for topic in _list(value))
 
 
+def _expires_at(value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value if isinstance(value, str) else "")
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput("expires", "must be a date and time with its zone, such as 2027-01-31T00:00:00Z")
+    return moment.timestamp()
+
+
 def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else [value]
+    return value if isinstance(value, list) and not isinstance(value, _Pairs) else [value]
+
+
+def same_rights(one: Identity, other: Identity) -> bool:
+    """Whether two identities of a credential permit the same; what it is called does not count."""
+    return one is other or (one.tenant, one.scopes, one.topics) == (other.tenant, other.scopes, other.topics)

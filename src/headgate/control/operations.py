@@ -14,7 +14,7 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import Field, Glob, JobFilter, Term, parse
-from headgate.domain.identity import Identity
+from headgate.domain.identity import Identity, TokenRevoked
 from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview, Verb
 from headgate.domain.validation import shown
 
@@ -40,7 +40,7 @@ class OperationStore(Protocol):
     ) -> DeadGroups: ...
     async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
     async def start(
-        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
     ) -> Operation: ...
     async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation: ...
     async def operations(
@@ -82,9 +82,14 @@ class Request:
 class ManyJobs:
     """The verbs."""
 
-    def __init__(self, store: OperationStore, *, started: Callable[[], None]) -> None:
-        """`started` is told of each new operation, so that the first chunk need not wait for a poll."""
-        self._store, self._started = store, started
+    def __init__(
+        self, store: OperationStore, *, started: Callable[[], None], recheck: Callable[[Identity], Identity]
+    ) -> None:
+        """`started` is told of each new operation, so that the first chunk need not wait for a poll.
+
+        `recheck` raises TokenRevoked for a caller whose token was revoked meanwhile.
+        """
+        self._store, self._started, self._recheck = store, started, recheck
 
     async def list_jobs(
         self,
@@ -119,7 +124,15 @@ class ManyJobs:
     async def start(self, who: Identity, operation_id: UUID, request: Request) -> Operation:
         """Start an operation; the same id and request again is the same operation."""
         plan = _checked(who, request)
-        found = await self._store.start(who.tenant, operation_id, plan, who=who.subject, topics=who.topics)
+        found = await self._store.start(
+            who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.credential
+        )
+        try:
+            # Whoever ends the operations of a revoked token may have looked just before this one was there.
+            self._recheck(who)
+        except TokenRevoked as revoked:
+            await self._store.cancel(who.tenant, operation_id, who="headgate", reason=str(revoked), topics=None)
+            raise
         self._started()
         return found
 

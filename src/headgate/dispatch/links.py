@@ -93,12 +93,6 @@ class WorkerIdTaken(HeadgateError):
     code = "worker_id_taken"
 
 
-class TokenRevoked(LinkEnded):
-    """The token this link was opened with is not valid any more."""
-
-    code = "token_revoked"
-
-
 _OF_EACH_JOB: Final = (
     *("ids", "topic_nos", "epochs", "attempts", "max_attempts", "priorities", "created_us", "headers", "payloads"),
 )

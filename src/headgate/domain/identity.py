@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from headgate.domain.errors import HeadgateError
@@ -24,8 +24,16 @@ class Unauthenticated(HeadgateError):
 
     code = "unauthenticated"
 
-    def __init__(self) -> None:
+    def __init__(self, reason: str = "") -> None:
+        """`reason` is for the log only."""
         super().__init__("the token is missing or not valid; pass one that this server knows (HEADGATE_TOKEN)")
+        self.reason = reason
+
+
+class TokenRevoked(HeadgateError):
+    """The token that a stream or a waiting call came with is not valid any more, or permits something else now."""
+
+    code = "token_revoked"
 
 
 class PermissionDenied(HeadgateError):
@@ -36,13 +44,17 @@ class PermissionDenied(HeadgateError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A caller. `topics` None means any of the tenant's; `token` ties open links to the credential they came with."""
+    """A caller. `topics` None means any of the tenant's.
+
+    `credential` names what it came with, so that open streams, waiting calls and bulk operations end with it. It is no
+    secret: neither the token nor its digest can be found from it. Empty: it cannot be revoked.
+    """
 
     tenant: str
     subject: str
     scopes: frozenset[Scope]
     topics: frozenset[str] | None = None
-    token: str = field(default="", repr=False)
+    credential: str = ""
 
     def require(self, scope: Scope) -> None:
         """Raise PermissionDenied naming the scope that is missing."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
+from headgate.control.revocation import StartedOperation
 from headgate.domain import failpoints
 from headgate.domain.filters import JobFilter, Term
 from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview
@@ -66,14 +67,22 @@ class OperationStore:
             return await operations.preview(db, self._store.names, tenant_no, plan, topics=topics)
 
     async def start(
-        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
     ) -> Operation:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("list").use() as db:
             expected = await operations.expected(db, tenant_no, plan, topics=topics)
         async with self._store.lane("operate").use() as db:
             return await operations.start(
-                db, self._store.names, tenant_no, operation_id, plan, who=who, topics=topics, expected=expected
+                db,
+                self._store.names,
+                tenant_no,
+                operation_id,
+                plan,
+                who=who,
+                topics=topics,
+                credential=credential,
+                expected=expected,
             )
 
     async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation:
@@ -96,6 +105,14 @@ class OperationStore:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("operate").use() as db:
             return await operations.cancel(db, tenant_no, operation_id, who=who, reason=reason, topics=topics)
+
+    async def started(self) -> list[StartedOperation]:
+        async with self._store.lane("operate").use() as db:
+            return await operations.started(db)
+
+    async def end_revoked(self, operation: StartedOperation, *, reason: str) -> None:
+        async with self._store.lane("operate").use() as db:
+            await operations.cancel(db, operation.tenant_no, operation.id, who="headgate", reason=reason)
 
     async def run_chunk(self) -> operation_chunks.Chunk | None:
         async with self._store.lane("operate").use() as db:

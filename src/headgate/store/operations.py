@@ -11,6 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
+from headgate.control.revocation import StartedOperation
 from headgate.domain import limits
 from headgate.domain.errors import NotFound, Refused
 from headgate.domain.ids import TenantNo
@@ -47,8 +48,8 @@ SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.
  ORDER BY o.id DESC LIMIT $5"""
 INSERT: Final = """
 INSERT INTO headgate.operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
-                                 expected_exactly, who, reason, created_at, touched_at, rest_until)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $8, $8, $8)
+                                 expected_exactly, who, reason, credential, created_at, touched_at, rest_until)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $8, $8, $8)
 ON CONFLICT (tenant_no, id) DO NOTHING RETURNING id"""
 ACTIVE: Final = """
 SELECT count(*) FROM (SELECT FROM headgate.operations WHERE tenant_no = $1 AND state IN (0, 1) LIMIT $2) AS o"""
@@ -56,6 +57,9 @@ SELECT count(*) FROM (SELECT FROM headgate.operations WHERE tenant_no = $1 AND s
 CANCEL: Final = """
 UPDATE headgate.operations SET state = 3, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING changed"""
+# index: operations_active
+STARTED: Final = """
+SELECT tenant_no, id, credential, topics, who FROM headgate.operations WHERE state IN (0, 1) AND credential <> ''"""
 FORGET: Final = """
 DELETE FROM headgate.operations
  WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations
@@ -107,6 +111,7 @@ async def start(
     *,
     who: str,
     topics: frozenset[str] | None = None,
+    credential: str = "",
     expected: Counted | None = None,
 ) -> Operation:
     """Make the operation, and note it; the same id and the same plan again is the same operation.
@@ -135,6 +140,7 @@ async def start(
                 counted.exact,
                 who,
                 plan.reason,
+                credential,
             )
         found = await get(db, tenant_no, operation_id)
         if made is None:
@@ -175,6 +181,22 @@ async def list_operations(
     with translating(writing=False):
         rows = await db.fetch(LIST, tenant_no, before or listing.NEWEST, active, seen, limit)
     return [_operation(row) for row in rows]
+
+
+async def started(db: Connection) -> list[StartedOperation]:
+    """Operations of all tenants that are not over, and what they were started with. At most ACTIVE_MAX of a tenant."""
+    with translating(writing=False):
+        rows = await db.fetch(STARTED)
+    return [
+        StartedOperation(
+            tenant_no=row["tenant_no"],
+            id=row["id"],
+            credential=row["credential"],
+            topics=None if row["topics"] is None else frozenset(row["topics"]),
+            who=row["who"],
+        )
+        for row in rows
+    ]
 
 
 async def forget_old(db: Connection, *, keep: timedelta = KEPT, limit: int = 1_000) -> None:

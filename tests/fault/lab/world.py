@@ -189,11 +189,12 @@ class World:
 
     def _write_tokens(self) -> None:
         entries = ", ".join(
-            f'"{token}": {{"tenant": "{tenant}", "subject": "lab", "scopes": {json.dumps(SCOPES)}}}'
+            f'"{token}": {{"tenant": "{tenant}", "name": "lab", "scopes": {json.dumps(SCOPES)}}}'
             for tenant, token in self.tokens.items()
         )
         self.tokens_file = self.folder / "tokens.json"
         self.tokens_file.write_text(f"{{{entries}}}")
+        self.tokens_file.chmod(0o600)
 
     async def _all(self, start: Callable[[str], None], names: Mapping[str, object]) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -18,6 +18,7 @@ from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
 from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
+from headgate.control.revocation import OpenCall, OpenCalls
 from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
 from headgate.dispatch.writer import Account, ShuttingDown
@@ -32,6 +33,8 @@ from headgate.wire import jobs_pb2, producer_pb2
 log = logging.getLogger("headgate.producer")
 REPLIES_WAITING = 1_024
 WAIT_MOST_MS = 60_000
+FAREWELL_SECONDS = 2.0
+"""What a producer gets to take what it is still to be told, when it may not be here any more."""
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -44,6 +47,7 @@ class ProducerParts:
     jobs: JobStore
     submitter: Submitter
     waiters: Waiters
+    calls: OpenCalls
     new_id: Callable[[], JobId]
     instance: str
     version: str
@@ -74,7 +78,8 @@ class ProducerService:
         writer = asyncio.create_task(replies.write_to(stream), name="replies to a producer")
         reader = asyncio.create_task(self._read(stream, frame, token, replies), name="frames of a producer")
         stopping = asyncio.create_task(self._parts.draining.wait(), name="stop of a producer")
-        tasks: list[asyncio.Task[Any]] = [reader, writer, stopping]
+        revoked = asyncio.create_task(self._revoked(identity), name="revocation of a producer")
+        tasks: list[asyncio.Task[Any]] = [reader, writer, stopping, revoked]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not reader.done():
@@ -83,18 +88,33 @@ class ProducerService:
             # The producer has said all it had to say, or is not listened to any more; what it sent is still answered.
             answered = asyncio.create_task(replies.all_written(), name="last replies to a producer")
             tasks.append(answered)
-            await asyncio.wait((answered, writer), return_when=asyncio.FIRST_COMPLETED)
+            # Not for long, where it may not be here any more: it may never read what it is told.
+            patience = FAREWELL_SECONDS if revoked.done() else None
+            await asyncio.wait((answered, writer), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
             if isinstance(end, HeadgateError):
-                await end_with(stream, end)
+                try:
+                    async with asyncio.timeout(FAREWELL_SECONDS):
+                        await end_with(stream, end)
+                except TimeoutError:
+                    raise asyncio.CancelledError from None  # the status stays with gRPC until the peer reads, or leaves
             if isinstance(end, Exception) and not isinstance(end, GONE):
                 raise end
         if self._parts.draining.is_set():
             await end_with(stream, ShuttingDown("this instance is shutting down; connect to another one"))
+
+    async def _revoked(self, identity: Identity) -> None:
+        """Wait until the token of a stream permits no submits any more, and raise why."""
+        with self._parts.calls.watched(identity) as call:
+            while True:
+                await call.changed.wait()
+                call.identity = self._parts.validator.recheck(call.identity)
+                call.identity.require(Scope.SUBMIT)
+                call.changed.clear()
 
     async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, token: str, replies: _Replies) -> None:
         account: SubmitAccount = Account()
@@ -325,15 +345,31 @@ class ProducerService:
         """The job when it has ended, or as it stands when the time is over."""
         identity = self._identify(call, scope=Scope.READ)
         job_id = _id(request.id)
-        info = await self._info(identity, job_id, payload=False, result=True, events=False)
-        if info.state < jobs_pb2.STATE_COMPLETED and request.wait_ms:
-            tenant_no = await self._parts.store.tenant_no(identity.tenant)
-            await self._parts.waiters.wait(tenant_no, job_id, min(request.wait_ms, WAIT_MOST_MS) / 1000)
-            identity = self._identify(call, scope=Scope.READ)  # again: the token may have been narrowed meanwhile
-            info = await self._info(identity, job_id, payload=False, result=True, events=False)
-            if info.state < jobs_pb2.STATE_COMPLETED and self._parts.draining.is_set():
-                raise ShuttingDown("this instance is shutting down; ask another one")
-        return info
+        until = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MOST_MS) / 1000
+        with self._parts.calls.watched(identity) as watched:
+            while True:
+                info = await self._info(watched.identity, job_id, payload=False, result=True, events=False)
+                seconds = until - asyncio.get_running_loop().time()
+                if info.state >= jobs_pb2.STATE_COMPLETED or seconds <= 0:
+                    return info
+                if self._parts.draining.is_set():
+                    raise ShuttingDown("this instance is shutting down; ask another one")
+                await self._wait(watched, job_id, seconds)
+                # Again: the token may have been narrowed or revoked meanwhile, in this very moment too.
+                watched.identity = self._parts.validator.recheck(watched.identity)
+                watched.identity.require(Scope.READ)
+                watched.changed.clear()
+
+    async def _wait(self, call: OpenCall, job_id: UUID, seconds: float) -> None:
+        """Return when the job has ended, the time is over, the instance stops, or the token is not what it was."""
+        tenant_no = await self._parts.store.tenant_no(call.identity.tenant)
+        ended = asyncio.create_task(self._parts.waiters.wait(tenant_no, job_id, seconds), name="wait for a result")
+        changed = asyncio.create_task(call.changed.wait(), name="revocation of a wait")
+        try:
+            await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            changed.cancel()
 
     async def _info(
         self, identity: Identity, job_id: UUID, *, payload: bool, result: bool, events: bool

@@ -25,6 +25,7 @@ CREATE TABLE headgate.operations (
     failures          int NOT NULL DEFAULT 0,            -- of the present chunk
     error             text NOT NULL DEFAULT '',
     who               text NOT NULL,
+    credential        text NOT NULL DEFAULT '',          -- what it was started with, by its name; '': cannot be revoked
     reason            text NOT NULL DEFAULT '',
     instance_no       int,                               -- who worked on it last
     created_at        timestamptz NOT NULL,

@@ -67,7 +67,7 @@ async def island_worker(world: World, name: str, **options: Any) -> AsyncIterato
         await asyncio.to_thread(island.heal)
 
 
-EVERYWHERE: Final = ("--host", "0.0.0.0")  # noqa: S104 -- reached from a namespace on this machine only
+EVERYWHERE: Final = ("--host", "0.0.0.0", "--insecure")  # noqa: S104 -- reached from a namespace on this machine only
 
 
 @scenario(

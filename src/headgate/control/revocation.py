@@ -1,0 +1,188 @@
+"""Revocation: what a credential has open ends when the credential does, within five seconds.
+
+Who is here
+- Worker sessions, streams of jobs and waiting claims (`dispatch/links`): they end when the credential is revoked, has
+  expired, or permits something else now. A worker connects again, with the rights it has then.
+- Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights anew, and
+  end if those are not enough. Each frame of a producer is judged by itself anyway.
+- Bulk operations: they are cancelled, and the audit says why. One that the credential may still do goes on.
+
+What a credential has stored stays: jobs, schedules, limits, pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from uuid import UUID
+
+from headgate.control.auth import TokenFile, TokenValidator, same_rights
+from headgate.domain.errors import HeadgateError
+from headgate.domain.identity import Identity, Scope, TokenRevoked
+
+log = logging.getLogger("headgate.tokens")
+LOOK_SECONDS: Final = 1.0
+"""How often the file of tokens is looked at. Removed, it is missed at the second look; all ends within five seconds."""
+
+
+class Holder(Protocol):
+    """Something open that ends with its credential."""
+
+    @property
+    def identity(self) -> Identity: ...
+    def end(self, reason: HeadgateError) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call that asks for its rights anew when `changed` is set."""
+
+    identity: Identity
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class OpenCalls:
+    """The calls of this instance that are open for long, other than those that get jobs."""
+
+    def __init__(self) -> None:
+        self._open: set[OpenCall] = set()
+
+    @contextmanager
+    def watched(self, identity: Identity) -> Iterator[OpenCall]:
+        """Have a call told of changes to its rights for as long as this lasts."""
+        call = OpenCall(identity)
+        self._open.add(call)
+        try:
+            yield call
+        finally:
+            self._open.discard(call)
+
+    def __iter__(self) -> Iterator[OpenCall]:
+        return iter(tuple(self._open))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedOperation:
+    """A bulk operation that is not over, and what it was started with."""
+
+    tenant_no: int
+    id: UUID
+    credential: str
+    topics: frozenset[str] | None
+    who: str
+
+
+class RevokedOperations(Protocol):
+    """What revocation asks of the store."""
+
+    async def started(self) -> Sequence[StartedOperation]: ...
+    async def end_revoked(self, operation: StartedOperation, *, reason: str) -> None: ...
+
+
+class Revocation:
+    """Reads the file of tokens again, and ends what is open with a credential that is not what it was."""
+
+    def __init__(
+        self,
+        validator: TokenValidator,
+        *,
+        holders: Callable[[], Iterable[Holder]],
+        calls: OpenCalls,
+        operations: RevokedOperations,
+        exposed: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`exposed` says what is wrong with the permissions of the file; asked when it has changed."""
+        self._validator, self._holders, self._calls, self._exposed = validator, holders, calls, exposed
+        self._operations = operations
+        self._seen: tuple[int, int] | None = None  # the state of the tokens when operations were looked at last
+        self._gone = False
+
+    async def run(self) -> None:
+        """Look every second, until cancelled. Waits for nothing: a database that hangs must not hold this up."""
+        while True:
+            self.run_once()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def run_operations(self) -> None:
+        """The same for bulk operations."""
+        while True:
+            await self.end_operations()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def run_once(self) -> int:
+        """One look; how many sessions and calls it ended or woke."""
+        self._read()
+        ended = 0
+        for holder in self._holders():
+            try:
+                if not same_rights(self._validator.recheck(holder.identity), holder.identity):
+                    raise TokenRevoked(f"the token of {holder.identity.subject} has changed")
+            except TokenRevoked as reason:
+                holder.end(reason)
+                ended += 1
+        for call in self._calls:
+            if call.changed.is_set():
+                continue
+            try:
+                if same_rights(self._validator.recheck(call.identity), call.identity):
+                    continue
+            except TokenRevoked:
+                pass
+            call.changed.set()
+            ended += 1
+        return ended
+
+    def _read(self) -> None:
+        if not isinstance(self._validator, TokenFile):
+            return
+        try:
+            if self._validator.refresh() and not self._validator.gone and (problem := self._exposed()):
+                # Read all the same: who has just revoked a token must not find out later that it was not.
+                log.error('tokens_exposed effect="the next start will refuse the file" reason="%s"', problem)
+        except (OSError, HeadgateError) as error:
+            log.warning('tokens_unreadable effect="the tokens read before stay valid" error="%s"', error)
+        if self._validator.gone != self._gone:
+            self._gone = self._validator.gone
+            if self._gone:
+                log.critical('tokens_gone effect="all tokens are revoked until the file is back"')
+            else:
+                log.warning('tokens_back effect="the tokens in the file are valid"')
+
+    async def end_operations(self) -> None:
+        """Cancel operations whose credential may not do them any more. Asks the database only after a change.
+
+        An operation that is being started meanwhile finds out by itself (`ManyJobs.start`).
+        """
+        state = self._validator.state()
+        if state == self._seen:
+            return
+        try:
+            for one in await self._operations.started():
+                if reason := self._refusal(one):
+                    await self._operations.end_revoked(one, reason=reason)
+                    log.warning('operation_revoked operation=%s who="%s" reason="%s"', one.id, one.who, reason)
+        except HeadgateError as error:
+            log.warning('revocation_failed effect="tried again in a second" error="%s"', error)
+        else:
+            self._seen = state
+
+    def _refusal(self, one: StartedOperation) -> str:
+        if not one.credential:
+            return ""
+        try:
+            known = self._validator.recheck(
+                Identity(tenant="", subject=one.who, scopes=frozenset(), credential=one.credential)
+            )
+            known.require(Scope.OPERATE)
+        except HeadgateError as error:
+            return str(error)
+        if known.topics is not None and (one.topics is None or not one.topics <= known.topics):
+            return f"the token of {known.subject} permits fewer topics now"
+        return ""

@@ -1,0 +1,148 @@
+"""Revocation against a real store: which bulk operations end with a credential, and when the database is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headgate.control.auth import TokenFile
+from headgate.control.operations import ManyJobs, Request
+from headgate.control.revocation import OpenCalls, Revocation, StartedOperation
+from headgate.domain.errors import StoreUnavailable
+from headgate.domain.identity import Identity, TokenRevoked
+from headgate.domain.operations import Progress
+from headgate.store.connect import Connection
+from headgate.store.operation_service import OperationStore
+from headgate.store.service import Store
+from tests.support.queue import Queue, new_id
+
+ONE, OTHER = "a-token-number-one", "a-token-number-two"
+OPERATES = {"tenant": "acme", "name": "ana", "scopes": ["operate"]}
+
+
+class Watched(OperationStore):
+    """Counts how often it is asked; fails when told to."""
+
+    asked = 0
+    fails = False
+
+    async def started(self) -> list[StartedOperation]:
+        self.asked += 1
+        if self.fails:
+            raise StoreUnavailable("away")
+        return await super().started()
+
+
+class Stand:
+    """A file of tokens, and operations started with them."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self.path = path
+        self.now = 1_000_000_000.0  # 2001-09-09T01:46:40Z
+        self.write({ONE: OPERATES, OTHER: OPERATES})
+        self.tokens = TokenFile(path, clock=lambda: self.now)
+        self.store = Watched(store)
+        self.many = ManyJobs(self.store, started=lambda: None, recheck=self.tokens.recheck)
+        self.revocation = self.booted()
+
+    def booted(self) -> Revocation:
+        """As a server that has just started."""
+        return Revocation(self.tokens, holders=lambda: (), calls=OpenCalls(), operations=self.store)
+
+    def write(self, entries: object) -> None:
+        self.path.write_text(json.dumps(entries))
+
+    async def start(self, token: str) -> tuple[Identity, Request]:
+        who, request = self.tokens.identify(token), Request(verb="cancel", filter="topic:mail")
+        self.id = new_id()
+        await self.many.start(who, self.id, request)
+        return who, request
+
+    async def state(self) -> Progress:
+        return (await self.store.operation("acme", self.id, topics=None)).state
+
+    async def look(self) -> Progress:
+        self.revocation.run_once()
+        await self.revocation.end_operations()
+        return await self.state()
+
+
+@pytest.fixture
+def queue(db: Connection) -> Queue:
+    return Queue(db)
+
+
+@pytest.fixture
+async def stand(queue: Queue, database: str, tmp_path: Path) -> AsyncIterator[Stand]:
+    await queue.add(1, "mail")
+    store = Store(database)
+    try:
+        yield Stand(tmp_path / "tokens.json", store)
+    finally:
+        await store.close()
+
+
+async def test_an_operation_ends_when_its_credential_may_not_do_it_any_more(stand: Stand) -> None:
+    for entries in (
+        {OTHER: OPERATES},
+        {ONE: OPERATES | {"scopes": ["read"]}, OTHER: OPERATES},
+        {ONE: OPERATES | {"topics": ["mail"]}, OTHER: OPERATES},
+        {ONE: OPERATES | {"expires": "2001-09-09T01:46:40Z"}, OTHER: OPERATES},
+    ):
+        stand.write({ONE: OPERATES, OTHER: OPERATES})
+        stand.tokens.refresh()
+        await stand.start(ONE)
+        assert await stand.look() is Progress.PENDING
+        stand.write(entries)
+        assert await stand.look() is Progress.CANCELLED, entries
+
+
+async def test_an_operation_goes_on_when_its_credential_may_still_do_it(stand: Stand) -> None:
+    await stand.start(ONE)
+    for entries in (
+        {ONE: OPERATES},
+        {ONE: OPERATES | {"name": "anna", "scopes": ["admin"]}},
+        {ONE: OPERATES | {"expires": "2001-09-09T01:46:41Z"}},
+    ):
+        stand.write(entries)
+        assert await stand.look() is Progress.PENDING, entries
+    stand.now += 1
+    assert await stand.look() is Progress.CANCELLED, "it has expired"
+
+
+async def test_what_was_revoked_while_no_server_ran_ends_at_the_next_start(stand: Stand) -> None:
+    await stand.start(ONE)
+    stand.write({OTHER: OPERATES})
+    stand.tokens.refresh()
+    stand.revocation = stand.booted()
+    assert await stand.look() is Progress.CANCELLED
+
+
+async def test_an_operation_that_is_started_while_its_token_goes_is_not_left_running(stand: Stand) -> None:
+    who = stand.tokens.identify(ONE)
+    stand.write({OTHER: OPERATES})
+    stand.revocation.run_once()
+    await stand.revocation.end_operations()  # it looks before the operation is there
+    stand.id = new_id()
+    with pytest.raises(TokenRevoked):
+        await stand.many.start(who, stand.id, Request(verb="cancel", filter="topic:mail"))
+    assert await stand.state() is Progress.CANCELLED
+
+
+async def test_the_database_is_asked_after_a_change_only_and_again_until_it_answers(stand: Stand) -> None:
+    await stand.start(ONE)
+    for _ in range(5):
+        await stand.look()
+    assert stand.store.asked == 1
+    stand.write({OTHER: OPERATES})
+    stand.store.fails = True
+    for _ in range(3):
+        assert await stand.look() is Progress.PENDING
+    assert stand.store.asked == 4
+    stand.store.fails = False
+    assert await stand.look() is Progress.CANCELLED
+    await stand.look()
+    assert stand.store.asked == 5
