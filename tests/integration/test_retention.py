@@ -214,6 +214,7 @@ NEVER_CLEARED = {
     "retry_policies": 1,
     "migrations": None,
     "retention": 1,  # settings
+    "role_tenants": 0,  # who may submit, as the owner says
     "epoch_floors": 0,  # one for each restore of a backup
     "arrivals_floor": 1,  # how far arrivals are forgotten
     "topic_limits": 1,

@@ -368,9 +368,7 @@ async def test_nobody_may_submit_by_sql_unless_granted(db: Connection, app: str)
 
 
 async def test_a_role_with_only_this_function_can_submit_and_nothing_else(db: Connection, app: str) -> None:
-    for payload_type in ("bytea", "jsonb"):
-        await db.execute(f"GRANT EXECUTE ON FUNCTION {FUNCTION.format(payload_type)} TO {app}")
-    await db.execute(f"GRANT USAGE ON SCHEMA headgate TO {app}; SET ROLE {app}")
+    await db.execute(f"SELECT headgate.allow_submit('{app}', 'default'); SET ROLE {app}")
     made = [await sql_submit(db, key="k", tags=["t"], headers='{"a": "b"}', payload=b"x" * 2_000)]
     made.append(await db.fetchval("SELECT headgate.submit('mail', '{}'::jsonb)"))
     for statement in (
@@ -382,6 +380,12 @@ async def test_a_role_with_only_this_function_can_submit_and_nothing_else(db: Co
         "SELECT headgate.cancel_v1(1, '{}', '', '')",
         "SELECT headgate.fold_flows_v1(1)",
         "SELECT headgate.ensure_partitions_v1(300)",
+        "SELECT headgate.retire_day_v1('archive_20000101', true)",
+        "SELECT headgate.detach_day_v1('archive_20000101')",
+        "SELECT headgate.grant_roles_v1()",
+        f"SELECT headgate.allow_submit('{app}', 'other')",
+        f"INSERT INTO headgate.role_tenants VALUES ('{app}', 'other')",
+        "SELECT headgate.may_submit_v1('default')",
         "SELECT nextval('headgate.event_no')",
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -420,9 +424,7 @@ CREATE TEMPORARY TABLE unnest (name text);
 
 async def test_a_hostile_search_path_is_not_looked_at(db: Connection, app: str) -> None:
     """The function runs with its owner's rights: whatever the caller could slip in would run with them too."""
-    for payload_type in ("bytea", "jsonb"):
-        await db.execute(f"GRANT EXECUTE ON FUNCTION {FUNCTION.format(payload_type)} TO {app}")
-    await db.execute(f"GRANT USAGE ON SCHEMA headgate TO {app}; CREATE SCHEMA evil AUTHORIZATION {app}")
+    await db.execute(f"SELECT headgate.allow_submit('{app}', 'default'); CREATE SCHEMA evil AUTHORIZATION {app}")
     await db.execute(f"SET ROLE {app}")
     await db.execute(TRAPS)
     await db.execute("SET search_path = evil, pg_temp, pg_catalog; SET standard_conforming_strings = off")

@@ -12,6 +12,7 @@ import asyncpg
 
 from headgate import embedded
 from headgate.store.connect import connect, describe
+from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,9 @@ class Database:
     """An address, and the embedded server behind it if it is ours."""
 
     url: str
+    """For servers: in the embedded PostgreSQL as a role that may do what servers do, and no more."""
+    owner_url: str
+    """For commands that change the schema."""
     cluster: embedded.Cluster | None
 
     @property
@@ -31,20 +35,21 @@ class Database:
 async def chosen_database(url: str | None, *, data: Path | None) -> AsyncIterator[Database]:
     """The database at `url`, or without one the embedded PostgreSQL of `data`, let go of at the end."""
     if url is not None:
-        yield Database(url=url, cluster=None)
+        yield Database(url=url, owner_url=url, cluster=None)
         return
     # In threads: starting and stopping wait for a process.
     cluster = await asyncio.to_thread(embedded.start, data)
     try:
-        yield Database(url=cluster.dsn(), cluster=cluster)
+        await prepare_embedded(cluster.dsn())
+        yield Database(url=cluster.dsn(role=RUNTIME), owner_url=cluster.dsn(role=OWNER), cluster=cluster)
     finally:
         await asyncio.to_thread(cluster.stop)
 
 
 @asynccontextmanager
 async def connected(database: Database, *, command: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """One connection for a command."""
-    connection = await connect(database.url, application_name=f"headgate {command}")
+    """One connection for a command, as the owner of the schema."""
+    connection = await connect(database.owner_url, application_name=f"headgate {command}")
     try:
         yield connection
     finally:

@@ -95,8 +95,8 @@ def banner(database: Database, durability: Durability, *, schema: int, address: 
     ]
     if cluster is not None:
         lines += [
-            f"  connect    export HEADGATE_DATABASE_URL={shlex.quote(database.url)}",
-            f"             {shlex.quote(_psql())} {shlex.quote(database.url)}",
+            f"  connect    export HEADGATE_DATABASE_URL={shlex.quote(database.owner_url)}",
+            f"             {shlex.quote(_psql())} {shlex.quote(database.owner_url)}",
             f"  log        {_short(cluster.log)}",
         ]
     lines += [

@@ -11,6 +11,7 @@ from headgate.cli.database import chosen_database, connected
 from headgate.ops.settings import Settings
 from headgate.store.migrate import Phase, Progress, migrate, plan
 from headgate.store.migration_state import Plan
+from headgate.store.roles import missing_roles
 
 
 def migrate_command(*, plan: bool = False, break_running: bool = False, database_url: str | None = None) -> None:
@@ -46,6 +47,8 @@ async def _run(*, only_plan: bool, break_running: bool, database_url: str | None
         for line in table(found, applied_now):
             print(line)
         print(f"{database.title}: {summary(found, len(applied_now))}")
+        for line in advice(await missing_roles(connection)):
+            print(line)
         found.raise_unless_sound()
 
 
@@ -73,6 +76,17 @@ def summary(found: Plan, applied_now: int) -> str:
     if applied_now:
         return f"{applied_now} applied, now at migration {found.version}"
     return f"at migration {found.version}, nothing to do"
+
+
+def advice(statements: Sequence[str]) -> list[str]:
+    """What an administrator may run, where this user may not make roles. Nothing depends on it but who may do what."""
+    if not statements:
+        return []
+    return [
+        "roles: this user may not create them, so servers log in as the owner of the schema. To separate them, have an",
+        "administrator run these, then run `headgate migrate` again (docs/operations/database-roles.md):",
+        *(f"  {statement}" for statement in statements),
+    ]
 
 
 def reporter() -> Callable[[Progress], None]:

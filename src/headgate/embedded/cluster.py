@@ -62,9 +62,14 @@ class Cluster:
         server = live_postmaster(self._folder.pgdata)
         return None if server is None else server.pid
 
-    def dsn(self, database: str = "postgres") -> str:
-        """Return a URL for asyncpg, psql or libpq; over TCP, with the password in it, when TCP was asked for."""
+    def dsn(self, database: str = "postgres", *, role: str = SUPERUSER) -> str:
+        """Return a URL for asyncpg, psql or libpq; over TCP, with the password in it, when TCP was asked for.
+
+        Only the superuser has a password. On the socket, in a folder of the user's own, every role may log in.
+        """
         name = quote(database, safe="")
+        if role != SUPERUSER:
+            return f"postgresql://{role}@/{name}?host={quote(str(self.socket_dir), safe='/')}&port={self.port}"
         if self._launch.tcp:
             password = quote(self._folder.password.read_text(), safe="")
             return f"postgresql://{SUPERUSER}:{password}@127.0.0.1:{self.port}/{name}"

@@ -38,6 +38,7 @@ from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load
 from headgate.store.migration_guard import require_nobody_they_break
 from headgate.store.migration_state import Plan, compare, read_applied
+from headgate.store.roles import apply_roles, roles_due
 from headgate.store.sql_text import Statement
 
 LOCK_TIMEOUT = timedelta(seconds=10)
@@ -140,6 +141,9 @@ class _Runner:
                     await failpoints.armed.reach("migrate.after_commit")
                 applied.append(migration)
                 self._report(Progress(phase=Phase.APPLIED, migration=migration))
+        if await roles_due(self._connection):
+            async with self._locked_transaction(self._known[-1]):
+                await apply_roles(self._connection)
         return applied
 
     async def _pending(self) -> Sequence[Migration]:
@@ -160,6 +164,8 @@ class _Runner:
                     self._report(Progress(phase=Phase.APPLYING, migration=migration))
                     for statement in migration.statements:
                         await self._execute(migration, statement)
+                    if await roles_due(self._connection):  # with the step: what it makes is never open to all
+                        await apply_roles(self._connection)
                     await self._connection.execute(_RECORD_APPLIED, *self._row(migration))
                     if failpoints.armed:
                         await failpoints.armed.reach("migrate.before_commit")

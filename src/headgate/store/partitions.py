@@ -33,10 +33,12 @@ IN_THE_WAY: Final = (
 
 # Partitions of days before $1 (as in their names), and those named in $2, oldest first, each with the statement that
 # detaches it (the server quotes the names). A detach that was interrupted is finished instead of begun again, and first
-# of all: until then no other partition of that table can be detached.
+# of all: until then no other partition of that table can be detached. Who does not own the tables asks a function.
 OVERDUE: Final = """
-SELECT format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname, c.relname)
-         || CASE WHEN i.inhdetachpending THEN 'FINALIZE' ELSE 'CONCURRENTLY' END
+SELECT CASE WHEN NOT pg_catalog.pg_has_role(p.relowner, 'USAGE')
+       THEN format('SELECT headgate.detach_day_v1(%L)', c.relname)
+       ELSE format('ALTER TABLE headgate.%I DETACH PARTITION headgate.%I ', p.relname, c.relname)
+         || CASE WHEN i.inhdetachpending THEN 'FINALIZE' ELSE 'CONCURRENTLY' END END
   FROM pg_catalog.pg_inherits i
   JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
   JOIN pg_catalog.pg_class p ON p.oid = i.inhparent

@@ -1,8 +1,9 @@
 -- Makes the day partitions from yesterday to `days_ahead_` days from now; returns the names of those it made.
 -- Each is made standalone and then attached: ATTACH takes only a SHARE UPDATE EXCLUSIVE lock on the parent, while
 -- CREATE … PARTITION OF would stop every settle for its duration. Yesterday is included for a clock that steps back.
+-- With the owner's rights: a server that is not the owner makes no tables of its own (ADR 26).
 CREATE FUNCTION headgate.ensure_partitions_v1(days_ahead_ int) RETURNS SETOF text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_parent text;
     v_day    date;
@@ -12,7 +13,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(4847423, 2);
     FOREACH v_parent IN ARRAY ARRAY['archive', 'job_events'] LOOP
         FOR v_day IN SELECT d::date FROM generate_series((headgate.clock_v1() AT TIME ZONE 'UTC')::date - 1,
-                                                          (headgate.clock_v1() AT TIME ZONE 'UTC')::date + days_ahead_,
+                                                          (headgate.clock_v1() AT TIME ZONE 'UTC')::date + least(days_ahead_, 366),
                                                           interval '1 day') AS d LOOP
             v_name := v_parent || '_' || to_char(v_day, 'YYYYMMDD');
             -- A standalone leftover of an interrupted run is attached below, not made again.

@@ -3,8 +3,8 @@
 -- Returns the job's id: the first job's, when the same id or key was submitted before. At REPEATABLE READ and SERIALIZABLE
 -- an id that the transaction's snapshot does not know is refused (25000): leave it out. A key works at every level; a
 -- submit of it that the snapshot does not show is a serialization failure (40001), and the retry finds it.
--- Not granted to PUBLIC:
---     GRANT USAGE ON SCHEMA headgate TO app; GRANT EXECUTE ON FUNCTION headgate.submit(text, jsonb, …) TO app;
+-- A role may call it for the tenants that the owner of the schema has allowed it:
+--     SELECT headgate.allow_submit('app', 'acme');
 CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
@@ -70,6 +70,12 @@ BEGIN
     IF v_problem IS NOT NULL THEN
         RAISE EXCEPTION '%', v_problem USING ERRCODE = 'invalid_parameter_value', HINT = 'headgate code: invalid_input';
     END IF;
+    -- Before anything is made for it: a tenant that is not there yet must look like one that is.
+    IF NOT headgate.may_submit_v1(tenant) THEN
+        RAISE EXCEPTION 'role "%" may not submit for tenant "%"', coalesce(nullif(current_setting('role'), 'none'), session_user),
+            tenant USING ERRCODE = 'insufficient_privilege', HINT = 'headgate code: permission_denied. The owner of the schema can '
+                   'allow it: SELECT headgate.allow_submit(role, tenant)';
+    END IF;
     v_tenant := headgate.intern_tenant_v1(tenant);
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
     -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
@@ -120,7 +126,3 @@ RETURNS uuid LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SELECT headgate.submit(topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key,
                            key_window, id, headers, tags, limit_key, deadline)
 $$;
-REVOKE ALL ON FUNCTION headgate.submit(text, bytea, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text,
-                                           timestamptz) FROM PUBLIC;
-REVOKE ALL ON FUNCTION headgate.submit(text, jsonb, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text,
-                                           timestamptz) FROM PUBLIC;

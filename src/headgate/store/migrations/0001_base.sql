@@ -394,6 +394,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/intern_v1.sql
 -- include: functions/arrivals_v1.sql
 -- include: functions/submit_v1.sql
+-- include: functions/roles.sql
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql
 -- include: functions/submit_claim_v1.sql

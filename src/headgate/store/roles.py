@@ -1,0 +1,114 @@
+"""Roles of the database: the two groups that servers and readers are members of, and what they are granted (ADR 26).
+
+Roles belong to the whole PostgreSQL server, so an owner of one database may not be allowed to make them. Then
+everything works with one role, the owner, and `headgate migrate` prints what an administrator has to run.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headgate.store.connect import Connection, connect
+from headgate.store.errors import translating
+
+OWNER: Final = "headgate_owner"
+"""Of the embedded PostgreSQL. Elsewhere the owner is whoever runs the migrations."""
+RUNTIME: Final = "headgate_runtime"
+READER: Final = "headgate_reader"
+STATEMENTS: Final = {
+    RUNTIME: (f"CREATE ROLE {RUNTIME} NOLOGIN;", f"GRANT pg_read_all_stats TO {RUNTIME};"),
+    READER: (f"CREATE ROLE {READER} NOLOGIN;",),
+}
+"""What an administrator runs once for a PostgreSQL server. With the statistics of others, a server can name the session
+that keeps dead rows from being removed; without them everything else works."""
+
+_MISSING: Final = "SELECT name FROM unnest($1::text[]) AS name WHERE to_regrole(name) IS NULL"
+_MAY_CREATE: Final = "SELECT rolsuper OR rolcreaterole FROM pg_catalog.pg_roles WHERE rolname = current_user"
+# Another runner, of another database perhaps, may make them at the same moment.
+_CREATE: Final = """
+DO $$
+DECLARE
+    v_name text;
+BEGIN
+    FOREACH v_name IN ARRAY ARRAY['headgate_runtime', 'headgate_reader'] LOOP
+        IF to_regrole(v_name) IS NULL THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', v_name);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN
+                NULL;
+            END;
+        END IF;
+    END LOOP;
+    IF NOT pg_has_role('headgate_runtime', 'pg_read_all_stats', 'MEMBER')
+       AND (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        BEGIN
+            GRANT pg_read_all_stats TO headgate_runtime;
+        EXCEPTION WHEN unique_violation OR internal_error THEN      -- the other runner did it
+            NULL;
+        END;
+    END IF;
+END $$"""
+_OWNS: Final = """
+SELECT to_regprocedure('headgate.grant_roles_v1()') IS NOT NULL AND pg_has_role(n.nspowner, 'USAGE')
+  FROM pg_catalog.pg_namespace n WHERE n.nspname = 'headgate'"""
+# A role to be made, or one that was made since; or a function that anyone may call, as every new one.
+_DUE: Final = """
+SELECT EXISTS (SELECT FROM unnest($1::text[]) AS r (name)
+                WHERE CASE WHEN to_regrole(r.name) IS NULL
+                      THEN (SELECT u.rolsuper OR u.rolcreaterole FROM pg_catalog.pg_roles u
+                             WHERE u.rolname = current_user)
+                      ELSE NOT has_schema_privilege(r.name, 'headgate', 'USAGE') END)
+    OR EXISTS (SELECT FROM pg_catalog.pg_proc p
+                WHERE p.pronamespace = 'headgate'::regnamespace
+                  AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = 0)))"""
+
+
+# For the embedded PostgreSQL, whose socket is in a folder that only its user can enter: there roles log in without a
+# password. The advisory lock: two processes may start at the same moment.
+_PREPARED: Final = """
+SELECT count(*) = 3 AND bool_and(r.rolcanlogin) AND bool_or(d.datdba = r.oid)
+  FROM pg_catalog.pg_roles r JOIN pg_catalog.pg_database d ON d.datname = current_database()
+ WHERE r.rolname = ANY ($1::text[])"""
+_PREPARE: Final = """
+DO $$
+DECLARE
+    v_name text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(4847423, 26);
+    FOREACH v_name IN ARRAY ARRAY['headgate_owner', 'headgate_runtime', 'headgate_reader'] LOOP
+        IF to_regrole(v_name) IS NULL THEN EXECUTE format('CREATE ROLE %I', v_name); END IF;
+        EXECUTE format('ALTER ROLE %I LOGIN', v_name);
+    END LOOP;
+    GRANT pg_read_all_stats TO headgate_runtime;
+    EXECUTE format('ALTER DATABASE %I OWNER TO headgate_owner', current_database());
+END $$"""
+
+
+async def prepare_embedded(superuser_dsn: str) -> None:
+    """Make the roles of an embedded PostgreSQL, so that neither servers nor migrations need its superuser."""
+    db = await connect(superuser_dsn, application_name="headgate roles")
+    try:
+        with translating(writing=True):
+            if not await db.fetchval(_PREPARED, [OWNER, RUNTIME, READER]):
+                await db.execute(_PREPARE)
+    finally:
+        await db.close()
+
+
+async def missing_roles(db: Connection) -> list[str]:
+    """What an administrator has to run before `headgate migrate` can grant anything to the roles; none: they exist."""
+    with translating(writing=False):
+        rows = await db.fetch(_MISSING, [RUNTIME, READER])
+    return [statement for (name,) in rows for statement in STATEMENTS[name]]
+
+
+async def roles_due(db: Connection) -> bool:
+    """Whether `apply_roles` has anything to do. It does nothing for a user who does not own the schema."""
+    return bool(await db.fetchval(_OWNS)) and bool(await db.fetchval(_DUE, [RUNTIME, READER]))
+
+
+async def apply_roles(db: Connection) -> None:
+    """Make the roles if this user may, and grant them what they need. Under the lock of the runner of migrations."""
+    if await db.fetch(_MISSING, [RUNTIME, READER]) and await db.fetchval(_MAY_CREATE):
+        await db.execute(_CREATE)
+    await db.execute("SELECT headgate.grant_roles_v1()")
