@@ -20,7 +20,7 @@ from headgate.wire import worker_pb2 as worker
 
 SubmitMethod: TypeAlias = rpc.Method[producer.SubmitRequest, producer.SubmitResponse]
 SUBMIT = rpc.Method("ProducerService/Submit", producer.SubmitRequest, producer.SubmitResponse)
-ECHO = rpc.Method("ProducerService/Echo", producer.SubmitRequest, producer.SubmitResponse)
+ECHO = rpc.Method("BenchService/Echo", producer.SubmitRequest, producer.SubmitResponse)
 CLAIM = rpc.Method("WorkerService/Claim", worker.ClaimRequest, worker.ClaimResponse)
 CALLERS = 64
 TOPIC = "calls"
@@ -30,7 +30,7 @@ async def run(*, quick: bool = False) -> dict[str, object]:
     """Calls a second, and microseconds per job taken and completed by one slot."""
     calls, taken, rounds = (2_000, 200, 1) if quick else (10_000, 1_000, 3)
     found: dict[str, list[float]] = {"submit_unary": [], "echo_unary": [], "stream_claim_us": [], "unary_claim_us": []}
-    async with stack("calls") as made:
+    async with stack("calls", program="bench.echo") as made:
         channel = rpc.open_channel(Address(made.addresses[0]))
         try:
             for _ in range(rounds):
@@ -71,7 +71,7 @@ async def rate(calls: int, call: Callable[[], Awaitable[None]]) -> float:
 
 async def by_stream(channel: grpc.aio.Channel, count: int) -> float:
     """Ready, a job, its outcome: one slot over the worker's stream."""
-    call = rpc.open_work(channel)
+    call = rpc.open_work(channel, "")
     await call.write(worker.WorkerFrame(hello=worker.Hello(worker_id="bench-stream")))
     await rpc.next_frame(call)
     outcomes = worker.Outcomes()

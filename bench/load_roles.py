@@ -128,8 +128,8 @@ async def frames(meter: Meter, hg: Headgate, token: str, options: dict[str, int]
     size = options.get("size", 100)
     address = hg._connection.addresses[0]
     channel = rpc.open_channel(address)
-    call = rpc.open_produce(channel)
-    await call.write(pb.ProducerFrame(hello=pb.ProducerHello(token=token)))
+    call = rpc.open_produce(channel, token)
+    await call.write(pb.ProducerFrame(hello=pb.ProducerHello()))
     await call.read()
     sent: dict[int, tuple[float, list[bytes]]] = {}
     unwanted: deque[list[bytes]] = deque(maxlen=1_000)  # ids of refused frames: they are as new as on the first day

@@ -27,7 +27,7 @@ async def idle(addresses: str, links: int) -> None:
     async def connect(number: int) -> None:
         channel = rpc.open_channel(Address(addresses.split(",")[number % (addresses.count(",") + 1)]))
         channels.append(channel)
-        call = rpc.open_work(channel)
+        call = rpc.open_work(channel, "")
         await call.write(worker.WorkerFrame(hello=worker.Hello(worker_id=f"idle-{number}")))
         greeted = await rpc.next_frame(call)
         assert greeted is not None

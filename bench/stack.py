@@ -27,7 +27,7 @@ from headgate.store.migrate import migrate
 FOLDER = Path("build/bench")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TOPIC = "bench"
-SERVE = ("-m", "headgate.cli", "serve", "--dev", "--port", "0", "--log-level", "WARNING")
+SERVE = ("serve", "--dev", "--port", "0", "--log-level", "WARNING")
 
 
 class Role:
@@ -85,6 +85,8 @@ class Stack:
     aside: str = ""
     """Another database of the same PostgreSQL: looking from there does not add to the transactions counted here."""
     options: tuple[str, ...] = ()
+    program: str = "headgate.cli"
+    """The module that is run as `headgate`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Of servers started from now on, over what all have."""
     addresses: list[str] = field(default_factory=list)
@@ -155,7 +157,7 @@ class Stack:
     def start_server(self) -> None:
         """One more instance, ready when this returns."""
         process = subprocess.Popen(
-            [sys.executable, *SERVE, *self.options],
+            [sys.executable, "-m", self.program, *SERVE, *self.options],
             env=os.environ | {"HEADGATE_DATABASE_URL": self.dsn} | dict(self.environ),
             stdout=subprocess.PIPE,
             text=True,
@@ -218,13 +220,15 @@ class Meter:
 
 
 @asynccontextmanager
-async def stack(name: str, *, servers: int = 1, options: tuple[str, ...] = ()) -> AsyncIterator[Stack]:
+async def stack(
+    name: str, *, servers: int = 1, options: tuple[str, ...] = (), program: str = "headgate.cli"
+) -> AsyncIterator[Stack]:
     """Start it; everything is gone afterwards."""
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     cluster = await asyncio.to_thread(embedded.start, folder)
     assert cluster.pid is not None
-    made = Stack(cluster.dsn(), cluster.pid, cluster.dsn("template1"), options)
+    made = Stack(cluster.dsn(), cluster.pid, cluster.dsn("template1"), options, program)
     try:
         async with made.database() as db:
             await migrate(db)

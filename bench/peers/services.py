@@ -113,7 +113,7 @@ async def headgate_server(url: str) -> AsyncIterator[str]:
     await migrate(db)
     await db.close()
     server = subprocess.Popen(
-        [sys.executable, *SERVE],
+        [sys.executable, "-m", "headgate.cli", *SERVE],
         env=os.environ | {"HEADGATE_DATABASE_URL": url},
         stdout=subprocess.PIPE,
         text=True,

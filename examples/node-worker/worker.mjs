@@ -72,10 +72,12 @@ class Worker {
   // One connection, from hello to the status it ends with.
   #connection(server) {
     const client = new WorkerService(server, this.credentials, CHANNEL);
-    const call = client.Work();
-    const { token, workerId } = this;
+    const metadata = new grpc.Metadata();
+    if (this.token) metadata.set('authorization', `Bearer ${this.token}`);
+    const call = client.Work(metadata);
+    const { workerId } = this;
     const [incarnation, resumed] = [this.#incarnation, this.#resumed];
-    call.write({ hello: { token, workerId, client: 'node-example/0.1.0', held: this.#all(), resumed, incarnation } });
+    call.write({ hello: { workerId, client: 'node-example/0.1.0', held: this.#all(), resumed, incarnation } });
     const impatience = setTimeout(() => call.cancel(), HELLO_WITHIN_MS);
     let beats;
     call.on('data', (frame) => {

@@ -13,19 +13,21 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import uniform
+from typing import ClassVar
 from uuid import UUID
 
 import grpc
 
 from headgate.api.grpc import operator_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
+from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
-from headgate.api.grpc.methods import bidi_stream, server_stream, unary
+from headgate.api.grpc.methods import bidi_stream, grpc_service, server_stream, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
@@ -38,6 +40,7 @@ from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.operations import ManyJobs
+from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCalls, Revocation
 from headgate.control.schedules import Schedules
@@ -55,7 +58,7 @@ from headgate.dispatch.retention import Retention
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.domain import failpoints
+from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSetting
 from headgate.domain.ids import JobIdMaker
 from headgate.ops.exposure import check_encrypted, check_private, exposure_of, is_loopback
@@ -85,7 +88,9 @@ SERVICES = (
     "headgate.v1.ScheduleService",
     "headgate.v1.TopicService",
 )
-MESSAGE_LIMIT = 8 * 1024 * 1024
+WATCHES_PER_PEER = 100
+"""Health.Watch needs no token, so it has a bound of its own, besides the one on all streams."""
+STREAM_WINDOW_BYTES = 65_536
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
 off elsewhere; links stay."""
@@ -124,7 +129,10 @@ class ServerOptions:
 
 
 class Server:
-    """One instance."""
+    """One instance. What `make bench` serves besides is added by bench/echo.py: `rules` and `extra_services`."""
+
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    extra_services: ClassVar[tuple[grpc.GenericRpcHandler, ...]] = ()
 
     def __init__(self, options: ServerOptions) -> None:
         if options.tokens_file is None and not options.dev:
@@ -352,7 +360,6 @@ class Server:
     async def _listen(self, name: str) -> int:
         worker = WorkerService(
             WorkerParts(
-                validator=self.validator,
                 store=self.store,
                 links=self.links,
                 coordinator=self.coordinator,
@@ -384,12 +391,14 @@ class Server:
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
-            self.validator, Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
+            Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
         )
+        rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         server = grpc.aio.server(
+            interceptors=(Guard(self.validator, rules),),
             options=[
-                ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-                ("grpc.max_send_message_length", 4 * MESSAGE_LIMIT),
+                ("grpc.max_receive_message_length", limits.MESSAGE_MAX_BYTES),
+                ("grpc.max_send_message_length", 4 * limits.MESSAGE_MAX_BYTES),
                 ("grpc.so_reuseport", int(self.options.shared_port)),
                 ("grpc.max_concurrent_streams", 1000),
                 # Else a crowd of strangers takes the files that connections to the database need.
@@ -398,33 +407,35 @@ class Server:
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
-                # gRPC's own refusals have neither our code nor a hint. It counts streams that are over and not put away
-                # against the 1,000, and would refuse one call in two while this loop is behind. Calls that nobody has
-                # looked at yet stay bounded.
-                ("grpc.http.overload_protection", 0),
-                ("grpc.server.max_pending_requests", 4_000),
-                ("grpc.server.max_pending_requests_hard_limit", 8_000),
+                # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
+                # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
+                ("grpc.http.overload_protection", 1),
+                # What is sent and not read yet is kept in memory. It is bounded by the window of its stream, 64 KiB;
+                # probing for bandwidth would make that megabytes. Calls that nobody has looked at yet are bounded too.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+                ("grpc.server.max_pending_requests", 2_000),
+                ("grpc.server.max_pending_requests_hard_limit", 3_000),
                 # Who has not said a whole preface by then is no client of ours, and keeps a descriptor.
                 ("grpc.server_handshake_timeout_ms", 10_000),
-            ]
+            ],
         )
         peers = PeerStreams(self.options.streams_per_peer)
         server.add_generic_rpc_handlers(
             (
                 _worker_methods(worker, peers),
                 _producer_methods(producer, peers),
-                operator_service.methods(self.validator, self.operator),
-                batch_methods(BatchService(self.validator, self.store, new_id=self.ids.next_id)),
-                operation_methods(OperationService(self.validator, many_jobs)),
+                operator_service.methods(self.operator),
+                batch_methods(BatchService(self.store, new_id=self.ids.next_id)),
+                operation_methods(OperationService(many_jobs)),
                 schedule_methods(schedules),
-                topic_methods(
-                    TopicService(self.validator, Topics(self.store, on_change=self.coordinator.limits_changed))
-                ),
+                topic_methods(TopicService(Topics(self.store, on_change=self.coordinator.limits_changed))),
+                self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),
+                *self.extra_services,
             )
         )
-        server.add_generic_rpc_handlers((self._health.methods(),))
         if self.options.dev:
-            server.add_generic_rpc_handlers((Reflection(SERVICES).methods(),))
+            server.add_generic_rpc_handlers((Reflection(SERVICES).methods(peers),))
         try:
             where = f"{self.options.host}:{self.options.port}"
             port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
@@ -535,11 +546,11 @@ class Server:
 
 def _worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     pb = worker_pb2
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.WorkerService",
         {
             "Work": bidi_stream(peers.bounded(service.work), pb.WorkerFrame, pb.ServerFrame),
-            "StreamJobs": server_stream(peers.bounded(service.stream_jobs), pb.StreamJobsRequest, pb.JobBatch),
+            "StreamJobs": server_stream(service.stream_jobs, pb.StreamJobsRequest, pb.JobBatch, bounded=peers.bounded),
             "Heartbeat": unary(service.heartbeat, pb.HeartbeatRequest, pb.HeartbeatResponse),
             "ReportOutcome": unary(service.report_outcome, pb.ReportOutcomeRequest, pb.ReportOutcomeResponse),
             "Claim": unary(service.claim, pb.ClaimRequest, pb.ClaimResponse),
@@ -549,7 +560,7 @@ def _worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericR
 
 def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     pb = producer_pb2
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.ProducerService",
         {
             "Produce": bidi_stream(peers.bounded(service.produce), pb.ProducerFrame, pb.ProducerReply),
@@ -557,6 +568,5 @@ def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.Gene
             "SubmitBatch": unary(service.submit_batch, pb.SubmitBatchRequest, pb.SubmitBatchResponse),
             "GetJob": unary(service.get_job, pb.GetJobRequest, jobs_pb2.JobInfo),
             "WaitResult": unary(service.wait_result, pb.WaitResultRequest, jobs_pb2.JobInfo),
-            "Echo": unary(service.echo, pb.SubmitRequest, pb.SubmitResponse),
         },
     )

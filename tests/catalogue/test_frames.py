@@ -33,7 +33,7 @@ def topic() -> str:
 
 async def test_a_hello_that_is_repeated_is_told_and_the_stream_lives(wire: Wire) -> None:
     async with wire.worker() as link:
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="again", token=OURS)))
+        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="again")))
         assert (await link.error()).code == "protocol_error"
         await link.beat()
 
@@ -57,7 +57,7 @@ async def test_a_stream_that_does_not_begin_with_hello_is_ended(wire: Wire, firs
 
 
 async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_lives(wire: Wire, topic: str) -> None:
-    call: Any = wire.channel.stream_stream(PRODUCE)()
+    call: Any = wire.channel.stream_stream(PRODUCE)(metadata=wire.metadata)
     await call.write(producer_pb2.ProducerFrame(seq=1).SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await asyncio.wait_for(call.read(), 5)
@@ -66,7 +66,7 @@ async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_
         grpc.StatusCode.FAILED_PRECONDITION,
     )
     async with wire.producer() as producer:
-        await producer.send(producer_pb2.ProducerFrame(seq=1, hello=producer_pb2.ProducerHello(token="x")))
+        await producer.send(producer_pb2.ProducerFrame(seq=1, hello=producer_pb2.ProducerHello()))
         assert (await producer.reply(1)).error.code == "protocol_error"
         await producer.send(producer_pb2.ProducerFrame(seq=2))  # nothing at all
         error = (await producer.reply(2)).error
@@ -93,7 +93,6 @@ async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_
     ids=["nameless", "long name", "two lines", "epochs missing", "short id", "large epoch", "100,001 held"],
 )
 async def test_a_bad_hello_is_refused_by_field(wire: Wire, hello: worker_pb2.Hello, field: str) -> None:
-    hello.token = OURS
     link = wire.link()
     await link.send(worker_pb2.WorkerFrame(hello=hello))
     ended = await link.ended()

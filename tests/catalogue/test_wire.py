@@ -55,12 +55,11 @@ async def test_bytes_that_are_no_message_are_answered_by_a_sentence(wire: Wire, 
 async def test_bytes_that_are_no_message_are_refused_by_every_kind_of_call(wire: Wire) -> None:
     for path in ("WorkerService/Claim", "ProducerService/Submit", "ScheduleService/Put", "TopicService/SetTopic"):
         _is_unreadable(await refused(wire, path, b"\xff\xff\xff\xff"), "headgate.v1.")
-    for path in ("/headgate.v1.WorkerService/StreamJobs", "/grpc.health.v1.Health/Watch"):
-        begin: Any = wire.channel.unary_stream(path)
-        call = begin(b"\xff\xff\xff\xff", metadata=wire.metadata)
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await asyncio.wait_for(call.read(), 5)
-        _is_unreadable(Ended.of(ended.value), "Request")
+    begin: Any = wire.channel.unary_stream("/headgate.v1.WorkerService/StreamJobs")
+    call = begin(b"\xff\xff\xff\xff", metadata=wire.metadata)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await asyncio.wait_for(call.read(), 5)
+    _is_unreadable(Ended.of(ended.value), "Request")
 
 
 def _is_unreadable(ended: Ended, name: str) -> None:
@@ -105,16 +104,13 @@ async def test_an_unknown_method_is_unimplemented(wire: Wire) -> None:
 
 async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -> None:
     said = set()
-    for token in ("", "garbage", "x" * 5_000, OURS + "x", OURS[:-1], "ü", "' OR 1=1--"):
-        async with Wire(unharmed.address) as wire:
-            if token.isascii():  # others cannot even be said in metadata
-                call: Any = wire.channel.unary_unary("/headgate.v1.OperatorService/Status")
-                with pytest.raises(grpc.aio.AioRpcError) as ended:
-                    await call(b"", timeout=5, metadata=(("authorization", f"Bearer {token}"),))
-                assert Ended.of(ended.value).code == "unauthenticated"
-            link = wire.link()
-            await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="w", token=token)))
-            over = await link.ended()
+    for token in ("", "garbage", "x" * 5_000, OURS + "x", OURS[:-1], "' OR 1=1--"):
+        async with Wire(unharmed.address, token=token) as wire:
+            call: Any = wire.channel.unary_unary("/headgate.v1.OperatorService/Status")
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call(b"", timeout=5, metadata=wire.metadata)
+            assert Ended.of(ended.value).code == "unauthenticated"
+            over = await wire.link().ended()
             assert (over.status, over.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
             said.add(over.details)
     assert len(said) == 1
@@ -133,7 +129,7 @@ async def test_a_missing_scope_is_named(unharmed: ServerProcess) -> None:
             assert f'needs the scope "{scope}"' in ended.details
     async with Wire(unharmed.address, token=OURS) as wire:
         everything = operator_pb2.PauseRequest(target=operator_pb2.Target(everything=True))
-        assert '"admin"' in (await refused(wire, "OperatorService/Pause", everything)).details
+        assert '"system"' in (await refused(wire, "OperatorService/Pause", everything)).details
 
 
 # ---------------------------------------------------------------------- below the messages

@@ -303,8 +303,8 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
 ) -> None:
     """The peer reads nothing, so most of what is claimed for it cannot be sent; then its wire breaks."""
     async with Wire(server.address, token=ALPHA, options=[("grpc.http2.bdp_probe", 0)]) as broken:  # a narrow window
-        call = broken.channel.stream_stream(WORK)()
-        hello = worker_pb2.Hello(token=ALPHA, worker_id=f"deaf-{topic}")
+        call = broken.channel.stream_stream(WORK)(metadata=broken.metadata)
+        hello = worker_pb2.Hello(worker_id=f"deaf-{topic}")
         ready = worker_pb2.Ready(topics=[topic], count=20, lease_seconds=30)
         await call.write(worker_pb2.WorkerFrame(hello=hello, ready=ready).SerializeToString())
         ids = await wire.submit_many(topic, [os.urandom(150_000)] * 20)  # less than may wait for one link
@@ -604,7 +604,7 @@ async def test_reflection_tells_what_there_is_in_dev_mode(wire: Wire) -> None:
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )()
+    )(metadata=wire.metadata)
     async with asyncio.timeout(60):
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         services = {service.name for service in (await call.read()).list_services_response.service}

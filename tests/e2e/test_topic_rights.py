@@ -167,9 +167,7 @@ async def test_a_live_worker_id_of_another_credential_is_refused_and_its_session
 ) -> None:
     link = mail.link()
     await link.send(
-        worker_pb2.WorkerFrame(
-            hello=worker_pb2.Hello(token=MAIL, worker_id=worker_of(payer), resumed=True, incarnation=7)
-        )
+        worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id=worker_of(payer), resumed=True, incarnation=7))
     )
     ended = await link.ended()
     assert (ended.status, ended.code) == (grpc.StatusCode.ALREADY_EXISTS, "worker_id_taken")

@@ -96,7 +96,7 @@ class IdleLinks:
     async def _open(self, address: str, number: int) -> None:
         channel = rpc.open_channel(Address(address))
         self._channels.append(channel)
-        call = rpc.open_work(channel)
+        call = rpc.open_work(channel, "")
         await call.write(pb.WorkerFrame(hello=pb.Hello(worker_id=f"idle-{number}")))
         greeted = await rpc.next_frame(call)
         assert greeted is not None

@@ -33,11 +33,11 @@ CALL_SECONDS = 5.0
 LISTEN_SECONDS = 0.05
 """How long a stream that stays open is listened to."""
 HELLO = {
-    "headgate.v1.WorkerService.Work": lambda token: worker_pb2.WorkerFrame(
-        hello=worker_pb2.Hello(worker_id=f"fuzz-{uuid4()}", token=token)
+    "headgate.v1.WorkerService.Work": lambda: worker_pb2.WorkerFrame(
+        hello=worker_pb2.Hello(worker_id=f"fuzz-{uuid4()}")
     ).SerializeToString(),
-    "headgate.v1.ProducerService.Produce": lambda token: producer_pb2.ProducerFrame(
-        hello=producer_pb2.ProducerHello(token=token)
+    "headgate.v1.ProducerService.Produce": lambda: producer_pb2.ProducerFrame(
+        hello=producer_pb2.ProducerHello()
     ).SerializeToString(),
 }
 OPTIONS = (
@@ -120,7 +120,7 @@ class Caller:
         if method.many_in:
             call = self._channel.stream_stream(method.path)(metadata=metadata)
             if (hello := HELLO.get(method.name)) is not None and frames[0][:1] != b"\xff":
-                frames = [hello(self._token), *frames]
+                frames = [hello(), *frames]
             return await self._converse(call, frames)
         if method.many_out:
             ask: Any = self._channel.unary_stream(method.path)

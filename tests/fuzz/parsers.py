@@ -17,6 +17,7 @@ from headgate.cli import values
 from headgate.cli.dispatch import _end
 from headgate.cli.topic import policy_of, rate_of
 from headgate.control.auth import parse_tokens
+from headgate.control.permissions import RULES
 from headgate.domain.cron import check_zone, next_occurrence, parse_cron
 from headgate.domain.errors import HeadgateError
 from headgate.domain.filters import parse
@@ -87,8 +88,8 @@ def cursors(raw: bytes) -> None:
     read_cursor(_text(raw), b"digest")
 
 
-_READ_WORKER = reader_of(worker_pb2.WorkerFrame)
-_READ_PRODUCER = reader_of(producer_pb2.ProducerFrame)
+_READ_WORKER = reader_of(worker_pb2.WorkerFrame, RULES["/headgate.v1.WorkerService/Work"])
+_READ_PRODUCER = reader_of(producer_pb2.ProducerFrame, RULES["/headgate.v1.ProducerService/Produce"])
 
 
 def worker_frames(raw: bytes) -> None:

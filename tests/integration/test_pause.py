@@ -499,9 +499,11 @@ async def test_who_may_pause_what(still: Instance) -> None:
     verbs = Desk(still).verbs
     sms = Target(kind=TargetKind.TOPIC, topic="sms")
     limited = someone(Scope.OPERATE, topics=["mail"])
-    allowed = [(ANA, EVERYTHING), (OPERATOR, TENANT), (OPERATOR, MAIL), (limited, MAIL)]
+    allowed = [(someone(Scope.SYSTEM, tenant=""), EVERYTHING), (OPERATOR, TENANT), (OPERATOR, MAIL), (limited, MAIL)]
     refused = [
         (OPERATOR, EVERYTHING),
+        (someone(Scope.ADMIN), EVERYTHING),  # of one tenant: it stops nobody else's jobs
+        (someone(Scope.SYSTEM, tenant=""), TENANT),
         (limited, TENANT),
         (limited, sms),
         (someone(Scope.ADMIN, topics=["mail"]), EVERYTHING),

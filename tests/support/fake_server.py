@@ -43,6 +43,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.received: list[Any] = []
+        self.token = ""
         self.ended = False
         self._out: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -249,6 +250,7 @@ class FakeServer:
         if self.refuses is not None:
             await stream.abort(self.refuses, "the token is not known")
         link = WorkLink(self)
+        link.token = _token(stream)
         link.received.append(first)
         self.workers.append(link)
         ack = worker_pb2.HelloAck(
@@ -269,6 +271,7 @@ class FakeServer:
         if self.refuses is not None:
             await stream.abort(self.refuses, "the token is not known")
         link = ProduceLink(self)
+        link.token = _token(stream)
         link.received.append(first)
         self.producers.append(link)
         if self.greets:
@@ -298,6 +301,10 @@ class FakeServer:
         if request.id not in self.jobs:
             await call.abort(grpc.StatusCode.NOT_FOUND, "no such job")
         return self.jobs[request.id]
+
+
+def _token(stream: Any) -> str:
+    return str(dict(stream.invocation_metadata()).get("authorization", "")).removeprefix("Bearer ")
 
 
 @asynccontextmanager

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x7, 0x8, 0xB
-MAX_CONCURRENT_STREAMS = 0x3
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 0x3, 0x4
+WINDOW = 65_535
+"""Of a connection and of each of its streams, until the server says otherwise."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -103,6 +105,11 @@ def data(stream: int, message: bytes = b"", *, last: bool = True) -> bytes:
     """A gRPC message as a frame."""
     body = b"\0" + len(message).to_bytes(4) + message
     return _frame(DATA, END_STREAM if last else 0, stream, body)
+
+
+def part(stream: int, body: bytes) -> bytes:
+    """Bytes of a stream that goes on."""
+    return _frame(DATA, 0, stream, body)
 
 
 def reset(stream: int) -> bytes:

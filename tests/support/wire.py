@@ -62,7 +62,6 @@ _SERVICE_OF: Final[dict[str, tuple[str, Any]]] = {
     "SubmitBatch": ("ProducerService", producer_pb2.SubmitBatchResponse),
     "GetJob": ("ProducerService", jobs_pb2.JobInfo),
     "WaitResult": ("ProducerService", jobs_pb2.JobInfo),
-    "Echo": ("ProducerService", producer_pb2.SubmitResponse),
 }
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: what one test does to it is not another's affair
@@ -227,7 +226,7 @@ class Wire:
         """A Work stream that has said hello and was answered."""
         link = self.link()
         try:
-            await link.hello(worker_id or f"worker-{uuid4()}", token=self.token, **hello)
+            await link.hello(worker_id or f"worker-{uuid4()}", **hello)
             yield link
         finally:
             await link.close()
@@ -239,7 +238,7 @@ class Wire:
             request_serializer=_bytes,
             response_deserializer=worker_pb2.ServerFrame.FromString,
         )
-        return Link(begin(metadata=()))
+        return Link(begin(metadata=self.metadata))
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
@@ -249,9 +248,9 @@ class Wire:
             request_serializer=_bytes,
             response_deserializer=producer_pb2.ProducerReply.FromString,
         )
-        stream = Producer(begin())
+        stream = Producer(begin(metadata=self.metadata))
         try:
-            await stream.send(producer_pb2.ProducerFrame(hello=producer_pb2.ProducerHello(token=self.token)))
+            await stream.send(producer_pb2.ProducerFrame(hello=producer_pb2.ProducerHello()))
             await stream.until(lambda: stream.ack is not None, "the producer was greeted")
             yield stream
         finally:

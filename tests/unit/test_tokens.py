@@ -49,11 +49,37 @@ def test_a_list_of_topics_permits_those_and_an_empty_one_none() -> None:
 
 
 def test_an_empty_list_of_scopes_permits_nothing_and_admin_everything() -> None:
-    for scope in Scope:
+    for scope in set(Scope) - {Scope.SYSTEM}:
         with pytest.raises(PermissionDenied):
             identity(scopes=[]).require(scope)
         identity(scopes=["admin"]).require(scope)
         identity(scopes=scope.value).require(scope)
+
+
+def test_system_is_the_scope_of_tokens_without_a_tenant_and_admin_does_not_include_it() -> None:
+    who = parsed({TOKEN: {"scopes": ["system"]}}).identify(TOKEN)
+    assert (who.tenant, who.topics) == ("", None)
+    who.require(Scope.SYSTEM)
+    for scope in set(Scope) - {Scope.SYSTEM}:
+        with pytest.raises(PermissionDenied):
+            who.require(scope)
+    with pytest.raises(PermissionDenied, match='"system"'):
+        identity(scopes=["admin"]).require(Scope.SYSTEM)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"tenant": "acme", "scopes": ["system"]},
+        {"scopes": ["system", "read"]},
+        {"scopes": ["system"], "topics": ["mail"]},
+        {"scopes": ["admin"]},
+        {},
+    ],
+)
+def test_only_system_is_without_a_tenant_and_it_goes_with_nothing_else(entry: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting, match=r'token 1(: the scope "system" stands alone| must have tenant)'):
+        parsed({TOKEN: entry})
 
 
 @pytest.mark.parametrize("topics", [["*"], ["mail", "mail.*"], "*", [""], [None], [7]])

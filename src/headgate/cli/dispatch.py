@@ -37,7 +37,7 @@ def pause_command(
     tenant
         All topics of the token's tenant.
     everything
-        All tenants; needs the scope admin.
+        All tenants; needs a token with the scope system.
     reason
         Shown by status, and kept in the audit.
     until
@@ -75,7 +75,7 @@ def resume_command(
     tenant
         All topics of the token's tenant.
     everything
-        All tenants; needs the scope admin.
+        All tenants; needs a token with the scope system.
     reason
         Kept in the audit.
     output

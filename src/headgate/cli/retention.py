@@ -49,7 +49,7 @@ def set_command(
     output: Output = "text",
     url: str = "",
 ) -> None:
-    """Change how long finished jobs are kept, for topics without a rule of their own. Needs the scope admin.
+    """Change how long finished jobs are kept, for topics without a rule of their own. Needs the scope system.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def set_command(
 
 @retention.command(name="run")
 def run_command(*, output: Output = "text", url: str = "") -> None:
-    """Remove what is old now. Servers do this by themselves. Needs the scope admin.
+    """Remove what is old now. Servers do this by themselves. Needs the scope system.
 
     It ends when nothing is left, or when other transactions hold all that is left; it says so then.
 

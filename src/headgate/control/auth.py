@@ -224,7 +224,7 @@ def _credential(digest: bytes, entry: object, source: str, number: int) -> Crede
     given = dict(entry) if isinstance(entry, _Pairs) else {}
     scopes = _scopes(given.get("scopes"), source, number)
     # What reaches all tenants belongs to none of them, and to no topic.
-    of_all = "system" in scopes
+    of_all = Scope.SYSTEM in scopes
     if of_all and (len(scopes) > 1 or {"tenant", "topics"} & set(given)):
         raise InvalidSetting(source, f'token {number}: the scope "system" stands alone, without a tenant and topics')
     if not (set() if of_all else {"tenant"}) <= set(given) <= _ENTRY:

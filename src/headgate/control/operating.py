@@ -1,6 +1,7 @@
 """The operator's verbs: pause and resume, the verbs on jobs by id, quiet workers, status and audit.
 
-Who may: looking needs `read`, verbs need `operate`. Pausing everything reaches other tenants and needs `admin`. A token
+Who may: looking needs `read`, verbs need `operate`. What reaches all tenants (pausing everything,
+retention) needs `system`, which only a credential without a tenant has; it sees what concerns all of them. A token
 limited to some topics sees and changes those only; other jobs are to it as if they did not exist.
 
 A verb is committed first and followed here at once; the other instances are sent a word, and without one their next
@@ -106,7 +107,7 @@ class Operator:
 
     async def status(self, caller: Identity) -> Status:
         """What is paused and why; each topic's jobs by state and how long they wait; the instances."""
-        caller.require(Scope.READ)
+        caller.require(Scope.READ, Scope.SYSTEM)
         status = await self._store.status(caller.tenant)
         if caller.topics is None:
             return status
@@ -122,23 +123,21 @@ class Operator:
     async def set_retention(
         self, caller: Identity, changes: Mapping[str, timedelta], *, reason: str = ""
     ) -> RetentionRules:
-        """Change how long finished jobs of all tenants are kept where their topic has no rule; needs `admin`."""
-        caller.require(Scope.ADMIN)
-        _check_whole_tenant(caller)
+        """Change how long finished jobs of all tenants are kept where their topic has no rule; needs `system`."""
+        caller.require(Scope.SYSTEM)
         _check_reason(reason)
         rules = await self._retention.set_rules(changes, actor=caller.subject, reason=reason)
         log.warning("retention_set who=%s rules=%s", caller.subject, rules)
         return rules
 
     async def run_retention(self, caller: Identity) -> Removed:
-        """Make one bounded pass now, as every instance does by itself; needs `admin`, for it reaches all tenants."""
-        caller.require(Scope.ADMIN)
-        _check_whole_tenant(caller)
+        """Make one bounded pass now, as every instance does by itself; needs `system`, for it reaches all tenants."""
+        caller.require(Scope.SYSTEM)
         return await self._retention.run_pass()
 
     async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
         """What was changed and by whom, newest first."""
-        caller.require(Scope.READ)
+        caller.require(Scope.READ, Scope.SYSTEM)
         if caller.topics is not None:
             raise PermissionDenied(f"the audit covers all topics, and the token of {caller.subject} permits only some")
         return await self._store.audit(caller.tenant, before=before, limit=limit)
@@ -308,7 +307,8 @@ class Operator:
 
 def _check_target(caller: Identity, target: Target) -> None:
     if target.kind is TargetKind.EVERYTHING:
-        caller.require(Scope.ADMIN)
+        caller.require(Scope.SYSTEM)
+        return
     caller.require(Scope.OPERATE)
     if target.kind is TargetKind.TOPIC:
         check_topic(target.topic)

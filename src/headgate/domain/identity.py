@@ -10,13 +10,18 @@ from headgate.domain.errors import HeadgateError
 
 
 class Scope(StrEnum):
-    """What a token permits. `work` takes jobs and reports outcomes, `submit` hands them in, `read` looks."""
+    """What a token permits. `work` takes jobs and reports outcomes, `submit` hands them in, `read` looks.
+
+    `admin` permits all of them in its tenant. `system` permits what reaches every tenant, and nothing else: a token has
+    it alone, and belongs to no tenant.
+    """
 
     SUBMIT = "submit"
     WORK = "work"
     READ = "read"
     OPERATE = "operate"
     ADMIN = "admin"
+    SYSTEM = "system"
 
 
 class Unauthenticated(HeadgateError):
@@ -44,7 +49,7 @@ class PermissionDenied(HeadgateError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A caller. `topics` None means any of the tenant's.
+    """A caller. `tenant` is empty for the scope `system`. `topics` None means any of the tenant's.
 
     `credential` names what it came with, so that open streams, waiting calls and bulk operations end with it. It is no
     secret: neither the token nor its digest can be found from it. Empty: it cannot be revoked.
@@ -56,10 +61,16 @@ class Identity:
     topics: frozenset[str] | None = None
     credential: str = ""
 
-    def require(self, scope: Scope) -> None:
-        """Raise PermissionDenied naming the scope that is missing."""
-        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
-            raise PermissionDenied(f'this needs the scope "{scope}", which the token of {self.subject} does not have')
+    def permits(self, scope: Scope) -> bool:
+        """Whether the token has the scope, or one that includes it."""
+        return scope in self.scopes or (Scope.ADMIN in self.scopes and scope is not Scope.SYSTEM)
+
+    def require(self, *any_of: Scope) -> None:
+        """Raise PermissionDenied unless the token has one of these scopes; the error names the first of them."""
+        if not any(map(self.permits, any_of)):
+            raise PermissionDenied(
+                f'this needs the scope "{any_of[0]}", which the token of {self.subject} does not have'
+            )
 
     def allowed(self, topics: Iterable[str]) -> list[str]:
         """The requested topics that are permitted; none left is an error naming them."""

@@ -74,6 +74,25 @@ VERB_MAX_JOBS: Final = 1_000
 PAGE_MAX: Final = 1_000
 PAGE_DEFAULT: Final = 50
 
+# --- requests, before anything of them is parsed ---------------------------------------------------------------------
+MESSAGE_MAX_BYTES: Final = 8_388_608
+"""8 MiB: any single message."""
+JOB_REQUEST_MAX_BYTES: Final = 2_097_152
+"""2 MiB: a request with one job in it. A job that is a little too large is then refused by the field that is."""
+TOPICS_REQUEST_MAX_BYTES: Final = 524_288
+"""512 KiB: a request that names up to 1,000 topics."""
+SMALL_REQUEST_MAX_BYTES: Final = 65_536
+"""64 KiB: every other request: names, a filter, 1,000 ids."""
+COUNTED_FROM_BYTES: Final = 16_384
+"""Elements of larger messages are counted before they are parsed. An empty element has 2 bytes on the wire and up to
+200 in memory, so what is not counted costs 1.6 MB at most."""
+PROGRESS_MAX_JOBS: Final = 10_000
+"""Reports of progress, and requests for longer leases, in one message."""
+HELLO_WITHIN: Final = timedelta(seconds=10)
+"""From the opening of a stream to the whole of its first message."""
+REQUEST_WITHIN: Final = timedelta(seconds=60)
+"""From the beginning of a call to the whole of its request: 8 MiB by a link of 1.2 Mbit/s."""
+
 # --- what travels with a job ----------------------------------------------------------------------------------------
 TAGS_MAX: Final = 20
 TAG_MAX_CHARS: Final = 100

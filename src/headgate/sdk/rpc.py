@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Generic, TypeAlias, TypeVar, cast
@@ -72,24 +73,35 @@ def open_channel(address: Address) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
 
 
-def open_work(channel: grpc.aio.Channel) -> WorkCall:
+def open_work(channel: grpc.aio.Channel, token: str) -> WorkCall:
     """Begin the worker's stream."""
     begin = channel.stream_stream(
         "/headgate.v1.WorkerService/Work",
         request_serializer=worker.WorkerFrame.SerializeToString,
         response_deserializer=worker.ServerFrame.FromString,
     )
-    return cast("WorkCall", begin())  # the stubs know the request as any message
+    return cast("WorkCall", begin(metadata=bearer(token)))  # the stubs know the request as any message
 
 
-def open_produce(channel: grpc.aio.Channel) -> ProduceCall:
+def open_produce(channel: grpc.aio.Channel, token: str) -> ProduceCall:
     """Begin the producer's stream."""
     begin = channel.stream_stream(
         "/headgate.v1.ProducerService/Produce",
         request_serializer=producer.ProducerFrame.SerializeToString,
         response_deserializer=producer.ProducerReply.FromString,
     )
-    return cast("ProduceCall", begin())  # as above
+    return cast("ProduceCall", begin(metadata=bearer(token)))  # as above
+
+
+async def say_hello(call: WorkCall | ProduceCall, frame: Message) -> None:
+    """Write the first frame. Raises what the server said where it had refused the stream before, as for a bad token."""
+    try:
+        await cast("grpc.aio.StreamStreamCall[Message, Message]", call).write(frame)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        # A write says only that the stream is over. (Once in a hundred times grpc.aio then forgets the server's status
+        # and calls it an internal error; that is tried again.)
+        await call.read()
+        raise
 
 
 async def next_frame(call: WorkCall) -> worker.ServerFrame | None:
@@ -128,7 +140,7 @@ REPORT_OUTCOME: Final = Method("WorkerService/ReportOutcome", worker.ReportOutco
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call outside the two streams."""
+    """The metadata of a call or a stream."""
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 

@@ -60,8 +60,8 @@ async def record(
 async def entries(
     db: Connection, tenant_no: int | None = None, *, before: int | None = None, limit: int = 100
 ) -> list[AuditEntry]:
-    """A page of changes, newest first: of one tenant (and of everything), or of all."""
-    if tenant_no is not None:
+    """A page of changes, newest first: of one tenant (and of everything), 0: of everything alone, None: of all."""
+    if tenant_no:
         check_tenant_no(tenant_no)
     check_integer(limit, field="limit", low=1, high=PAGE_MAX)
     with translating(writing=False):

@@ -112,7 +112,8 @@ class OperatorStore:
         return tenant_no, topic_no
 
     async def status(self, tenant: str) -> Status:
-        tenant_no = await self._store.tenant_no(tenant)
+        """An empty tenant: only what concerns all of them."""
+        tenant_no = await self._store.tenant_no(tenant) if tenant else 0
         async with self._read() as db:
             with translating(writing=False):
                 now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
@@ -120,7 +121,7 @@ class OperatorStore:
                 oldest = {row[0]: row[1] for row in await db.fetch(OLDEST, list(topics))}
                 instances = await db.fetch(SEEN)
             rows = await control.controls(db)
-            counts = await reads.counts(db, tenant_no)
+            counts = await reads.counts(db, tenant_no) if tenant_no else {}
             kept = await retention.status(db)
         mine = [row for row in rows if row.tenant_no in (0, tenant_no) and (row.topic_no in topics or not row.topic_no)]
         paused = {row.topic_no for row in mine if row.paused}
@@ -154,7 +155,7 @@ class OperatorStore:
                     started_at=started,
                     seen_at=seen,
                     workers=_summary(summary, "counts").get(str(tenant_no), 0),
-                    stuck=sum(_summary(summary, "stuck").get(str(no), 0) for no in (0, tenant_no)),
+                    stuck=sum(_summary(summary, "stuck").get(str(no), 0) for no in {0, tenant_no}),
                 )
                 for _, name, version, started, seen, summary in instances
             ],
@@ -162,7 +163,8 @@ class OperatorStore:
         )
 
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:
-        tenant_no = await self._store.tenant_no(tenant)
+        """An empty tenant: only what concerns all of them."""
+        tenant_no = await self._store.tenant_no(tenant) if tenant else 0
         async with self._read() as db:
             found = await audit.entries(db, tenant_no, before=before, limit=limit)
         return [

@@ -3,8 +3,9 @@
 isort:skip_file
 What operators speak: pause, the verbs on jobs, workers, audit.
 
-Authentication: the metadata `authorization: Bearer TOKEN`. Looking needs the scope `read`, verbs need `operate`; pausing
-and resuming everything needs `admin`. A token limited to some topics reaches only those.
+Authentication: the metadata `authorization: Bearer TOKEN`. Looking needs the scope `read`, verbs need `operate`. Pausing
+and resuming everything needs `system`, the scope of tokens without a tenant; Status and ListAudit show them what concerns all
+tenants. A token limited to some topics reaches only those.
 """
 
 from collections import abc as _abc

@@ -3,7 +3,7 @@
 isort:skip_file
 What producers speak: submit, read, wait.
 
-Authentication: ProducerHello.token on Produce; elsewhere the metadata `authorization: Bearer TOKEN`.
+Authentication: the metadata `authorization: Bearer TOKEN`, on streams too.
 """
 
 from collections import abc as _abc
@@ -268,7 +268,7 @@ Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
 
 @_typing.final
 class ProducerFrame(_message.Message):
-    """The first frame carries hello. Frames may be pipelined; replies come by seq, in any order, after commit."""
+    """The first frame carries hello, within 10 s. Frames may be pipelined; replies come by seq, in any order, after commit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,19 +305,16 @@ Global___ProducerFrame: _TypeAlias = ProducerFrame  # noqa: Y015
 class ProducerHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
-    token: _builtins.str
     client: _builtins.str
     def __init__(
         self,
         *,
-        token: _builtins.str = ...,
         client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ What workers speak.
 Work is the fast path: one stream carries any number of slots. StreamJobs with Heartbeat and ReportOutcome is the simple
 way, and the way to report when a stream has died. Claim is for scripts. All of them reach the same coordinator.
 
-Authentication: Hello.token on Work; elsewhere the metadata `authorization: Bearer TOKEN`.
+Authentication: the metadata `authorization: Bearer TOKEN`, on streams too.
 """
 
 from collections import abc as _abc
@@ -67,17 +67,15 @@ Global___WorkerFrame: _TypeAlias = WorkerFrame  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """The first frame, once. Anything else first ends the stream with FAILED_PRECONDITION."""
+    """The first frame, once, within 10 s. Anything else first ends the stream with FAILED_PRECONDITION."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    token: _builtins.str
     worker_id: _builtins.str
     """Names this worker process, for people and for operators' verbs. Give every process an id of its own: on one instance a
     newer stream with the same id replaces the older one, whatever the incarnations are. While a worker is connected, its id
@@ -103,7 +101,6 @@ class Hello(_message.Message):
     def __init__(
         self,
         *,
-        token: _builtins.str = ...,
         worker_id: _builtins.str = ...,
         client: _builtins.str = ...,
         held: Global___Held | None = ...,
@@ -112,7 +109,7 @@ class Hello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

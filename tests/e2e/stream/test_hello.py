@@ -11,7 +11,7 @@ import pytest
 from headgate.control.auth import GONE_LOOKS
 from headgate.control.revocation import LOOK_SECONDS
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.e2e.stream.tokens import ALPHA, NARROW, REVOKED, SUBMIT_ONLY, TOKENS
+from tests.e2e.stream.tokens import NARROW, REVOKED, SUBMIT_ONLY, TOKENS
 from tests.support.server import ServerProcess
 from tests.support.wire import Wire
 
@@ -40,11 +40,10 @@ async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) 
 
 
 @pytest.mark.req("W2")
-async def test_a_bad_token_is_not_let_in(wire: Wire) -> None:
+async def test_a_bad_token_is_not_let_in_and_nothing_is_waited_for(server: ServerProcess) -> None:
     for token in ("", "a-token-nobody-knows"):
-        link = wire.link()
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=token, worker_id="w")))
-        ended = await link.ended()
+        async with Wire(server.address, token=token) as wire:
+            ended = await wire.link().ended()  # without a word of ours
         assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
         assert "token" in ended.details
         assert token not in ended.details or not token
@@ -53,7 +52,7 @@ async def test_a_bad_token_is_not_let_in(wire: Wire) -> None:
 @pytest.mark.req("W2")
 async def test_a_second_hello_is_an_error_and_the_stream_lives(wire: Wire, topic: str) -> None:
     async with wire.worker("first-name") as link:
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=ALPHA, worker_id="second-name")))
+        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="second-name")))
         error = await link.error()
         assert (error.code, "hello" in error.message) == ("protocol_error", True)
         job_id = await wire.submit(topic)
@@ -105,9 +104,7 @@ async def test_a_worker_gets_the_topics_it_asked_for_that_its_token_permits(serv
 
 async def test_a_token_without_the_scope_to_work_is_told_which_it_lacks(server: ServerProcess) -> None:
     async with Wire(server.address, token=SUBMIT_ONLY) as wire:
-        link = wire.link()
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(token=SUBMIT_ONLY, worker_id="w")))
-        ended = await link.ended()
+        ended = await wire.link().ended()
         assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
         assert '"work"' in ended.details
         for method, request in (

@@ -109,12 +109,14 @@ class Load:
         clients: Mapping[str, Headgate],
         recorder: Recorder,
         *,
+        system: Headgate,
         seed: int = 1,
         rate: float = RATE,
         weights: Mapping[str, int] | None = None,
         schedules: Sequence[str] = tuple(SCHEDULES),
     ) -> None:
         self.recorder = recorder
+        self._system = system  # pauses everything, which no tenant may
         self.rate = rate
         self.done = 0
         self._chance = random.Random(seed)
@@ -162,7 +164,9 @@ class Load:
         for tenant in self._tenants:
             targets: list[Target] = [{"topic": topic} for topic in PAUSED_TOPICS]
             for target in [*targets, {"tenant": True}, {"everything": True}]:
-                await self._certainly(tenant, "resume", _noted(target), partial(_resume, tenant.hg, target))
+                await self._certainly(
+                    tenant, "resume", _noted(target), partial(_resume, self._pausing(tenant, target), target)
+                )
             for name in self._schedules:
                 pause = partial(tenant.hg.admin.schedules.pause, name)
                 await self._certainly(tenant, "schedule_pause", {"name": name}, pause)
@@ -421,10 +425,14 @@ class Load:
         ends = self._chance.random() < 0.5
         until = datetime.now(UTC) + timedelta(seconds=lasting) if ends else None
         data = {**_noted(target), **({"until_us": unix_us(until)} if until is not None else {})}
-        await self.call(tenant, "pause", data, lambda: tenant.hg.admin.pause(**target, reason="load", until=until))
+        hg = self._pausing(tenant, target)
+        await self.call(tenant, "pause", data, lambda: hg.admin.pause(**target, reason="load", until=until))
         await asyncio.sleep(lasting)
         if not ends:
-            await self._certainly(tenant, "resume", _noted(target), lambda: _resume(tenant.hg, target))
+            await self._certainly(tenant, "resume", _noted(target), lambda: _resume(hg, target))
+
+    def _pausing(self, tenant: Tenant, target: Target) -> Headgate:
+        return self._system if "everything" in target else tenant.hg
 
     async def _do_get(self, tenant: Tenant) -> None:
         if tenant.jobs:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from headgate import Headgate
 from headgate.domain.states import EventKind, State
+from headgate.sdk import rpc
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.history import Event, merged
 from tests.fault.lab.load import Tenant
@@ -189,8 +190,8 @@ async def raw_worker(world: World, name: str, server: str = "s1", *, resumed: bo
             "/headgate.v1.WorkerService/Work",
             request_serializer=pb.WorkerFrame.SerializeToString,
             response_deserializer=pb.ServerFrame.FromString,
-        )()
-        hello = pb.Hello(token=world.tokens[RED], worker_id=name, resumed=resumed, incarnation=1)
+        )(metadata=rpc.bearer(world.tokens[RED]))
+        hello = pb.Hello(worker_id=name, resumed=resumed, incarnation=1)
         await call.write(pb.WorkerFrame(hello=hello))
         greeted = await asyncio.wait_for(call.read(), 10)
         assert greeted.HasField("hello_ack")

@@ -19,8 +19,8 @@ def record(recorder: Recorder) -> None:
     """From now on every stream, and every report without one, of this process is noted."""
     open_work, report, tape = rpc.open_work, rpc.REPORT_OUTCOME, Tape(recorder)
 
-    def open_recorded(channel: grpc.aio.Channel) -> rpc.WorkCall:
-        return cast("rpc.WorkCall", RecordedCall(open_work(channel), tape))
+    def open_recorded(channel: grpc.aio.Channel, token: str) -> rpc.WorkCall:
+        return cast("rpc.WorkCall", RecordedCall(open_work(channel, token), tape))
 
     async def report_recorded(
         channel: grpc.aio.Channel, request: pb.ReportOutcomeRequest, *, token: str, seconds: float

@@ -48,6 +48,7 @@ __all__ = ["DRAIN", "NotRunHere", "World"]
 LAB: Final = "headgate lab"
 """How the laboratory's own sessions call themselves, so that it does not end them with the others."""
 TENANTS: Final = ("red", "blue")
+SYSTEM_TOKEN: Final = "lab-token-of-the-system"
 SCOPES: Final = ("submit", "work", "read", "operate", "admin")
 LEASE: Final = 3.0
 DRAIN: Final = timedelta(seconds=60)
@@ -123,6 +124,7 @@ class World:
         self.proxies: dict[str, Proxy] = {}
         """By the name of what is behind: s1, s2 …, pg."""
         self.clients: dict[str, Headgate] = {}
+        self.system: Headgate
         self.load: Load
         self.coverage: set[str] = set()
         """What a scenario saw for itself; the checker adds what the history shows."""
@@ -174,10 +176,12 @@ class World:
         await self._all(self._start_worker, self.worker_specs)
         for tenant in self.tenants:
             self.clients[tenant] = Headgate(self.addresses(), token=self.tokens[tenant])
+        self.system = Headgate(self.addresses(), token=SYSTEM_TOKEN)
         made: dict[str, Any] = {} if self._schedules is None else {"schedules": self._schedules}
         self.load = Load(
-            self.clients, self._load_recorder, seed=self.seed, rate=self._rate, weights=self._weights, **made
-        )
+            self.clients, self._load_recorder, system=self.system, seed=self.seed, rate=self._rate,
+            weights=self._weights, **made,
+        )  # fmt: skip
         await self.load.prepare()
 
     def _migrated(self) -> str:
@@ -193,7 +197,7 @@ class World:
             for tenant, token in self.tokens.items()
         )
         self.tokens_file = self.folder / "tokens.json"
-        self.tokens_file.write_text(f"{{{entries}}}")
+        self.tokens_file.write_text(f'{{{entries}, "{SYSTEM_TOKEN}": {{"scopes": ["system"]}}}}')
         self.tokens_file.chmod(0o600)
 
     async def _all(self, start: Callable[[str], None], names: Mapping[str, object]) -> None:
@@ -207,7 +211,7 @@ class World:
             await asyncio.wait((self._keeper,))
         if hasattr(self, "load"):
             await self.load.stop(within=1.0)
-        for hg in self.clients.values():
+        for hg in (*self.clients.values(), *([self.system] if hasattr(self, "system") else ())):
             with suppress(HeadgateError):
                 await hg.close(flush=0.1)
         for name in list(self._frozen):

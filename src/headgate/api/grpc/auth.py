@@ -1,14 +1,16 @@
-"""Who calls, by the token of the call: metadata `authorization: Bearer TOKEN`."""
+"""Who calls, by the token of the call: metadata `authorization: Bearer TOKEN`, on calls and streams alike."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import grpc
+from contextvars import ContextVar
+from typing import Final
 
 from headgate.control.auth import TokenValidator
 from headgate.domain.identity import Identity, Scope
+
+CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
+"""Set by the guard for the task of a call, and hence for all tasks which that one starts."""
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
@@ -19,10 +21,13 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return ""
 
 
-def caller(
-    validator: TokenValidator, call: grpc.aio.ServicerContext[Any, Any], scope: Scope, *, token: str | None = None
-) -> Identity:
-    """Whose call it is; raises unless the token (of the metadata, or the given one) permits `scope`."""
-    identity = validator.identify(token_in(call.invocation_metadata()) if token is None else token)
-    identity.require(scope)
-    return identity
+def caller() -> Identity:
+    """Whose call this is. The guard has checked what its method needs."""
+    return CALLER.get()
+
+
+def recheck(validator: TokenValidator, identity: Identity, scope: Scope) -> Identity:
+    """The rights which the same token has now; raises where it has lost the scope, or is not valid any more."""
+    known = validator.recheck(identity)
+    known.require(scope)
+    return known

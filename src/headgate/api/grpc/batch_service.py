@@ -10,12 +10,11 @@ import grpc
 
 from headgate.api.grpc import codec
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.methods import unary
-from headgate.control.auth import TokenValidator
+from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.batch_ports import BatchStore
 from headgate.domain import limits
 from headgate.domain.errors import NotFound
-from headgate.domain.identity import Identity, Scope
+from headgate.domain.identity import Identity
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.links import BatchStatus, NewBatch
 from headgate.wire import batches_pb2 as pb
@@ -26,12 +25,12 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class BatchService:
     """OpenBatch, SealBatch, GetBatch."""
 
-    def __init__(self, validator: TokenValidator, store: BatchStore, *, new_id: Callable[[], JobId]) -> None:
-        self._validator, self._store, self._new_id = validator, store, new_id
+    def __init__(self, store: BatchStore, *, new_id: Callable[[], JobId]) -> None:
+        self._store, self._new_id = store, new_id
 
-    async def open_batch(self, request: pb.OpenBatchRequest, call: Call) -> pb.BatchInfo:
+    async def open_batch(self, request: pb.OpenBatchRequest, _call: Call) -> pb.BatchInfo:
         """Open a batch with its callback; the same id once."""
-        identity = caller(self._validator, call, Scope.SUBMIT)
+        identity = caller()
         callback = None
         if request.HasField("on_done"):
             callback = codec.submission_of(request.on_done, tenant=identity.tenant, new_id=self._new_id)
@@ -47,17 +46,17 @@ class BatchService:
         )
         return info(await self._store.open_batch(identity.tenant, batch, callback=callback))
 
-    async def seal_batch(self, request: pb.SealBatchRequest, call: Call) -> pb.BatchInfo:
+    async def seal_batch(self, request: pb.SealBatchRequest, _call: Call) -> pb.BatchInfo:
         """No more members."""
-        identity = caller(self._validator, call, Scope.SUBMIT)
+        identity = caller()
         batch_id = codec.id_of(request.id, field="id")
         if identity.topics is not None:
             await self._permitted(identity, batch_id)
         return info(await self._store.seal_batch(identity.tenant, batch_id))
 
-    async def get_batch(self, request: pb.GetBatchRequest, call: Call) -> pb.BatchInfo:
+    async def get_batch(self, request: pb.GetBatchRequest, _call: Call) -> pb.BatchInfo:
         """A batch as it stands."""
-        identity = caller(self._validator, call, Scope.READ)
+        identity = caller()
         return info(await self._permitted(identity, codec.id_of(request.id, field="id")))
 
     async def _permitted(self, identity: Identity, batch_id: UUID) -> BatchStatus:
@@ -88,7 +87,7 @@ def info(batch: BatchStatus) -> pb.BatchInfo:
 
 def batch_methods(service: BatchService) -> grpc.GenericRpcHandler:
     """The service's calls."""
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.BatchService",
         {
             "OpenBatch": unary(service.open_batch, pb.OpenBatchRequest, pb.BatchInfo),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -35,6 +36,8 @@ STATUS: Final = {
     "superseded": grpc.StatusCode.ABORTED,
     "unknown_jobs": grpc.StatusCode.ABORTED,
     "worker_id_taken": grpc.StatusCode.ALREADY_EXISTS,
+    "request_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "unknown_method": grpc.StatusCode.UNIMPLEMENTED,
     "link_silent": grpc.StatusCode.DEADLINE_EXCEEDED,
     "link_forgotten": grpc.StatusCode.UNAVAILABLE,
     "shutting_down": grpc.StatusCode.UNAVAILABLE,
@@ -56,6 +59,26 @@ class ProtocolError(HeadgateError):
     """The peer does not keep to the order of messages."""
 
     code = "protocol_error"
+
+
+class RequestTimeout(HeadgateError):
+    """The peer began a call or a stream, and did not send the whole of its first message in time."""
+
+    code = "request_timeout"
+
+    def __init__(self, within: timedelta) -> None:
+        super().__init__(f"no whole message came within {within.total_seconds():g} s; send it at once, or call again")
+        self.within = within
+
+
+class UnknownMethod(HeadgateError):
+    """There is no such method here."""
+
+    code = "unknown_method"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"there is no method {method[:200]} here; check the address and the release of the client")
+        self.method = method
 
 
 def status_of(error: HeadgateError) -> grpc.StatusCode:

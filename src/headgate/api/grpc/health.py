@@ -1,23 +1,22 @@
 """The standard health service: whether this instance is ready, asked once or watched. A watch ends with the drain.
 
-Not by the generated servicer: its readers raise on what is no message, and gRPC calls that UNKNOWN.
+It needs no token, so its requests are not read: a stranger could send 8 MB of them. Every service that is asked about
+gets the same answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from headgate.api.grpc.errors import GONE
-from headgate.api.grpc.methods import server_stream, unary
+from headgate.api.grpc.methods import Context, Serve, grpc_service, unread_stream, unread_unary
+from headgate.api.grpc.peers import PeerStreams
 
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
@@ -42,27 +41,27 @@ class Health:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def methods(self) -> grpc.GenericRpcHandler:
-        """The service as gRPC wants it."""
-        asked, told = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
-        return grpc.method_handlers_generic_handler(
+    def methods(self, *peers: PeerStreams) -> grpc.GenericRpcHandler:
+        """The service as gRPC wants it; each of `peers` bounds the watches."""
+        watch: Serve = self.watch
+        for one in peers:
+            watch = one.bounded(watch)
+        told = health_pb2.HealthCheckResponse
+        return grpc_service(
             "grpc.health.v1.Health",
-            {"Check": unary(self.check, asked, told), "Watch": server_stream(self.watch, asked, told)},
+            {"Check": unread_unary(self.check, told), "Watch": unread_stream(watch, told)},
         )
 
-    async def check(self, request: health_pb2.HealthCheckRequest, context: Call) -> health_pb2.HealthCheckResponse:
-        """How it is now; NOT_FOUND for a single service, as they are not told apart."""
-        if request.service:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "ask for the whole server: leave the service empty")
+    async def check(self, _requests: object, _context: Context) -> health_pb2.HealthCheckResponse:
+        """How it is now."""
         return health_pb2.HealthCheckResponse(status=_SERVING if self.ready else _NOT_SERVING)
 
-    async def watch(self, request: health_pb2.HealthCheckRequest, context: Call) -> None:
+    async def watch(self, _requests: object, context: Context) -> None:
         """How it is, at every change."""
         last = None
         try:
             while True:
-                changed, known = self._changed, not request.service
-                status = (_SERVING if self.ready else _NOT_SERVING) if known else _UNKNOWN
+                changed, status = self._changed, _SERVING if self.ready else _NOT_SERVING
                 if status != last:
                     await context.write(health_pb2.HealthCheckResponse(status=status))
                     last = status

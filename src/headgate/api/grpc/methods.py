@@ -1,63 +1,99 @@
-"""From bytes to calls: method handlers that answer what is no message at all with a sentence."""
+"""From bytes to calls. Every request is read by us, within a deadline, and measured before it is parsed.
+
+gRPC would read the message of a unary call by itself, for as long as it takes, and keep its bytes until the call ends.
+So all methods are streams of requests here; on the wire that is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from headgate.api.grpc.errors import end_with
-from headgate.domain import failpoints
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.api.grpc.errors import RequestTimeout, end_with
+from headgate.api.grpc.shapes import Shape
+from headgate.control.permissions import RULES, Rule
+from headgate.domain import failpoints, limits
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Serve: TypeAlias = "Callable[[object, Context], Awaitable[None]]"
+Method: TypeAlias = Callable[[Rule], Handler]
+"""A method of a service, made when its rule is known."""
 
 
 class Unreadable:
-    """What came could not be read as the message that was due. gRPC would call an error of its reader UNKNOWN."""
+    """What came cannot be taken. gRPC would call an error of its reader UNKNOWN."""
+
+    def __init__(self, error: HeadgateError) -> None:
+        self.error = error
 
 
-UNREADABLE: Final = Unreadable()
+def reader_of(kind: type[Request], rule: Rule) -> Callable[[bytes], Request | Unreadable]:
+    """A deserializer that never raises, and makes nothing of a message that has too many bytes or elements."""
+    parse, most = kind.FromString, rule.max_bytes
+    shape = Shape.of(cast("Descriptor", kind.DESCRIPTOR), rule.elements) if rule.elements else None
+    garbage = f"cannot be read as {kind.DESCRIPTOR.full_name}"
 
-
-def reader_of(kind: type[Request]) -> Callable[[bytes], Request | Unreadable]:
-    """A deserializer that never raises."""
-    read = kind.FromString
-
-    def read_or_say_so(raw: bytes) -> Request | Unreadable:
+    def read(raw: bytes) -> Request | Unreadable:
+        if len(raw) > most:
+            return Unreadable(TooLarge("message", size=len(raw), limit=most, hint="send less at once"))
         try:
-            return read(raw)
+            if shape is not None and len(raw) > limits.COUNTED_FROM_BYTES:
+                shape.check(raw)
+            return parse(raw)
         except DecodeError:
-            return UNREADABLE
+            return Unreadable(InvalidInput("message", garbage, hint="is it of this protocol?"))
+        except TooLarge as error:
+            return Unreadable(error.with_traceback(None))  # which would keep what was counted
 
-    return read_or_say_so
-
-
-def unreadable(kind: type[Message]) -> InvalidInput:
-    """The error for bytes that are no `kind`."""
-    return InvalidInput("message", f"cannot be read as {kind.DESCRIPTOR.full_name}", hint="is it of this protocol?")
+    return read
 
 
-async def next_message(stream: Context, kind: type[Request]) -> Request | None:
-    """The next message of a stream; None at its end. Raises InvalidInput when it cannot be read."""
-    message: object = await stream.read()
+async def next_message(stream: Context, kind: type[Request], *, within: timedelta | None = None) -> Request | None:
+    """The next message of a stream; None at its end. Raises InvalidInput (it cannot be taken) or RequestTimeout."""
+    if within is None:
+        message: object = await stream.read()
+    else:
+        try:
+            async with asyncio.timeout(within.total_seconds()):
+                message = await stream.read()
+        except TimeoutError:
+            raise RequestTimeout(within) from None
     if isinstance(message, Unreadable):
-        raise unreadable(kind)
+        raise message.error
     return message if isinstance(message, kind) else None  # else grpc.aio.EOF
+
+
+async def _only_message(stream: Context, kind: type[Request]) -> Request:
+    """The request of a call that has one."""
+    try:
+        message = await next_message(stream, kind, within=limits.REQUEST_WITHIN)
+        if message is None:
+            raise InvalidInput("message", f"is missing; send one {kind.DESCRIPTOR.full_name}")
+    except HeadgateError as error:
+        await end_with(stream, error)
+    return message
+
+
+# ---------------------------------------------------------------------- kinds of methods
 
 
 def unary(
     answer: Callable[[Request, Context], Awaitable[Response]], request: type[Request], response: type[Response]
-) -> grpc.RpcMethodHandler[Any, Any]:
+) -> Method:
     """One message for one message; an error of ours that `answer` raises becomes the status of the call."""
 
-    async def call(message: Request | Unreadable, context: Context) -> Response:
-        if isinstance(message, Unreadable):
-            await end_with(context, unreadable(request))
+    async def call(_requests: object, context: Context) -> Response:
+        message = await _only_message(context, request)
         try:
             reply = await answer(message, context)
             if failpoints.armed:
@@ -66,24 +102,58 @@ def unary(
         except HeadgateError as error:
             await end_with(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(call, reader_of(request), response.SerializeToString)
+    def made(rule: Rule) -> Handler:
+        return grpc.stream_unary_rpc_method_handler(call, reader_of(request, rule), response.SerializeToString)
+
+    return made
 
 
 def server_stream(
-    serve: Callable[[Request, Context], Awaitable[None]], request: type[Request], response: type[Response]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """One message for many."""
+    serve: Callable[[Request, Context], Awaitable[None]],
+    request: type[Request],
+    response: type[Response],
+    *,
+    bounded: Callable[[Serve], Serve] = lambda serve: serve,
+) -> Method:
+    """One message for many. `bounded` is asked before the message is waited for."""
 
-    async def call(message: Request | Unreadable, context: Context) -> None:
-        if isinstance(message, Unreadable):
-            await end_with(context, unreadable(request))
-        await serve(message, context)
+    async def call(_requests: object, context: Context) -> None:
+        await serve(await _only_message(context, request), context)
 
-    return grpc.unary_stream_rpc_method_handler(call, reader_of(request), response.SerializeToString)
+    return bidi_stream(bounded(call), request, response)
 
 
-def bidi_stream(
-    serve: Callable[[object, Context], Awaitable[None]], request: type[Request], response: type[Response]
-) -> grpc.RpcMethodHandler[Any, Any]:
+def bidi_stream(serve: Serve, request: type[Request], response: type[Response]) -> Method:
     """Many for many; the service reads by `next_message`."""
-    return grpc.stream_stream_rpc_method_handler(serve, reader_of(request), response.SerializeToString)
+
+    def made(rule: Rule) -> Handler:
+        return grpc.stream_stream_rpc_method_handler(serve, reader_of(request, rule), response.SerializeToString)
+
+    return made
+
+
+def unread_unary(answer: Callable[[object, Context], Awaitable[Response]], response: type[Response]) -> Method:
+    """One message for a request that nobody looks at: for what is open to everybody."""
+
+    def made(_rule: Rule) -> Handler:
+        return grpc.stream_unary_rpc_method_handler(answer, None, response.SerializeToString)
+
+    return made
+
+
+def unread_stream(serve: Serve, response: type[Response]) -> Method:
+    """Many messages for a request that nobody looks at."""
+
+    def made(_rule: Rule) -> Handler:
+        return grpc.stream_stream_rpc_method_handler(serve, None, response.SerializeToString)
+
+    return made
+
+
+def grpc_service(
+    name: str, methods: Mapping[str, Method], *, rules: Mapping[str, Rule] = RULES
+) -> grpc.GenericRpcHandler:
+    """The service as gRPC wants it; a method without a rule is a KeyError."""
+    return grpc.method_handlers_generic_handler(
+        name, {method: made(rules[f"/{name}/{method}"]) for method, made in methods.items()}
+    )

@@ -10,12 +10,10 @@ import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, state_counts, state_of
-from headgate.api.grpc.methods import unary
-from headgate.control.auth import TokenValidator
+from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.operations import ManyJobs, Request
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.identity import Scope
 from headgate.domain.ids import parse_job_id
 from headgate.domain.operations import JobLine, Operation
 from headgate.wire import jobs_pb2
@@ -29,12 +27,12 @@ GROUPS_DEFAULT = 100
 class OperationService:
     """The servicer."""
 
-    def __init__(self, validator: TokenValidator, jobs: ManyJobs) -> None:
-        self._validator, self._jobs = validator, jobs
+    def __init__(self, jobs: ManyJobs) -> None:
+        self._jobs = jobs
 
-    async def list_jobs(self, request: pb.ListJobsRequest, call: Call) -> pb.ListJobsResponse:
+    async def list_jobs(self, request: pb.ListJobsRequest, _call: Call) -> pb.ListJobsResponse:
         """One page of what a filter matches."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         page = await self._jobs.list_jobs(
             who,
             request.filter,
@@ -44,15 +42,15 @@ class OperationService:
         )
         return pb.ListJobsResponse(jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor)
 
-    async def count_jobs(self, request: pb.CountJobsRequest, call: Call) -> pb.CountJobsResponse:
+    async def count_jobs(self, request: pb.CountJobsRequest, _call: Call) -> pb.CountJobsResponse:
         """How many match."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         counted = await self._jobs.count_jobs(who, request.filter, up_to=request.up_to or COUNT_DEFAULT)
         return pb.CountJobsResponse(counts=state_counts(counted.by_state), total=counted.total, exact=counted.exact)
 
-    async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, call: Call) -> pb.ListDeadGroupsResponse:
+    async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, _call: Call) -> pb.ListDeadGroupsResponse:
         """Dead letters by topic and kind of error."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         found = await self._jobs.dead_groups(who, request.topic, limit=request.limit or GROUPS_DEFAULT)
         return pb.ListDeadGroupsResponse(
             groups=[
@@ -72,9 +70,9 @@ class OperationService:
             exact=found.exact,
         )
 
-    async def preview(self, request: pb.OperationPlan, call: Call) -> pb.OperationPreview:
+    async def preview(self, request: pb.OperationPlan, _call: Call) -> pb.OperationPreview:
         """What an operation would meet."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         found = await self._jobs.preview(who, _request(request))
         return pb.OperationPreview(
             filter=found.filter,
@@ -85,19 +83,19 @@ class OperationService:
             sample=[_line(job, who.tenant) for job in found.sample],
         )
 
-    async def start(self, request: pb.StartOperationRequest, call: Call) -> pb.Operation:
+    async def start(self, request: pb.StartOperationRequest, _call: Call) -> pb.Operation:
         """Start one."""
-        who = caller(self._validator, call, Scope.OPERATE)
+        who = caller()
         return _operation(await self._jobs.start(who, _id(request.id), _request(request.plan)))
 
-    async def get(self, request: pb.GetOperationRequest, call: Call) -> pb.Operation:
+    async def get(self, request: pb.GetOperationRequest, _call: Call) -> pb.Operation:
         """One as it stands."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         return _operation(await self._jobs.operation(who, _id(request.id)))
 
-    async def list_operations(self, request: pb.ListOperationsRequest, call: Call) -> pb.ListOperationsResponse:
+    async def list_operations(self, request: pb.ListOperationsRequest, _call: Call) -> pb.ListOperationsResponse:
         """Several, newest first."""
-        who = caller(self._validator, call, Scope.READ)
+        who = caller()
         found = await self._jobs.operations(
             who,
             active=request.active,
@@ -106,15 +104,15 @@ class OperationService:
         )
         return pb.ListOperationsResponse(operations=[_operation(one) for one in found])
 
-    async def cancel(self, request: pb.CancelOperationRequest, call: Call) -> pb.Operation:
+    async def cancel(self, request: pb.CancelOperationRequest, _call: Call) -> pb.Operation:
         """End one where it stands."""
-        who = caller(self._validator, call, Scope.OPERATE)
+        who = caller()
         return _operation(await self._jobs.cancel(who, _id(request.id), reason=request.reason))
 
 
 def operation_methods(service: OperationService) -> grpc.GenericRpcHandler:
     """The methods by their names on the wire."""
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.OperationService",
         {
             "ListJobs": unary(service.list_jobs, pb.ListJobsRequest, pb.ListJobsResponse),

@@ -13,13 +13,11 @@ import grpc
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import ID_BYTES, at_us, span, state_of
 from headgate.api.grpc.errors import message_of
-from headgate.api.grpc.methods import unary
-from headgate.control.auth import TokenValidator
+from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.operating import QUIET_DEFAULT, Operator
 from headgate.control.operator_ports import JobAnswer, Pause, Status, Target, TargetKind
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
-from headgate.domain.identity import Identity, Scope
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.retention import RetentionRules
 from headgate.domain.validation import check_integer, to_ms
@@ -34,42 +32,34 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class OperatorService:
     """One method per call; the verbs decide."""
 
-    def __init__(self, validator: TokenValidator, operator: Operator) -> None:
-        self._validator, self._operator = validator, operator
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
 
-    def _operating(self, call: Call) -> Identity:
-        return caller(self._validator, call, Scope.OPERATE)
-
-    def _reading(self, call: Call) -> Identity:
-        return caller(self._validator, call, Scope.READ)
-
-    async def pause(self, request: pb.PauseRequest, call: Call) -> pb.PauseResponse:
+    async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
         """Stop dispatch of a target."""
         until = _moment(request.until_us, field="until_us") if request.until_us else None
-        done = await self._operator.pause(
-            self._operating(call), _target(request.target), reason=request.reason, until=until
-        )
+        done = await self._operator.pause(caller(), _target(request.target), reason=request.reason, until=until)
         return pb.PauseResponse(pause=_pause(done))
 
-    async def resume(self, request: pb.ResumeRequest, call: Call) -> pb.ResumeResponse:
+    async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
         """Let a target run again."""
-        who = self._operating(call)
+        who = caller()
         return pb.ResumeResponse(
             changed=await self._operator.resume(who, _target(request.target), reason=request.reason)
         )
 
-    async def status(self, _request: pb.StatusRequest, call: Call) -> pb.StatusResponse:
+    async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
         """What is dispatched, what is not, and why."""
-        return _status(await self._operator.status(self._reading(call)))
+        return _status(await self._operator.status(caller()))
 
-    async def cancel_jobs(self, request: pb.CancelJobsRequest, call: Call) -> pb.JobsResponse:
+    async def cancel_jobs(self, request: pb.CancelJobsRequest, _call: Call) -> pb.JobsResponse:
         """End jobs."""
-        who = self._operating(call)
+        who = caller()
         return _answers(await self._operator.cancel(who, _ids(request.ids), reason=request.reason))
 
-    async def redrive_jobs(self, request: pb.RedriveJobsRequest, call: Call) -> pb.JobsResponse:
+    async def redrive_jobs(self, request: pb.RedriveJobsRequest, _call: Call) -> pb.JobsResponse:
         """Put finished jobs back."""
-        who = self._operating(call)
+        who = caller()
         check_integer(request.delay_ms, field="delay_ms", low=0, high=limits.DELAY_MAX_MS)
         return _answers(
             await self._operator.redrive(
@@ -82,24 +72,24 @@ class OperatorService:
             )
         )
 
-    async def discard_jobs(self, request: pb.DiscardJobsRequest, call: Call) -> pb.JobsResponse:
+    async def discard_jobs(self, request: pb.DiscardJobsRequest, _call: Call) -> pb.JobsResponse:
         """Remove dead and cancelled jobs."""
-        who = self._operating(call)
+        who = caller()
         return _answers(await self._operator.discard(who, _ids(request.ids), reason=request.reason))
 
-    async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, call: Call) -> pb.JobsResponse:
+    async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, _call: Call) -> pb.JobsResponse:
         """Give queued jobs another priority."""
-        who = self._operating(call)
+        who = caller()
         return _answers(
             await self._operator.reprioritise(who, _ids(request.ids), priority=request.priority, reason=request.reason)
         )
 
-    async def move_jobs(self, request: pb.MoveJobsRequest, call: Call) -> pb.JobsResponse:
+    async def move_jobs(self, request: pb.MoveJobsRequest, _call: Call) -> pb.JobsResponse:
         """Put queued jobs on another topic."""
-        who = self._operating(call)
+        who = caller()
         return _answers(await self._operator.move(who, _ids(request.ids), topic=request.topic, reason=request.reason))
 
-    async def list_workers(self, _request: pb.ListWorkersRequest, call: Call) -> pb.ListWorkersResponse:
+    async def list_workers(self, _request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
         """Who is connected."""
         return pb.ListWorkersResponse(
             workers=[
@@ -111,30 +101,28 @@ class OperatorService:
                     credit=one.credit,
                     quiet=one.quiet,
                 )
-                for one in await self._operator.workers(self._reading(call))
+                for one in await self._operator.workers(caller())
             ]
         )
 
-    async def quiet_worker(self, request: pb.QuietWorkerRequest, call: Call) -> pb.QuietWorkerResponse:
+    async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Call) -> pb.QuietWorkerResponse:
         """Give a worker no more jobs."""
-        who = self._operating(call)
+        who = caller()
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
         quiet_for = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
         quiet = await self._operator.quiet(who, request.worker, reason=request.reason, span=quiet_for)
         return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
 
-    async def unquiet_worker(self, request: pb.UnquietWorkerRequest, call: Call) -> pb.UnquietWorkerResponse:
+    async def unquiet_worker(self, request: pb.UnquietWorkerRequest, _call: Call) -> pb.UnquietWorkerResponse:
         """Let it have jobs again."""
-        who = self._operating(call)
+        who = caller()
         return pb.UnquietWorkerResponse(
             changed=await self._operator.unquiet(who, request.worker, reason=request.reason)
         )
 
-    async def list_audit(self, request: pb.ListAuditRequest, call: Call) -> pb.ListAuditResponse:
+    async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
         """What was changed, newest first."""
-        found = await self._operator.audit(
-            self._reading(call), before=request.before or None, limit=request.limit or AUDIT_PAGE
-        )
+        found = await self._operator.audit(caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE)
         return pb.ListAuditResponse(
             entries=[
                 pb.AuditEntry(
@@ -151,9 +139,9 @@ class OperatorService:
             ]
         )
 
-    async def set_retention(self, request: pb.SetRetentionRequest, call: Call) -> pb.RetentionRules:
+    async def set_retention(self, request: pb.SetRetentionRequest, _call: Call) -> pb.RetentionRules:
         """Change how long things are kept."""
-        who = caller(self._validator, call, Scope.ADMIN)
+        who = caller()
         changes = {
             name: span(getattr(request.rules, f"{name}_ms"), name)
             for name in ("completed", "dead", "cancelled", "audit")
@@ -161,18 +149,18 @@ class OperatorService:
         }
         return _rules(await self._operator.set_retention(who, changes, reason=request.reason))
 
-    async def run_retention(self, _request: pb.RunRetentionRequest, call: Call) -> pb.RunRetentionResponse:
+    async def run_retention(self, _request: pb.RunRetentionRequest, _call: Call) -> pb.RunRetentionResponse:
         """Remove what is old, for about a second."""
-        done = await self._operator.run_retention(caller(self._validator, call, Scope.ADMIN))
+        done = await self._operator.run_retention(caller())
         return pb.RunRetentionResponse(
             jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
         )
 
 
-def methods(validator: TokenValidator, operator: Operator) -> grpc.GenericRpcHandler:
+def methods(operator: Operator) -> grpc.GenericRpcHandler:
     """The service, ready to be added to a server."""
-    service = OperatorService(validator, operator)
-    return grpc.method_handlers_generic_handler(
+    service = OperatorService(operator)
+    return grpc_service(
         NAME,
         {
             "Pause": unary(service.pause, pb.PauseRequest, pb.PauseResponse),

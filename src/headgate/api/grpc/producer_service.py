@@ -12,7 +12,7 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc import codec
-from headgate.api.grpc.auth import caller, token_in
+from headgate.api.grpc.auth import caller, recheck
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
 from headgate.api.grpc.methods import next_message
 from headgate.control.auth import TokenValidator
@@ -55,28 +55,30 @@ class ProducerParts:
 
 
 class ProducerService:
-    """Produce, Submit, SubmitBatch, GetJob, WaitResult, Echo."""
+    """Produce, Submit, SubmitBatch, GetJob, WaitResult."""
 
     def __init__(self, parts: ProducerParts) -> None:
         self._parts = parts
 
     async def produce(self, _requests: object, stream: Call) -> None:
         """The fast path: frames are pipelined, replies come by seq after commit."""
+        identity = caller()
         try:
-            frame = await next_message(stream, producer_pb2.ProducerFrame)
-            if frame is None or not frame.HasField("hello"):
-                raise ProtocolError("the first frame must carry hello with a token")
-            token = frame.hello.token or token_in(stream.invocation_metadata())
-            identity = self._identify(stream, token)
+            first = await next_message(stream, producer_pb2.ProducerFrame, within=limits.HELLO_WITHIN)
+            if first is None or not first.HasField("hello"):
+                raise ProtocolError("the first frame must carry hello")
         except HeadgateError as error:
             await end_with(stream, error)
+        except GONE:
+            raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
         hello = producer_pb2.ProducerHelloAck(
             tenant=identity.tenant, instance=self._parts.instance, server=self._parts.version
         )
         await stream.write(producer_pb2.ProducerReply(hello_ack=hello))
         replies = _Replies()
         writer = asyncio.create_task(replies.write_to(stream), name="replies to a producer")
-        reader = asyncio.create_task(self._read(stream, frame, token, replies), name="frames of a producer")
+        reader = asyncio.create_task(self._read(stream, [first], identity, replies), name="frames of a producer")
+        del first  # a stream that says nothing for hours keeps none of its frames
         stopping = asyncio.create_task(self._parts.draining.wait(), name="stop of a producer")
         revoked = asyncio.create_task(self._revoked(identity), name="revocation of a producer")
         tasks: list[asyncio.Task[Any]] = [reader, writer, stopping, revoked]
@@ -116,15 +118,19 @@ class ProducerService:
                 call.identity.require(Scope.SUBMIT)
                 call.changed.clear()
 
-    async def _read(self, stream: Call, first: producer_pb2.ProducerFrame, token: str, replies: _Replies) -> None:
+    async def _read(
+        self, stream: Call, opening: list[producer_pb2.ProducerFrame], identity: Identity, replies: _Replies
+    ) -> None:
         account: SubmitAccount = Account()
-        frame: producer_pb2.ProducerFrame | None = first
+        frame: producer_pb2.ProducerFrame | None = opening.pop()
+        greeted = False
         while frame is not None:
-            if frame is not first or frame.HasField("plain") or frame.jobs:
-                # Anew for every frame: a token that was revoked meanwhile submits nothing more.
-                identity = self._identify(stream, token)
+            if greeted or frame.HasField("plain") or frame.jobs:
+                # For every frame: a token that was revoked meanwhile submits nothing more.
+                identity = recheck(self._parts.validator, identity, Scope.SUBMIT)
                 await replies.promise()
-                await self._take(identity, frame, account, replies.keep, greeted=frame is not first)
+                await self._take(identity, frame, account, replies.keep, greeted=greeted)
+            greeted, frame = True, None  # not kept while the next one is waited for, which may take hours
             frame = await next_message(stream, producer_pb2.ProducerFrame)
 
     async def _take(
@@ -144,6 +150,7 @@ class ProducerService:
                 raise InvalidInput("frame", "carries no jobs; give plain or jobs")
             plain, refused = frame.plain, list[producer_pb2.SubmitReceipt]()
             first = len(plain.ids)
+            _check_plain(plain)  # before anything is made of each of them
             size = sum(map(len, plain.payloads)) + sum(len(job.payload) for job in frame.jobs)
             size += 200 * (first + len(frame.jobs))
             # Before anything else is done with it: under overload, refusing must cost little.
@@ -205,8 +212,6 @@ class ProducerService:
         identity.allowed([plain.topic])
         if not plain.ids:
             raise InvalidInput("plain.ids", "is empty; give one for each job")
-        if len(plain.ids) > limits.SUBMIT_FLUSH_MAX_ROWS:
-            raise TooLarge("plain.ids", size=len(plain.ids), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs")
         if len(plain.payloads) != len(plain.ids):
             raise InvalidInput("plain.payloads", f"{len(plain.payloads)} payloads for {len(plain.ids)} ids")
         if plain.priorities and len(plain.priorities) != len(plain.ids):
@@ -247,9 +252,9 @@ class ProducerService:
 
     # ------------------------------------------------------------------ unary
 
-    async def submit(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
+    async def submit(self, request: producer_pb2.SubmitRequest, _call: Call) -> producer_pb2.SubmitResponse:
         """One job."""
-        identity = self._identify(call)
+        identity = caller()
         account = self._parts.submitter.account_of_calls(identity.tenant)
         size = len(request.job.payload) + CALL_BYTES
         self._parts.submitter.admit(1, size, account)
@@ -270,10 +275,10 @@ class ProducerService:
         return producer_pb2.SubmitResponse(receipt=codec.submit_receipt(0, job_id, answer))
 
     async def submit_batch(
-        self, request: producer_pb2.SubmitBatchRequest, call: Call
+        self, request: producer_pb2.SubmitBatchRequest, _call: Call
     ) -> producer_pb2.SubmitBatchResponse:
         """Many jobs, a result for each; all or nothing when asked for."""
-        identity = self._identify(call)
+        identity = caller()
         if not request.jobs:
             raise InvalidInput("jobs", "is empty; give at least one job")
         special, receipts = await self._special(identity, request.jobs, 0)
@@ -325,25 +330,19 @@ class ProducerService:
             for row, answer in answers.items()
         }
 
-    async def echo(self, request: producer_pb2.SubmitRequest, call: Call) -> producer_pb2.SubmitResponse:
-        """What a call of this size costs without any work."""
-        del call
-        return producer_pb2.SubmitResponse(receipt=producer_pb2.SubmitReceipt(id=request.job.id))
-
-    async def get_job(self, request: producer_pb2.GetJobRequest, call: Call) -> jobs_pb2.JobInfo:
+    async def get_job(self, request: producer_pb2.GetJobRequest, _call: Call) -> jobs_pb2.JobInfo:
         """One job as it stands."""
-        identity = self._identify(call, scope=Scope.READ)
         return await self._info(
-            identity,
+            caller(),
             _id(request.id),
             payload=request.with_payload,
             result=request.with_result,
             events=request.with_events,
         )
 
-    async def wait_result(self, request: producer_pb2.WaitResultRequest, call: Call) -> jobs_pb2.JobInfo:
+    async def wait_result(self, request: producer_pb2.WaitResultRequest, _call: Call) -> jobs_pb2.JobInfo:
         """The job when it has ended, or as it stands when the time is over."""
-        identity = self._identify(call, scope=Scope.READ)
+        identity = caller()
         job_id = _id(request.id)
         until = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MOST_MS) / 1000
         with self._parts.calls.watched(identity) as watched:
@@ -378,9 +377,6 @@ class ProducerService:
         if identity.topics is not None and found.topic not in identity.topics:
             raise NotFound("job", str(job_id))  # as if it were another tenant's
         return codec.job_info(found)
-
-    def _identify(self, call: Call, token: str | None = None, *, scope: Scope = Scope.SUBMIT) -> Identity:
-        return caller(self._parts.validator, call, scope, token=token)
 
 
 class _Replies:
@@ -417,6 +413,17 @@ class _Replies:
         """Return when every promise is kept and written."""
         await self._none_promised.wait()
         await self._queue.join()
+
+
+def _check_plain(plain: producer_pb2.PlainJobs) -> None:
+    most = limits.SUBMIT_FLUSH_MAX_ROWS
+    for name, count in (
+        ("ids", len(plain.ids)),
+        ("payloads", len(plain.payloads)),
+        ("priorities", len(plain.priorities)),
+    ):
+        if count > most:
+            raise TooLarge(f"plain.{name}", size=count, limit=most, unit="jobs")
 
 
 def _id(raw: bytes) -> UUID:

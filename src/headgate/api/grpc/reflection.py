@@ -14,7 +14,9 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from headgate.api.grpc.errors import GONE, end_with
-from headgate.api.grpc.methods import bidi_stream, next_message
+from headgate.api.grpc.methods import bidi_stream, grpc_service, next_message
+from headgate.api.grpc.peers import PeerStreams
+from headgate.control.permissions import REFLECTION
 from headgate.domain.errors import HeadgateError
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -38,10 +40,10 @@ class Reflection:
         except GONE:
             raise asyncio.CancelledError from None  # it asks no more
 
-    def methods(self) -> grpc.GenericRpcHandler:
+    def methods(self, peers: PeerStreams) -> grpc.GenericRpcHandler:
         """The service as gRPC wants it."""
-        handler = bidi_stream(self.info, pb.ServerReflectionRequest, pb.ServerReflectionResponse)
-        return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": handler})
+        info = bidi_stream(peers.bounded(self.info), pb.ServerReflectionRequest, pb.ServerReflectionResponse)
+        return grpc_service(reflection.SERVICE_NAME, {"ServerReflectionInfo": info}, rules=REFLECTION)
 
 
 async def _only(question: pb.ServerReflectionRequest) -> AsyncIterator[pb.ServerReflectionRequest]:

@@ -10,12 +10,10 @@ import grpc
 from headgate.api.grpc import schedule_codec as codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us
-from headgate.api.grpc.methods import unary
-from headgate.control.auth import TokenValidator
+from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.schedules import Schedules
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.wire import schedules_pb2 as pb
 
@@ -26,56 +24,56 @@ NEXT_DEFAULT = 5
 class ScheduleService:
     """Put, Get, List, Delete, Pause, Resume, Trigger, Next, Jobs."""
 
-    def __init__(self, validator: TokenValidator, schedules: Schedules) -> None:
-        self._validator, self._schedules = validator, schedules
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
 
-    async def put(self, request: pb.PutScheduleRequest, call: Call) -> pb.PutScheduleResponse:
+    async def put(self, request: pb.PutScheduleRequest, _call: Call) -> pb.PutScheduleResponse:
         """Create or replace."""
-        identity = self._operator(call)
+        identity = caller()
         expected = request.expected_version if request.HasField("expected_version") else None
         view, changed = await self._schedules.put(
             identity, request.name, codec.spec_of(request.spec), expected=expected
         )
         return pb.PutScheduleResponse(schedule=codec.schedule(view), changed=changed)
 
-    async def get(self, request: pb.GetScheduleRequest, call: Call) -> pb.Schedule:
+    async def get(self, request: pb.GetScheduleRequest, _call: Call) -> pb.Schedule:
         """One schedule."""
-        return codec.schedule(await self._schedules.get(self._reader(call), request.name))
+        return codec.schedule(await self._schedules.get(caller(), request.name))
 
-    async def listed(self, request: pb.ListSchedulesRequest, call: Call) -> pb.ListSchedulesResponse:
+    async def listed(self, request: pb.ListSchedulesRequest, _call: Call) -> pb.ListSchedulesResponse:
         """A page of schedules."""
         views = await self._schedules.listed(
-            self._reader(call),
+            caller(),
             after=request.after,
             limit=request.limit or limits.PAGE_DEFAULT,
             source=request.source if request.HasField("source") else None,
         )
         return pb.ListSchedulesResponse(schedules=[codec.schedule(view) for view in views])
 
-    async def delete(self, request: pb.DeleteScheduleRequest, call: Call) -> pb.DeleteScheduleResponse:
+    async def delete(self, request: pb.DeleteScheduleRequest, _call: Call) -> pb.DeleteScheduleResponse:
         """Remove one."""
         expected = request.expected_version if request.HasField("expected_version") else None
-        await self._schedules.delete(self._operator(call), request.name, expected=expected, reason=request.reason)
+        await self._schedules.delete(caller(), request.name, expected=expected, reason=request.reason)
         return pb.DeleteScheduleResponse()
 
-    async def pause(self, request: pb.PauseScheduleRequest, call: Call) -> pb.Schedule:
+    async def pause(self, request: pb.PauseScheduleRequest, _call: Call) -> pb.Schedule:
         """Fire no more."""
-        return codec.schedule(await self._schedules.pause(self._operator(call), request.name, reason=request.reason))
+        return codec.schedule(await self._schedules.pause(caller(), request.name, reason=request.reason))
 
-    async def resume(self, request: pb.ResumeScheduleRequest, call: Call) -> pb.Schedule:
+    async def resume(self, request: pb.ResumeScheduleRequest, _call: Call) -> pb.Schedule:
         """Go on."""
-        return codec.schedule(await self._schedules.resume(self._operator(call), request.name, reason=request.reason))
+        return codec.schedule(await self._schedules.resume(caller(), request.name, reason=request.reason))
 
-    async def trigger(self, request: pb.TriggerScheduleRequest, call: Call) -> pb.TriggerScheduleResponse:
+    async def trigger(self, request: pb.TriggerScheduleRequest, _call: Call) -> pb.TriggerScheduleResponse:
         """Make one job now."""
         job_id, created = await self._schedules.trigger(
-            self._operator(call), request.name, request=_request_id(request.request_id), reason=request.reason
+            caller(), request.name, request=_request_id(request.request_id), reason=request.reason
         )
         return pb.TriggerScheduleResponse(job_id=job_id.bytes, created=created)
 
-    async def upcoming(self, request: pb.NextRequest, call: Call) -> pb.NextResponse:
+    async def upcoming(self, request: pb.NextRequest, _call: Call) -> pb.NextResponse:
         """The next occurrences."""
-        identity = self._reader(call)
+        identity = caller()
         count = request.count or NEXT_DEFAULT
         if request.HasField("timing"):
             if request.name:
@@ -93,21 +91,15 @@ class ScheduleService:
             at_us=[at_us(at) for at in found], zone=codec.zone_of(view.spec.timing), paused=view.paused
         )
 
-    async def jobs(self, request: pb.ScheduleJobsRequest, call: Call) -> pb.ScheduleJobsResponse:
+    async def jobs(self, request: pb.ScheduleJobsRequest, _call: Call) -> pb.ScheduleJobsResponse:
         """What it made."""
         found = await self._schedules.jobs(
-            self._reader(call),
+            caller(),
             request.name,
             before=codec.moment(request.before_us, field="before") if request.before_us else None,
             limit=request.limit or limits.PAGE_DEFAULT,
         )
         return pb.ScheduleJobsResponse(jobs=[codec.scheduled_job(job) for job in found])
-
-    def _reader(self, call: Call) -> Identity:
-        return caller(self._validator, call, Scope.READ)
-
-    def _operator(self, call: Call) -> Identity:
-        return caller(self._validator, call, Scope.OPERATE)
 
 
 def _request_id(raw: bytes) -> JobId:
@@ -118,7 +110,7 @@ def _request_id(raw: bytes) -> JobId:
 
 def schedule_methods(service: ScheduleService) -> grpc.GenericRpcHandler:
     """The methods as gRPC finds them."""
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.ScheduleService",
         {
             "Put": unary(service.put, pb.PutScheduleRequest, pb.PutScheduleResponse),

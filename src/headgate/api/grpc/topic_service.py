@@ -9,11 +9,9 @@ import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, retry_policy, span
-from headgate.api.grpc.methods import unary
-from headgate.control.auth import TokenValidator
+from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.topics import Topics, TopicView
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.identity import Scope
 from headgate.domain.topic_limits import Rate
 from headgate.wire import producer_pb2
 from headgate.wire import topics_pb2 as pb
@@ -27,25 +25,25 @@ _MS: Final = timedelta(milliseconds=1)
 class TopicService:
     """ListTopics, GetTopic, SetTopic."""
 
-    def __init__(self, validator: TokenValidator, topics: Topics) -> None:
-        self._validator, self._topics = validator, topics
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
 
-    async def list_topics(self, request: pb.ListTopicsRequest, call: Call) -> pb.ListTopicsResponse:
+    async def list_topics(self, request: pb.ListTopicsRequest, _call: Call) -> pb.ListTopicsResponse:
         """A page of topics by name."""
-        identity = caller(self._validator, call, Scope.READ)
+        identity = caller()
         limit = request.limit or 100
         found = await self._topics.list(identity, after=request.after, limit=limit)
         return pb.ListTopicsResponse(
             topics=[topic_info(view) for view in found], next=found[-1].name if len(found) == limit else ""
         )
 
-    async def get_topic(self, request: pb.GetTopicRequest, call: Call) -> pb.TopicInfo:
+    async def get_topic(self, request: pb.GetTopicRequest, _call: Call) -> pb.TopicInfo:
         """One topic."""
-        return topic_info(await self._topics.get(caller(self._validator, call, Scope.READ), request.name))
+        return topic_info(await self._topics.get(caller(), request.name))
 
-    async def set_topic(self, request: pb.SetTopicRequest, call: Call) -> pb.TopicInfo:
+    async def set_topic(self, request: pb.SetTopicRequest, _call: Call) -> pb.TopicInfo:
         """Change what is given, and leave the rest."""
-        identity = caller(self._validator, call, Scope.OPERATE)
+        identity = caller()
         view = await self._topics.set(
             identity, request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
         )
@@ -54,7 +52,7 @@ class TopicService:
 
 def methods(service: TopicService) -> grpc.GenericRpcHandler:
     """The service as gRPC wants it."""
-    return grpc.method_handlers_generic_handler(
+    return grpc_service(
         "headgate.v1.TopicService",
         {
             "ListTopics": unary(service.list_topics, pb.ListTopicsRequest, pb.ListTopicsResponse),

@@ -13,10 +13,9 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc import codec
-from headgate.api.grpc.auth import token_in
+from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import next_message
-from headgate.control.auth import TokenValidator
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import UNKNOWN_MOST, Delivery, Link, LinkEnded, LinkForgotten, Links, Told
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked, put_in_parts
@@ -26,7 +25,7 @@ from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, StoreError, TooLarge
-from headgate.domain.identity import Identity, Scope
+from headgate.domain.identity import Identity
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
 from headgate.domain.validation import check_integer, check_topic, check_worker_id
@@ -58,7 +57,6 @@ class ConnectionLost(LinkEnded):
 class WorkerParts:
     """What the worker calls are made of."""
 
-    validator: TokenValidator
     store: SubmitStore
     links: Links
     coordinator: Coordinator
@@ -84,13 +82,13 @@ class WorkerService:
     async def work(self, _requests: object, stream: WorkStream) -> None:
         """The fast path: one stream for any number of slots."""
         try:
-            first = await self._hello(stream)
-            link = await self._open(first.hello, stream)
+            opening = [await self._hello(stream)]
+            link = await self._open(opening[0].hello, stream)
         except HeadgateError as error:
             await end_with(stream, error)
         except GONE:
             raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
-        await self._serve(link, stream, self._write(link, stream), self._read(link, stream, first, topics=[]))
+        await self._serve(link, stream, self._write(link, stream), self._read(link, stream, opening, topics=[]))
 
     async def _serve(
         self, link: Link, stream: Call, writing: Coroutine[Any, Any, None], *reading: Coroutine[Any, Any, None]
@@ -134,15 +132,14 @@ class WorkerService:
 
     async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
         self._check_accepting()
-        frame = await next_message(stream, worker_pb2.WorkerFrame)
+        frame = await next_message(stream, worker_pb2.WorkerFrame, within=limits.HELLO_WITHIN)
         if frame is None or not frame.HasField("hello"):
-            raise ProtocolError("the first frame must carry hello with a token and a worker_id")
+            raise ProtocolError("the first frame must carry hello with a worker_id")
         return frame
 
     async def _open(self, hello: worker_pb2.Hello, stream: WorkStream) -> Link:
         parts = self._parts
-        identity = parts.validator.identify(hello.token or token_in(stream.invocation_metadata()))
-        identity.require(Scope.WORK)
+        identity = caller()
         check_worker_id(hello.worker_id)
         codec.check_held(hello.held, field="hello.held")
         tenant_no = await parts.store.tenant_no(identity.tenant)
@@ -182,16 +179,22 @@ class WorkerService:
             raise
         return link
 
-    async def _read(self, link: Link, stream: WorkStream, first: worker_pb2.WorkerFrame, topics: list[str]) -> None:
-        frame: worker_pb2.WorkerFrame | None = first  # beside hello it may carry outcomes, a beat and ready already
+    async def _read(
+        self, link: Link, stream: WorkStream, opening: list[worker_pb2.WorkerFrame], topics: list[str]
+    ) -> None:
+        # Beside hello the first one may carry outcomes, a beat and ready already.
+        frame: worker_pb2.WorkerFrame | None = opening.pop()
+        greeted = over = False
         try:
             while frame is not None and link.ended is None:
                 link.heard()
-                await self._take(link, frame, topics, greeted=frame is not first)
+                await self._take(link, frame, topics, greeted=greeted)
+                greeted, frame = True, None  # not kept while the next one is waited for
                 frame = await next_message(stream, worker_pb2.WorkerFrame)
+            over = frame is None
         except HeadgateError as error:
             link.end(error)
-        if frame is None:
+        if over:
             self._parts.coordinator.withdraw(link)
             link.finish()
 
@@ -400,7 +403,7 @@ class WorkerService:
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest, context: Call) -> worker_pb2.HeartbeatResponse:
         """Keep leases without a stream."""
         try:
-            identity = self._identify(context)
+            identity = caller()
             codec.check_held(
                 request.held,
                 field="held",
@@ -436,7 +439,7 @@ class WorkerService:
     ) -> worker_pb2.ReportOutcomeResponse:
         """Report outcomes without a stream, also for jobs that a stream delivered, here or elsewhere."""
         try:
-            identity = self._identify(context)
+            identity = caller()
             tenant_no = await self._parts.store.tenant_no(identity.tenant)
             _check_count(len(request.outcomes))
             bad, good, places = self._judge(request.outcomes)
@@ -509,7 +512,7 @@ class WorkerService:
         """A plain server stream: max_in_flight is its credit, a reported outcome frees it."""
         parts = self._parts
         try:
-            identity = self._identify(stream)
+            identity = caller()
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
             link, numbers = await self._asked(request, identity)
             parts.links.open(link)
@@ -540,7 +543,7 @@ class WorkerService:
         """A single claim for scripts: a link for the length of the call, through the same coordinator."""
         parts = self._parts
         try:
-            identity = self._identify(context)
+            identity = caller()
             count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
             link, numbers = await self._asked(request, identity)
         except HeadgateError as error:
@@ -583,11 +586,6 @@ class WorkerService:
         """Right before a link is opened, too: one that comes after the others were told to drain would hear nothing."""
         if not self._parts.accepting():
             raise ShuttingDown("this instance is shutting down; connect to another one")
-
-    def _identify(self, context: Call) -> Identity:
-        identity = self._parts.validator.identify(token_in(context.invocation_metadata()))
-        identity.require(Scope.WORK)
-        return identity
 
 
 @contextmanager

@@ -132,14 +132,13 @@ class Producer:
     async def _stream(self, address: Address) -> Exception | None:
         """One connection, from hello to its end; gives what ended it, None if it was closed on purpose."""
         channel = rpc.open_channel(address)
-        call = self._call = rpc.open_produce(channel)
+        call = self._call = rpc.open_produce(channel, self._token)
         reader: asyncio.Task[Exception | None] | None = None
         try:
             try:
                 # Not by cancelling the call: a write that waits for its connection then waits for ever.
                 async with asyncio.timeout(HELLO_SECONDS):
-                    hello = pb.ProducerHello(token=self._token, client=rpc.CLIENT)
-                    await call.write(pb.ProducerFrame(hello=hello))
+                    await rpc.say_hello(call, pb.ProducerFrame(hello=pb.ProducerHello(client=rpc.CLIENT)))
                     if not await call.read():
                         return rpc.not_connected(address, "it closed the stream")
             except TimeoutError:

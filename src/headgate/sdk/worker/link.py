@@ -52,7 +52,7 @@ class Link:
     """Keeps a stream open, beats on it, carries outcomes and credit; ends by `close`, or by an error that stands."""
 
     def __init__(self, io: IoThread, addresses: tuple[Address, ...], settings: LinkSettings) -> None:
-        self._io, self._lease_seconds = io, settings.lease_seconds
+        self._io, self._lease_seconds, self._token = io, settings.lease_seconds, settings.token
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._reported: deque[tuple[Job, Outcome | None]] = deque()  # bounded by the slots
         self._signalled = False
@@ -145,14 +145,14 @@ class Link:
     async def _stream(self, address: Address) -> Exception | None:
         """One stream from hello to its end; gives what ended it, None if we did."""
         channel = rpc.open_channel(address)
-        call = rpc.open_work(channel)
+        call = rpc.open_work(channel, self._token)
         reader: asyncio.Task[Exception | None] | None = None
         ticker: asyncio.Task[None] | None = None
         try:
             try:
                 # Not by cancelling the call: a write that waits for its connection then waits for ever.
                 async with asyncio.timeout(HELLO_SECONDS):
-                    await call.write(self.outbound.hello())
+                    await rpc.say_hello(call, self.outbound.hello())
                     first = await rpc.next_frame(call)
             except TimeoutError:
                 return rpc.not_connected(address, "it does not answer")

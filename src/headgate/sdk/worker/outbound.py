@@ -42,7 +42,6 @@ class Outbound:
         """The first frame of a stream: who we are, and all that we hold."""
         return pb.WorkerFrame(
             hello=pb.Hello(
-                token=self._settings.token,
                 worker_id=self._settings.worker_id,
                 client=rpc.CLIENT,
                 held=self._held(),

@@ -1,0 +1,59 @@
+"""The door: every call is checked by its method and its token, before anything of its request is read.
+
+A caller who may not is answered by a handler that ends the call at once. It is a stream's handler whatever the method
+is: for a unary one gRPC would read the request first, however large. What a refused peer has sent by then is bounded by
+the window of its stream (server.py), and dropped with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from headgate.api.grpc.auth import CALLER, token_in
+from headgate.api.grpc.errors import UnknownMethod, end_with
+from headgate.api.grpc.methods import Context, Handler
+from headgate.control.auth import TokenValidator
+from headgate.control.permissions import Rule
+from headgate.domain.errors import HeadgateError
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets a call in if the table permits it to the token's identity."""
+
+    def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule]) -> None:
+        self._validator, self._rules = validator, rules
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The method's own handler, or one that refuses."""
+        rule = self._rules.get(handler_call_details.method)
+        if rule is None:
+            return refusing(UnknownMethod(handler_call_details.method))
+        if rule.scopes:
+            try:
+                identity = self._validator.identify(token_in(handler_call_details.invocation_metadata))
+                rule.admit(identity)
+            except HeadgateError as error:
+                return refusing(error)
+            CALLER.set(identity)
+        return await continuation(handler_call_details)
+
+
+def refusing(error: HeadgateError) -> Handler:
+    """A handler that ends the call with this error, and reads nothing."""
+
+    async def refuse(_requests: object, context: Context) -> None:
+        await end_with(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse, None, _nothing)
+
+
+def _nothing(message: Any) -> bytes:
+    raise AssertionError(message)  # a refusal writes no message

@@ -1,0 +1,212 @@
+"""The one authorisation table: what each method needs, what it reaches, and how large its requests may be.
+
+The gRPC server looks a method up here before it reads anything of the request (api/grpc/guard.py). A method that is not
+in the table cannot be served. Other transports use the same rules for the same use cases.
+
+Scopes and sizes are enforced at the door. Tenants and topics of single objects are known only when the object is, so
+the use cases check those; `tests/e2e/test_permissions.py` makes every call of the table against other tenants' and
+other topics' objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from headgate.domain import limits
+from headgate.domain.identity import Identity, PermissionDenied, Scope
+
+
+class TenantRule(StrEnum):
+    """Whose data a method reaches. No request names a tenant: it is always the credential's."""
+
+    NONE = "none"
+    """No tenant's data; open to everybody, so its requests are not read at all."""
+    OWN = "own"
+    OWN_OR_ALL = "own or all"
+    """The caller's tenant; what concerns all tenants needs the scope `system`."""
+    ALL = "all"
+    """All tenants; needs the scope `system`."""
+
+
+class TopicRule(StrEnum):
+    """What a method means for a token that is limited to some topics."""
+
+    NONE = "none"
+    """It is about no topic."""
+    NAMED = "named"
+    """The request names topics: others than the token's are refused by name."""
+    OBJECT = "object"
+    """The request names an object: one of another topic does not exist."""
+    FILTERED = "filtered"
+    """The answer leaves out what belongs to other topics."""
+    WHOLE_TENANT = "whole tenant"
+    """It reaches all topics of a tenant: such a token is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table."""
+
+    scopes: tuple[Scope, ...]
+    """One of them is enough, and the first one is named in a refusal. Empty: no token is needed."""
+    tenant: TenantRule
+    topics: tuple[TopicRule, ...]
+    max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES
+    """Of one message."""
+    elements: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By the path of a repeated field: how many there may be in each message that holds it."""
+
+    def admit(self, caller: Identity) -> None:
+        """Raise PermissionDenied unless the caller may use the method at all."""
+        caller.require(*self.scopes)
+        if caller.topics is not None and TopicRule.WHOLE_TENANT in self.topics:
+            raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
+
+
+_NEW_JOB: Final = {
+    "headers": limits.HEADERS_MAX,
+    "tags": limits.TAGS_MAX,
+    "depends_on": limits.PARENTS_MAX,
+}
+
+
+def _within(path: str, most: int | None = None) -> dict[str, int]:
+    """The counts of a new job at a path; `most`: the path is repeated."""
+    own = {} if most is None else {path: most}
+    return own | {f"{path}.{name}": count for name, count in _NEW_JOB.items()}
+
+
+def _of(service: str, **rules: Rule) -> dict[str, Rule]:
+    return {f"/{service}/{method}": rule for method, rule in rules.items()}
+
+
+def _read(*topics: TopicRule) -> Rule:
+    return Rule(scopes=(Scope.READ,), tenant=TenantRule.OWN, topics=topics)
+
+
+def _operate(*topics: TopicRule, max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES) -> Rule:
+    return Rule(scopes=(Scope.OPERATE,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes)
+
+
+def _submit(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None) -> Rule:
+    return Rule(
+        scopes=(Scope.SUBMIT,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes, elements=elements or {}
+    )
+
+
+def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None) -> Rule:
+    return Rule(
+        scopes=(Scope.WORK,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes, elements=elements or {}
+    )
+
+
+_NAMED, _OBJECT, _FILTERED = TopicRule.NAMED, TopicRule.OBJECT, TopicRule.FILTERED
+_EVERYBODYS: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,))
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    _of(
+        "headgate.v1.ProducerService",
+        Produce=_submit(
+            _NAMED,
+            _OBJECT,  # parents and the batch of a job
+            max_bytes=limits.MESSAGE_MAX_BYTES,
+            elements=_within("jobs", limits.SUBMIT_BATCH_MAX),
+        ),
+        Submit=_submit(_NAMED, _OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("job")),
+        SubmitBatch=_submit(
+            _NAMED, _OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements=_within("jobs", limits.SUBMIT_BATCH_MAX)
+        ),
+        GetJob=_read(_OBJECT),
+        WaitResult=_read(_OBJECT),
+    )
+    | _of(
+        "headgate.v1.WorkerService",
+        Work=_work(
+            _NAMED,
+            _OBJECT,
+            max_bytes=limits.MESSAGE_MAX_BYTES,
+            elements={
+                "outcomes.others": limits.SETTLE_FLUSH_MAX_ROWS,
+                "beat.progress": limits.PROGRESS_MAX_JOBS,
+                "beat.extensions": limits.PROGRESS_MAX_JOBS,
+            },
+        ),
+        StreamJobs=_work(_NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES),
+        Heartbeat=_work(_OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements={"progress": limits.PROGRESS_MAX_JOBS}),
+        ReportOutcome=_work(
+            _OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements={"outcomes": limits.SETTLE_FLUSH_MAX_ROWS}
+        ),
+        Claim=_work(_NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES),
+    )
+    | _of(
+        "headgate.v1.BatchService",
+        OpenBatch=_submit(_NAMED, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("on_done")),
+        SealBatch=_submit(_OBJECT, max_bytes=limits.SMALL_REQUEST_MAX_BYTES),
+        GetBatch=_read(_OBJECT),
+    )
+    | _of(
+        "headgate.v1.OperatorService",
+        Pause=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
+        Resume=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
+        Status=Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_FILTERED,)),
+        CancelJobs=_operate(_OBJECT),
+        RedriveJobs=_operate(_OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES),
+        DiscardJobs=_operate(_OBJECT),
+        ReprioritiseJobs=_operate(_OBJECT),
+        MoveJobs=_operate(_NAMED, _OBJECT),
+        ListWorkers=_read(_FILTERED),
+        QuietWorker=_operate(TopicRule.WHOLE_TENANT),
+        UnquietWorker=_operate(TopicRule.WHOLE_TENANT),
+        ListAudit=Rule(
+            scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
+        ),
+        SetRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
+        RunRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
+    )
+    | _of(
+        "headgate.v1.OperationService",
+        ListJobs=_read(_NAMED, _FILTERED),
+        CountJobs=_read(_NAMED, _FILTERED),
+        ListDeadGroups=_read(_NAMED, _FILTERED),
+        PreviewOperation=_read(_NAMED, _FILTERED),
+        StartOperation=_operate(_NAMED, _FILTERED),
+        GetOperation=_read(_OBJECT),
+        ListOperations=_read(_FILTERED),
+        CancelOperation=_operate(_OBJECT),
+    )
+    | _of(
+        "headgate.v1.ScheduleService",
+        Put=Rule(
+            scopes=(Scope.OPERATE,),
+            tenant=TenantRule.OWN,
+            topics=(_NAMED, _OBJECT),
+            max_bytes=limits.JOB_REQUEST_MAX_BYTES,
+            elements={"spec.headers": limits.HEADERS_MAX, "spec.tags": limits.TAGS_MAX},
+        ),
+        Get=_read(_OBJECT),
+        List=_read(_FILTERED),
+        Delete=_operate(_OBJECT),
+        Pause=_operate(_OBJECT),
+        Resume=_operate(_OBJECT),
+        Trigger=_operate(_OBJECT),
+        Next=_read(_OBJECT),
+        Jobs=_read(_OBJECT),
+    )
+    | _of(
+        "headgate.v1.TopicService",
+        ListTopics=_read(_FILTERED),
+        GetTopic=_read(_NAMED),
+        SetTopic=_operate(_NAMED),
+    )
+    | _of("grpc.health.v1.Health", Check=_EVERYBODYS, Watch=_EVERYBODYS)
+)
+"""By the full name of a gRPC method."""
+
+REFLECTION: Final[Mapping[str, Rule]] = MappingProxyType(
+    _of("grpc.reflection.v1alpha.ServerReflection", ServerReflectionInfo=_read(TopicRule.NONE))
+)
+"""Served in development only."""
