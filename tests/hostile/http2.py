@@ -1,19 +1,28 @@
-"""A raw HTTP/2 client: just enough to send what no gRPC library would.
+"""A raw HTTP/2 client of many streams that does what no gRPC library would.
 
-Headers are sent as literals without indexing, so that no HPACK table is needed. Flow control is obeyed: a client that
-breaks it is cut off by any HTTP/2 library, which would test that library.
+Flow control is obeyed: a client that breaks it is cut off by any HTTP/2 library, which would test that library.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
-CANCEL = 8
+from tests.support.http2 import (
+    ACK,
+    DATA,
+    END_STREAM,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    opening,
+    reset,
+)
+
 SETTING_WINDOW, SETTING_FRAME = 4, 5
 WINDOW, FRAME = 65_535, 16_384
 SECONDS_TO_CONNECT = 5.0
@@ -67,13 +76,14 @@ class RawConnection:
             raise Closed
         stream, self._next = self._next, self._next + 2
         self._windows[stream] = self._stream_window
-        self._writer.write(frame(HEADERS, END_HEADERS, stream, headers(self._authority, path, token)))
+        secret = {"authorization": f"Bearer {token}"} if token else {}
+        self._writer.write(opening(stream, path, self._authority, secret))
         return stream
 
     def reset(self, stream: int) -> None:
         """Cancel a call."""
         self._windows.pop(stream, None)
-        self._writer.write(frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
+        self._writer.write(reset(stream))
 
     async def send(self, stream: int, body: bytes, *, seconds: float) -> int:
         """Send as much of `body` as the windows let through in that time; how many bytes that was."""
@@ -132,31 +142,6 @@ class RawConnection:
         self._changed.set()
 
 
-def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-    """One HTTP/2 frame."""
-    return len(body).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + body
-
-
-def headers(authority: str, path: str, token: str) -> bytes:
-    """The header block of a gRPC call."""
-    fields: Sequence[tuple[str, str]] = (
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", authority),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-        *((("authorization", f"Bearer {token}"),) if token else ()),
-    )
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
-
-
 def message(size: int) -> bytes:
     """The beginning of a gRPC message that says it has `size` bytes."""
     return b"\0" + struct.pack(">I", size)
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    assert len(raw) < 127, "a longer text needs a length of several bytes"
-    return bytes((len(raw),)) + raw

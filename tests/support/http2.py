@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -15,7 +15,7 @@ REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x7, 0x8, 0xB
 MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 0x3, 0x4
 WINDOW = 65_535
 """Of a connection and of each of its streams, until the server says otherwise."""
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Frame(NamedTuple):
@@ -46,7 +46,7 @@ class Http2:
         self._authority = f"{host}:{port}"
         self._next = 1
         self.over = False
-        self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, b""))
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def __enter__(self) -> Self:
         return self
@@ -66,16 +66,7 @@ class Http2:
     def opening(self, path: str, **headers: str) -> tuple[int, bytes]:
         """The number of a new stream, and the frame that opens it."""
         stream, self._next = self._next, self._next + 2
-        fields = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": path,
-            ":authority": self._authority,
-            "te": "trailers",
-            "content-type": "application/grpc",
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        }
-        return stream, _frame(HEADERS, END_HEADERS, stream, b"".join(_literal(*field) for field in fields.items()))
+        return stream, opening(stream, path, self._authority, headers)
 
     def frames(self, *, within: float) -> Iterator[Frame]:
         """What comes, until nothing has for so long, or the connection is closed."""
@@ -88,7 +79,7 @@ class Http2:
                 kind, flags, stream = self._read[3], self._read[4], int.from_bytes(self._read[5:9]) & 0x7FFFFFFF
                 body, self._read = self._read[9 : 9 + size], self._read[9 + size :]
                 if kind == SETTINGS and not flags & ACK:
-                    self.send(_frame(SETTINGS, ACK, 0, b""))
+                    self.send(frame(SETTINGS, ACK, 0, b""))
                 yield Frame(kind, flags, stream, body)
             self._socket.settimeout(max(0.01, left))
             try:
@@ -101,26 +92,41 @@ class Http2:
             self._read += more
 
 
+def opening(stream: int, path: str, authority: str, headers: Mapping[str, str]) -> bytes:
+    """The frame that begins a gRPC call; `_` in the name of a header stands for `-`."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": authority,
+        "te": "trailers",
+        "content-type": "application/grpc",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return frame(HEADERS, END_HEADERS, stream, b"".join(_literal(*field) for field in fields.items()))
+
+
 def data(stream: int, message: bytes = b"", *, last: bool = True) -> bytes:
     """A gRPC message as a frame."""
     body = b"\0" + len(message).to_bytes(4) + message
-    return _frame(DATA, END_STREAM if last else 0, stream, body)
+    return frame(DATA, END_STREAM if last else 0, stream, body)
 
 
 def part(stream: int, body: bytes) -> bytes:
     """Bytes of a stream that goes on."""
-    return _frame(DATA, 0, stream, body)
+    return frame(DATA, 0, stream, body)
 
 
 def reset(stream: int) -> bytes:
-    return _frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4))
+    return frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4))
 
 
 def ping() -> bytes:
-    return _frame(PING, 0, 0, b"8 bytes!")
+    return frame(PING, 0, 0, b"8 bytes!")
 
 
-def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """One HTTP/2 frame."""
     return len(body).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
 
 
