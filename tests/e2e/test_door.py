@@ -232,6 +232,25 @@ async def test_large_requests_with_a_token_cost_a_few_times_their_size(
     assert most - before < 200 * MIB
 
 
+@pytest.mark.parametrize("path", [SUBMIT_BATCH, WORK])
+async def test_messages_of_a_token_that_are_never_finished_are_received_in_turns(
+    server: ServerProcess, neighbour: Neighbour, path: str
+) -> None:
+    """Fifty of 8 MiB would be 400 MB. No more than sixteen are received at once; other tenants do not wait for them."""
+    before = most = _memory(server)
+    headers = {"authorization": f"Bearer {GREEDY}"}
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Http2(server.host, server.port)) for _ in range(5)]
+        sending = [
+            asyncio.create_task(asyncio.to_thread(_never_finish, peer, path, streams=10, seconds=3, **headers))
+            for peer in peers
+        ]
+        while any(not one.done() for one in sending):
+            await neighbour.round()
+            most = max(most, _memory(server))
+    assert most - before < 200 * MIB
+
+
 @pytest.mark.parametrize(
     ("path", "frames"),
     [
@@ -291,16 +310,16 @@ async def _read_to_the_end(call: Any) -> None:
         pass
 
 
-def _never_finish(peer: Http2, path: str, *, streams: int) -> set[int]:
+def _never_finish(peer: Http2, path: str, *, streams: int, seconds: float = 20, **headers: str) -> set[int]:
     """Begin a message of 8 MiB on each stream, send all but its end as windows permit; gives the streams answered."""
     chunk, first = 16_000, struct.pack(">BI", 0, 8 * MIB)
     left, window, answered = {}, {0: http2.WINDOW}, set[int]()
     for _ in range(streams):
-        stream, opened = peer.opening(path)
+        stream, opened = peer.opening(path, **headers)
         left[stream], window[stream] = 8 * MIB - chunk, http2.WINDOW - len(first)
         window[0] -= len(first)
         peer.send(opened, http2.part(stream, first))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + seconds
     while len(answered) < streams and any(left.values()) and not peer.over and time.monotonic() < deadline:
         for frame in peer.frames(within=0.05):
             if frame.kind == http2.WINDOW_UPDATE:

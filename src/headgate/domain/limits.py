@@ -88,6 +88,9 @@ COUNTED_FROM_BYTES: Final = 16_384
 200 in memory, so what is not counted costs 1.6 MB at most."""
 PROGRESS_MAX_JOBS: Final = 10_000
 """Reports of progress, and requests for longer leases, in one message."""
+RECEIVED_AT_ONCE: Final = 16
+"""First messages of one tenant's calls and streams that are received at the same time; others wait for their turn. Each
+may take up to 8 MiB until it is whole."""
 HELLO_WITHIN: Final = timedelta(seconds=10)
 """From the opening of a stream to the whole of its first message."""
 REQUEST_WITHIN: Final = timedelta(seconds=60)

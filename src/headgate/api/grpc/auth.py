@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Final
@@ -11,6 +12,10 @@ from headgate.domain.identity import Identity, Scope
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
 """Set by the guard for the task of a call, and hence for all tasks which that one starts."""
+
+
+RECEIVING: Final[ContextVar[asyncio.Semaphore]] = ContextVar("receiving")
+"""Turns of the caller's tenant to receive a request, set by the guard too."""
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -7,17 +7,19 @@ the window of its stream (server.py), and dropped with it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from headgate.api.grpc.auth import CALLER, token_in
+from headgate.api.grpc.auth import CALLER, RECEIVING, token_in
 from headgate.api.grpc.errors import UnknownMethod, end_with
 from headgate.api.grpc.methods import Context, Handler
 from headgate.control.auth import TokenValidator
 from headgate.control.permissions import Rule
+from headgate.domain import limits
 from headgate.domain.errors import HeadgateError
 
 
@@ -26,6 +28,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule]) -> None:
         self._validator, self._rules = validator, rules
+        self._receiving: dict[str, asyncio.Semaphore] = {}  # by tenant: as many as the credentials name
 
     async def intercept_service(
         self,
@@ -43,7 +46,14 @@ class Guard(grpc.aio.ServerInterceptor):
             except HeadgateError as error:
                 return refusing(error)
             CALLER.set(identity)
+            RECEIVING.set(self._turns(identity.tenant))
         return await continuation(handler_call_details)
+
+    def _turns(self, tenant: str) -> asyncio.Semaphore:
+        turns = self._receiving.get(tenant)
+        if turns is None:
+            turns = self._receiving[tenant] = asyncio.Semaphore(limits.RECEIVED_AT_ONCE)
+        return turns
 
 
 def refusing(error: HeadgateError) -> Handler:

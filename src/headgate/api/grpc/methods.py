@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from headgate.api.grpc.auth import RECEIVING
 from headgate.api.grpc.errors import RequestTimeout, end_with
 from headgate.api.grpc.shapes import Shape
 from headgate.control.permissions import RULES, Rule
@@ -59,12 +60,15 @@ def reader_of(kind: type[Request], rule: Rule) -> Callable[[bytes], Request | Un
 
 
 async def next_message(stream: Context, kind: type[Request], *, within: timedelta | None = None) -> Request | None:
-    """The next message of a stream; None at its end. Raises InvalidInput (it cannot be taken) or RequestTimeout."""
+    """The next message of a stream; None at its end. Raises InvalidInput (it cannot be taken) or RequestTimeout.
+
+    `within` is for the first one: it waits for a turn of the caller's tenant, and must be whole by then.
+    """
     if within is None:
         message: object = await stream.read()
     else:
         try:
-            async with asyncio.timeout(within.total_seconds()):
+            async with asyncio.timeout(within.total_seconds()), RECEIVING.get():
                 message = await stream.read()
         except TimeoutError:
             raise RequestTimeout(within) from None
