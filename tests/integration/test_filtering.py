@@ -15,9 +15,11 @@ from headgate.domain.ids import JobId
 from headgate.domain.operations import DeadGroups, JobPage
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.workers import stored_worker
+from headgate.ops import pacing
 from headgate.store import dead_letters, listing, matching, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
+from tests.support.turns import counted_turns
 
 HOUR = timedelta(hours=1)
 
@@ -334,3 +336,72 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
             seen, rows = await touched(text, mode, oldest=oldest)
             assert rows <= bound, (mode, oldest, text, rows)
             assert seen == jobs or oldest, (mode, text, seen)  # what is newest comes on a later page then
+
+
+# --- strangers' filters -----------------------------------------------------------------------------------------------
+
+
+async def test_loops_over_topics_rows_and_groups_give_others_their_turn(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "SLICE_SECONDS", 0.0)
+    tenant = await queue.tenant_no()
+    for n in range(100):
+        await queue.topic(f"t{n}")
+    await queue.add(100, payload=b'{"a":1}')
+    claimed = await queue.claim(100)
+    await queue.settle(*((job_id, 1, failing("E", f"x{n}")) for n, job_id in enumerate(claimed.ids)))
+    async with counted_turns() as turns:
+        assert len(await matching.topic_nos(queue.db, tenant, parse("topic:t*").terms, None)) == 100
+        assert turns.number >= 100
+        begin = turns.number
+        assert len(await found(queue, "args.a:1", limit=1_000)) == 100
+        assert turns.number - begin >= 100
+        begin = turns.number
+        assert sum(one.count for one in (await groups(queue)).groups) == 100
+        assert turns.number - begin >= 100
+
+
+async def test_a_list_and_a_count_end_in_time_and_can_be_gone_on_with(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for the same connection: what is too slow gives a short page, or "at least so many"."""
+    await queue.add(8)
+    monkeypatch.setattr(listing, "CHUNK", 2)
+    monkeypatch.setattr(listing, "STEP_SECONDS", 0.0)
+    tenant = await queue.tenant_no()
+    short = await matching.list_matching(queue.db, queue.names, tenant, parse("priority:>0"), limit=2)
+    assert (short.jobs, short.cursor != "") == ([], True)
+    assert len(await found(queue, "priority:>=0", limit=2)) == 8
+    monkeypatch.setattr(matching, "COUNT_SECONDS", 0.0)
+    wanted = await matching.compiled(queue.db, tenant, parse("priority:0"), as_of=await matching.clock(queue.db))
+    assert not (await matching.count_matching(queue.db, tenant, wanted)).exact
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("worker:w%1", set()),
+        ("worker:w_1", set()),
+        (r'worker:"w\\1"', {"odd"}),
+        ("worker:w*1", {"odd", "plain"}),
+        ("-worker:w-1,x* state:dead", {"odd"}),
+        ("error:100%", {"plain"}),
+        ("error:1_0", set()),
+        ('error:"É (a|b)+"', {"odd"}),
+        ("error:(*)+ error:É", {"odd"}),
+        ("error:none,É", {"odd"}),
+        ("error:E error:none", set()),
+        ("-error:É,none state:dead", {"plain"}),
+        ("error:.", set()),
+    ],
+)
+async def test_patterns_mean_their_characters_and_only_a_star_is_a_wildcard(
+    queue: Queue, text: str, names: set[str]
+) -> None:
+    ids = {}
+    for name, worker, message in (("odd", "w\\1", "é (A|b)+"), ("plain", "w-1", "100% of it")):
+        (ids[name],) = await queue.add(1)
+        claimed = await queue.claim(1, workers=(worker,))
+        await queue.settle((ids[name], claimed.epochs[0], failing("E", message)))
+    assert set(await found(queue, text)) == {ids[name] for name in names}

@@ -353,20 +353,57 @@ async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Qu
     assert await changes(queue, EventKind.REDRIVEN) == Counter(set(ids) - {poison})
 
 
-async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(queue: Queue) -> None:
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        ("moon:full", 'there is no "moon"'),
+        ("topic:" + "*a" * 40 + "*b", "has 41 wildcards; the limit is 10"),
+        ("tag:" + "x" * 5_000, "over the limit of 4000 characters"),
+    ],
+    ids=["unknown", "hostile", "endless"],
+)
+async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(
+    queue: Queue, stored: str, problem: str
+) -> None:
     """Not at once: during an upgrade, an instance of the release that started it may be there."""
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()
+    await queue.add(1, "a" * 200)
     one = await start(queue, Verb.CANCEL, "topic:mail")
-    await queue.db.execute("UPDATE headgate.operations SET filter = 'moon:full'")
+    await queue.db.execute("UPDATE headgate.operations SET filter = $1", stored)
     began = clock.now
     while not (seen := await operations.get(queue.db, tenant, one.id)).state.is_over:
         await chunk(queue)
         await clock.advance(seconds=1)
     assert seen.state is Progress.FAILED
-    assert 'there is no "moon"' in seen.error
+    assert problem in seen.error
     assert timedelta(seconds=60) <= clock.now - began <= timedelta(seconds=70)
     assert (await audit.entries(queue.db))[0].verb == "fail_operation"
+
+
+async def test_an_operation_that_is_always_too_slow_fails_and_lets_others_go_on(queue: Queue, database: str) -> None:
+    """Cancelled by statement_timeout each time, it would be taken up again before all others, for ever."""
+    clock = await Clock.install(queue.db)
+    tenant = await queue.tenant_no()
+    await queue.add(3)
+    slow = await start(queue, Verb.CANCEL, "topic:mail priority:>=0")
+    blocker = await connect(database, application_name="blocker")
+    try:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE headgate.archive IN ACCESS EXCLUSIVE MODE")
+            await queue.db.execute("SET statement_timeout = '300ms'")
+            for _ in range(operation_chunks.SLOW_MOST + 1):
+                assert (seen := await operations.get(queue.db, tenant, slow.id)).state is Progress.PENDING
+                await chunk(queue)
+                await clock.advance(seconds=4)
+        seen = await operations.get(queue.db, tenant, slow.id)
+        assert (seen.state, seen.changed) == (Progress.FAILED, 0)
+        assert "too broad" in seen.error
+    finally:
+        await blocker.close()
+    await queue.db.execute("SET statement_timeout = '30s'")
+    other = await start(queue, Verb.CANCEL, "topic:mail")
+    assert (await finish(queue, other)).changed == 3
 
 
 # --- crashes and races ------------------------------------------------------------------------------------------------

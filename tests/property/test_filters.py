@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -68,6 +69,15 @@ def terms(draw: st.DrawFn) -> Term:
 def test_a_filter_written_down_reads_back_as_itself(parts: list[Term]) -> None:
     built = JobFilter(tuple(parts))
     assert parse(str(built)) == built
+
+
+@given(
+    st.lists(st.text("ab*.\n", max_size=2), min_size=1, max_size=5).map(lambda parts: Glob(tuple(parts))),
+    st.text("ab*.\n", max_size=8),
+)
+def test_a_pattern_matches_what_the_same_regular_expression_matches(pattern: Glob, text: str) -> None:
+    same = re.fullmatch(".*".join(map(re.escape, pattern.parts)), text, re.DOTALL) is not None
+    assert pattern.matches(text) is same
 
 
 @given(st.text(max_size=60))

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from headgate.domain import cron
 from headgate.domain.cron import NAMES, check_zone, next_occurrence, parse_cron
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.schedules import Cron, Every, check_timing, newest, occurrences
@@ -220,3 +221,25 @@ def test_the_newest_occurrences_are_found_without_walking_through_an_outage() ->
 def test_an_interval_below_a_second_or_above_a_year_is_refused(seconds: float) -> None:
     with pytest.raises(HeadgateError, match="every"):
         check_timing(Every(interval=timedelta(seconds=seconds)))
+
+
+def test_a_day_decades_ahead_is_found_without_looking_at_every_day_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 29 February that is a Sunday: decades of days were looked at for each of a preview's occurrences."""
+    rare, zone = parse_cron("0 0 29 2 */7"), check_zone("Europe/Zurich")
+    after = datetime(2088, 3, 1, tzinfo=UTC)
+    looked = 0
+    offset = cron._offset
+
+    def counting(*given: object) -> timedelta:
+        nonlocal looked
+        looked += 1
+        return offset(*given)
+
+    monkeypatch.setattr(cron, "_offset", counting)
+    cron._turns.cache_clear()
+    first = next_occurrence(rare, zone, after)
+    assert first == datetime(2128, 2, 28, 23, tzinfo=UTC)
+    assert 40 * 365 <= looked <= 42 * 420  # once for each day
+    looked = 0
+    assert next_occurrence(rare, zone, after) == first
+    assert looked <= 41 * 8  # from then on a few for each year, whoever asks

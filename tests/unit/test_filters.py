@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.filters import (
+    PATTERNS_MAX,
+    WILDCARDS_MAX,
     Ago,
     Field,
     Glob,
@@ -20,7 +23,9 @@ from headgate.domain.filters import (
     body_matches,
     moment_of,
     parse,
+    topic_term,
 )
+from headgate.domain.operations import Plan, Verb
 from headgate.domain.states import State
 
 ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"
@@ -104,6 +109,10 @@ def test_a_filter_is_written_back_in_one_form(text: str, canonical: str) -> None
         ("args.a.b.c.d.e.f.g.h.i.j.k:1", 0, "a path of more than 10 steps"),
         ("state:dead\x00", 10, "U+0000"),
         (" ".join(["attempts:1"] * 51), 550, "more than 50 terms"),
+        ("topic:" + "*a" * 40 + "*b", 6, "the value has 41 wildcards; the limit is 10"),
+        ("state:dead error:" + "x*" * 11, 17, "the value has 11 wildcards; the limit is 10"),
+        (" ".join(["worker:w*"] * 21), 200, "more than 20 values with a wildcard or of error"),
+        ("topic:a,b,c error:" + ",".join(map(str, range(21))), 12, "more than 20 values with a wildcard or of error"),
     ],
 )
 def test_a_bad_filter_is_refused_with_place_and_advice(text: str, position: int, words: str) -> None:
@@ -137,6 +146,67 @@ def test_a_wildcard_stands_for_any_text_and_a_quoted_one_for_itself() -> None:
     assert isinstance(quoted, Glob)
     assert [bare.matches(text) for text in ("abc", "ac", "a*c", "abcd", "xac")] == [True, True, True, False, False]
     assert [quoted.matches(text) for text in ("abc", "a*c")] == [False, True]
+
+
+class Counted(str):
+    """A text that counts how often it is searched."""
+
+    searches = 0
+
+    def find(self, *given: object) -> int:  # type: ignore[override]
+        self.searches += 1
+        return str.find(self, *given)  # type: ignore[arg-type]
+
+    def startswith(self, *given: object) -> bool:  # type: ignore[override]
+        self.searches += 1
+        return str.startswith(self, *given)  # type: ignore[arg-type]
+
+    def endswith(self, *given: object) -> bool:  # type: ignore[override]
+        self.searches += 1
+        return str.endswith(self, *given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("end", "fits"), [("b", False), ("", True)])
+def test_a_pattern_searches_a_text_once_for_each_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch, end: str, fits: bool
+) -> None:
+    """`*a` 40 times and `*b`: a backtracking matcher tries every way to deal the a's out, which takes for ever."""
+    monkeypatch.setattr("headgate.domain.filters.WILDCARDS_MAX", 100)
+    pattern = Glob(("", *["a"] * 40, end))
+    text = Counted("a" * 200)
+    assert pattern.matches(text) is fits
+    assert text.searches <= len(pattern.parts)
+
+
+def test_no_pattern_has_more_wildcards_than_the_limit_whoever_makes_it() -> None:
+    attack = "*a" * 40 + "*b"
+    assert Glob(tuple("a" * (WILDCARDS_MAX + 1))).matches("a" * (WILDCARDS_MAX + 1))
+    with pytest.raises(InvalidInput, match="41 wildcards; the limit is 10"):
+        Glob(tuple(attack.split("*")))
+    with pytest.raises(InvalidInput, match="topic: has 41 wildcards; the limit is 10"):
+        topic_term(attack)
+
+
+def test_a_topic_by_itself_is_read_as_the_filter_reads_it() -> None:
+    assert topic_term("mail*") == one("topic:mail*")
+    assert topic_term("a**b") == one("topic:a*b")
+    assert topic_term('a "b", c') == one(r'topic:"a \"b\", c"')
+    with pytest.raises(TooLarge, match="topic"):
+        topic_term("a" * (limits.TOPIC_MAX_CHARS + 1))
+    with pytest.raises(InvalidInput, match="topic: must be a str"):
+        topic_term(7)
+
+
+def test_plain_names_are_no_patterns() -> None:
+    assert len(one("topic:" + ",".join(f"t{n}" for n in range(100))).values) == 100 > PATTERNS_MAX
+
+
+@pytest.mark.parametrize("text", [" ".join(["attempts:1"] * 50), "tag:" + "x" * 3_990])
+def test_an_operation_whose_filter_could_not_be_read_again_is_refused_at_once(text: str) -> None:
+    """It is stored with the states that are meant, which makes it longer than what was given."""
+    parse(text)
+    with pytest.raises(InvalidInput, match="filter"):
+        Plan(verb=Verb.CANCEL, matching=parse(text))
 
 
 def test_the_states_left_open_follow_all_state_terms() -> None:

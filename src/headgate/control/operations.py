@@ -13,7 +13,7 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import Field, Glob, JobFilter, Term, parse
+from headgate.domain.filters import Field, Glob, JobFilter, Term, parse, topic_term
 from headgate.domain.identity import Identity, TokenRevoked
 from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview, Verb
 from headgate.domain.validation import shown
@@ -113,7 +113,7 @@ class ManyJobs:
 
     async def dead_groups(self, who: Identity, topic: str, *, limit: int) -> DeadGroups:
         """Dead letters by topic and kind of error; `topic` may have wildcards, and empty means all."""
-        named = [Term(field=Field.TOPIC, values=(Glob(tuple(topic.split("*"))),))] if topic else []
+        named = [topic_term(topic)] if topic else []
         _permitted(who, JobFilter(tuple(named)))
         return await self._store.dead_groups(who.tenant, named, topics=who.topics, limit=limit)
 
@@ -160,7 +160,7 @@ def _checked(who: Identity, request: Request) -> Plan:
 def _permitted(who: Identity, matching: JobFilter) -> JobFilter:
     """Refuse a term that names foreign topics only: an empty answer would look like an empty topic."""
     for term in matching.of(Field.TOPIC):
-        named = [value.parts[0] for value in term.values if isinstance(value, Glob) and len(value.parts) == 1]
+        named = [value.parts[0] for value in term.values if isinstance(value, Glob) and value.is_plain]
         if not term.negated and len(named) == len(term.values):
             who.allowed(named)
     return matching

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
 from headgate.control.schedule_ports import ScheduledJob, ScheduleStore, ScheduleView
 from headgate.domain import limits
-from headgate.domain.errors import NotFound
+from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId
 from headgate.domain.schedules import (
+    EPOCH,
     ScheduleSpec,
     Timing,
     check_schedule_name,
@@ -21,9 +22,11 @@ from headgate.domain.schedules import (
     first_occurrence,
     occurrences,
 )
-from headgate.domain.validation import check_integer, check_page_size, check_text
+from headgate.domain.validation import check_integer, check_page_size, check_text, shown
+from headgate.ops.pacing import Pace
 
 PREVIEW_SPAN: Final = timedelta(days=36_525)
+PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class Schedules:
@@ -102,19 +105,21 @@ class Schedules:
         view = await self._visible(caller, name)
         if view.next_at is None:
             return view, []
-        return view, _list(view.spec.timing, view.next_at, view.spec.ends_at, count)
+        return view, await _list(view.spec.timing, view.next_at, view.spec.ends_at, count)
 
     async def preview(
         self, timing: Timing, *, count: int, after: datetime | None = None, ends_at: datetime | None = None
     ) -> list[datetime]:
         """The occurrences a schedule with this timing would have; nothing is stored."""
         check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
+        if after is not None and not EPOCH <= after < PREVIEW_BEFORE:  # near the calendar's ends nothing can be added
+            raise InvalidInput("after", f"must be from 1970 to 2199, got {shown(after)}")
         now = await self._store.now() if after is None else after
         timing = check_timing(timing, now=now)
         first = first_occurrence(timing, now=now, last=None, ends_at=ends_at)
         if first is None:
             return []
-        return _list(timing, first, ends_at, count)
+        return await _list(timing, first, ends_at, count)
 
     async def _visible(self, caller: Identity, name: str) -> ScheduleView:
         view = await self._store.get(caller.tenant, check_schedule_name(name))
@@ -123,10 +128,14 @@ class Schedules:
         return view
 
 
-def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
+async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
     # A leap day on a certain weekday is found by looking at 28 years: a thousand of these would hold up the instance.
     until = first + PREVIEW_SPAN if ends_at is None else min(ends_at, first + PREVIEW_SPAN)
-    return [first, *islice(occurrences(timing, first, until=until), count - 1)]
+    found, pace = [first], Pace()
+    for at in islice(occurrences(timing, first, until=until), count - 1):
+        await pace.rest()
+        found.append(at)
+    return found
 
 
 def _reason(text: str) -> str:

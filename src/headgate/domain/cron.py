@@ -257,13 +257,30 @@ def _offset(zone: ZoneInfo, at: datetime) -> timedelta:
 
 
 def _next_turn(zone: ZoneInfo, at: datetime, end: datetime, offset: timedelta) -> datetime | None:
-    """The first instant in (at, end] at which another offset holds. No zone changes twice within a day."""
+    """The first instant in (at, end] at which another offset than `offset`, that of `at`, holds."""
+    for year in range(at.year, end.year + 1):
+        for turn in _turns(zone, year):
+            if at < turn <= end and _offset(zone, turn) != offset:
+                return turn
+    return None
+
+
+@lru_cache(maxsize=16_384)  # 365 look-ups a year: a 29 February that must be a Monday lies 28 years ahead
+def _turns(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
+    """The instants (UTC) of a year at which the offset changes. No zone changes twice within a day."""
+    at, end = datetime(year, 1, 1), datetime(year, 12, 31, 23, 59, 59)  # noqa: DTZ001
+    if year > 1:
+        at -= _SECOND  # a change at the very beginning of the year belongs to it
+    offset = _offset(zone, at)
+    turns: list[datetime] = []
     while at < end:
         until = min(at + _DAY, end)
-        if _offset(zone, until) != offset:
-            return _turn(zone, at, until, offset)
+        changed = _offset(zone, until)
+        if changed != offset:
+            turns.append(_turn(zone, at, until, offset))
+            offset = changed
         at = until
-    return None
+    return tuple(turns)
 
 
 def _turn(zone: ZoneInfo, at: datetime, until: datetime, offset: timedelta) -> datetime:

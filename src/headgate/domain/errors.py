@@ -181,6 +181,12 @@ class RowLocked(StoreBusy):
     locked = True
 
 
+class TooSlow(StoreBusy):
+    """What was asked looks at more than the database can in the time there is; asking for less of it helps."""
+
+    code = "too_slow"
+
+
 class StorageFull(StoreError):
     """The database has no room left for the write."""
 

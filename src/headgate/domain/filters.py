@@ -8,6 +8,9 @@ text in topic, worker and error; within quotes everything is itself (`\\"` and `
 A time is a date (midnight UTC), a moment with its zone, or a span, which means the moment that long ago. `>` always
 means later: `created:>2h` is the last two hours, `created:<2h` all that is older, as `created:<2026-01-01` is.
 
+Everything is bounded, because filters come from strangers and are stored: the text, its terms, their values, and how
+many of those are patterns. Matching a pattern takes time in proportion to the text, never more (see `Glob.matches`).
+
 `parse` never guesses: what it does not understand is an `InvalidFilter` with the place and, where there is one, the
 word that was probably meant. `str(filter)` is the canonical text, and parses back to the same filter.
 """
@@ -29,12 +32,16 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.ids import parse_job_id
 from headgate.domain.states import State
-from headgate.domain.validation import MILLISECOND, shown
+from headgate.domain.validation import MILLISECOND, check_text, shown
 
 TEXT_MAX_CHARS: Final = 4_000
 TERMS_MAX: Final = 50
 VALUES_MAX: Final = 100
 PATH_MAX: Final = 10
+WILDCARDS_MAX: Final = 10
+"""Of one value."""
+PATTERNS_MAX: Final = 20
+"""Values of one filter that have a wildcard, or that are looked for within an error: each costs every job a search."""
 SPAN_MAX: Final = timedelta(days=3650)
 GROUP_CHARS: Final = 12
 
@@ -88,15 +95,45 @@ class Op(StrEnum):
 _OPPOSITES: Final = {Op.ABOVE: Op.TO, Op.TO: Op.ABOVE, Op.FROM: Op.BELOW, Op.BELOW: Op.FROM, Op.IS: Op.IS}
 
 
+def _wildcard_problem(parts: tuple[str, ...]) -> str:
+    if len(parts) - 1 <= WILDCARDS_MAX:
+        return ""
+    return f"has {len(parts) - 1} wildcards; the limit is {WILDCARDS_MAX}"
+
+
 @dataclass(frozen=True, slots=True)
 class Glob:
     """A text with holes: the literal parts between its wildcards. One part means no wildcard."""
 
     parts: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if problem := _wildcard_problem(self.parts):
+            raise InvalidInput("pattern", problem)
+
+    @property
+    def is_plain(self) -> bool:
+        """True when it has no wildcard, so that only one text fits."""
+        return len(self.parts) == 1
+
     def matches(self, text: str) -> bool:
-        """Whether the whole text fits."""
-        return re.fullmatch(".*".join(map(re.escape, self.parts)), text, re.DOTALL) is not None
+        """Whether the whole text fits.
+
+        Each part is searched once, from where the one before it ended. The first place that fits is the best one, since
+        it leaves the most text to the parts that follow: nothing is ever tried again.
+        """
+        first, last = self.parts[0], self.parts[-1]
+        if self.is_plain:
+            return text == first
+        at, end = len(first), len(text) - len(last)
+        if at > end or not text.startswith(first) or not text.endswith(last):
+            return False
+        for part in self.parts[1:-1]:
+            found = text.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
 
     def __str__(self) -> str:
         return "*".join(_quoted(part) for part in self.parts)
@@ -280,16 +317,38 @@ def parse(text: object) -> JobFilter:
     if (unfit := re.search("[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]", text)) is not None:
         raise InvalidFilter(f"a control character, U+{ord(unfit[0]):04X}", position=unfit.start())
     terms: list[Term] = []
+    patterns = 0
     place = _skip_space(text, 0)
     while place < len(text):
         if len(terms) == TERMS_MAX:
             raise InvalidFilter(f"more than {TERMS_MAX} terms", position=place)
+        start = place
         term, place = _read_term(text, place)
         terms.append(term)
+        patterns += sum(isinstance(value, Glob) and _is_searched(term.field, value) for value in term.values)
+        if patterns > PATTERNS_MAX:
+            raise InvalidFilter(
+                f"more than {PATTERNS_MAX} values with a wildcard or of error",
+                position=start,
+                hint="use several filters",
+            )
         if place < len(text) and not text[place].isspace():
             raise InvalidFilter(f'unexpected "{text[place]}"', position=place, hint="separate terms by a space")
         place = _skip_space(text, place)
     return JobFilter(tuple(terms))
+
+
+def topic_term(text: object) -> Term:
+    """The term for a topic that is given by itself, outside of a filter: a `*` is a wildcard, all else is literal."""
+    name = check_text(text, field="topic", high=limits.TOPIC_MAX_CHARS)
+    parts = tuple(_folded(name.split("*")))
+    if problem := _wildcard_problem(parts):
+        raise InvalidInput("topic", problem)
+    return Term(field=Field.TOPIC, values=(Glob(parts),))
+
+
+def _is_searched(field: Field, value: Glob) -> bool:
+    return field is Field.ERROR or not value.is_plain
 
 
 def _skip_space(text: str, place: int) -> int:
@@ -485,7 +544,10 @@ def _group(raw: _Raw) -> str:
 
 
 def _glob(raw: _Raw) -> Glob:
-    return Glob(tuple(_folded(raw.parts)))
+    parts = tuple(_folded(raw.parts))
+    if problem := _wildcard_problem(parts):
+        raise InvalidFilter(f"the value {problem}", position=raw.position, hint="quote a * that stands for itself")
+    return Glob(parts)
 
 
 def _folded(parts: Iterable[str]) -> Iterable[str]:

@@ -20,7 +20,8 @@ _RULES: Final = (
     # An apostrophe within a word (can't) opens nothing.
     (re.compile(r"(?<!\w)'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|`[^`\n]*`"), "'…'"),
     (re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s,;)\]}>]+", re.IGNORECASE), "<url>"),
-    (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<mail>"),
+    # Bounded: "a.a.a." without an @ would be read to its end from each of its letters.
+    (re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+\b"), "<mail>"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
     (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<hex>"),
     # Letters and digits mixed, eight and more: a hash. Digits alone are a number, letters alone a word (`deadbeef`).

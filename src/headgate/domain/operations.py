@@ -15,7 +15,7 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.filters import Field, JobFilter, Term
+from headgate.domain.filters import Field, JobFilter, Term, parse
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_integer, check_priority, check_text, check_topic, shown, to_ms
 
@@ -125,6 +125,7 @@ class Plan:
                 f"asks for {_words(named) or 'no state at all'} jobs, and {self.verb.label} changes none of them",
                 hint=f"it applies to {_words(self.verb.reaches)}",
             )
+        parse(str(self.effective))  # it is stored as text: what could not be read again is refused now
 
     def _check_parameters(self) -> None:
         if (self.verb is Verb.REPRIORITISE) != (self.priority is not None):

@@ -6,7 +6,6 @@ by `domain/fingerprint.py` here. A bounded read whatever lies in the archive, an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -15,6 +14,7 @@ from headgate.domain.filters import Term
 from headgate.domain.fingerprint import group_of
 from headgate.domain.operations import DeadGroup, DeadGroups
 from headgate.domain.validation import check_page_size
+from headgate.ops.pacing import Pace
 from headgate.store import matching
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -44,10 +44,9 @@ async def dead_groups(
     with translating(writing=False):
         rows = await db.fetch(DEAD, tenant_no, numbers, DEAD_LOOK_AT + 1)
     groups: dict[tuple[str, str], DeadGroup] = {}
-    looked = 0
-    for place, (topic_no, error, n, first_at, last_at, sample_id, looked_at) in enumerate(rows, 1):
-        if place % 100 == 0:
-            await asyncio.sleep(0)  # the loop is the dispatcher's too
+    looked, pace = 0, Pace()
+    for topic_no, error, n, first_at, last_at, sample_id, looked_at in rows:
+        await pace.rest()
         looked = looked_at
         topic = (await names.topic_by_no(db, topic_no)).name
         kind = group_of(error)

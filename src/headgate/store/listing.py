@@ -9,7 +9,6 @@ on; a cursor of None is the only sign of the end.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
@@ -18,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from time import monotonic
 from typing import Final
 from uuid import UUID
 
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput, StoreBusy
+from headgate.domain.errors import InvalidInput, TooSlow
 from headgate.domain.filters import Term, body_matches
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
@@ -38,6 +38,7 @@ from headgate.domain.validation import (
     check_text,
     shown,
 )
+from headgate.ops.pacing import Pace
 from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -48,13 +49,14 @@ CHUNK: Final = 1_000
 BODIES_AT_MOST: Final = 2_000
 """How many payloads one page may read and decode, for a filter that looks into them."""
 BODIES_AT_ONCE: Final = 100
+STEP_SECONDS: Final = 5.0
+"""How long one page may go on looking: then it ends where it is, short, and its cursor goes on."""
 BODY_MAX_BYTES: Final = 65_536
 """Larger payloads are not looked into: they match no condition on them."""
 NEWEST: Final = UUID(int=2**128 - 1)
 OLDEST: Final = UUID(int=0)
 _BEGINNING, _END = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
-_BREATH: Final = 50
 
 # Choosing: $1 tenant, $2 below this id, $3 how many, $4 the order to take them from.
 CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id DESC"
@@ -103,14 +105,23 @@ SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worke
    AND ($23::int[] IS NULL OR u.priority = ANY ($23)) AND ($24::int[] IS NULL OR u.priority <> ALL ($24))
    AND ($25::int IS NULL OR u.attempt >= $25) AND ($26::int IS NULL OR u.attempt <= $26)
    AND ($27::int[] IS NULL OR u.attempt = ANY ($27)) AND ($28::int[] IS NULL OR u.attempt <> ALL ($28))
-   AND ($29::text[] IS NULL OR coalesce(u.worker, '') ~ ALL ($29))
-   AND ($30::text[] IS NULL OR coalesce(u.worker, '') !~ ALL ($30))
-   AND ($31::text[] IS NULL OR coalesce(u.last_error, '') ~* ALL ($31))
-   AND ($32::text[] IS NULL OR coalesce(u.last_error, '') !~* ALL ($32))
-   AND ($33::uuid[] IS NULL OR u.id = ANY ($33)) AND ($34::uuid[] IS NULL OR u.id <> ALL ($34))
+   -- Texts that fit a pattern: one of each choice, as for tags. By LIKE and never by a regular expression: it gives up
+   -- at the end of the text and tries nothing again, so no pattern takes longer than its length times the text's.
+   AND ($29::text[] IS NULL OR $31::int = (
+            SELECT count(DISTINCT w.choice) FROM unnest($29, $30::int[]) AS w(pattern, choice)
+             WHERE coalesce(u.worker, '') LIKE w.pattern))
+   AND ($32::text[] IS NULL OR coalesce(u.worker, '') NOT LIKE ALL ($32))
+   AND ($33::text[] IS NULL OR $35::int = (
+            SELECT count(DISTINCT w.choice) FROM unnest($33, $34::int[]) AS w(pattern, choice),
+                   (SELECT lower(coalesce(u.last_error, '')) AS text OFFSET 0) AS e  -- once, not for each pattern
+             WHERE e.text LIKE lower(w.pattern)))
+   AND ($36::text[] IS NULL OR NOT EXISTS (
+            SELECT FROM unnest($36) AS w(pattern), (SELECT lower(coalesce(u.last_error, '')) AS text OFFSET 0) AS e
+             WHERE e.text LIKE lower(w.pattern)))
+   AND ($37::uuid[] IS NULL OR u.id = ANY ($37)) AND ($38::uuid[] IS NULL OR u.id <> ALL ($38))
    -- What had not ended by then is still alive, or ended too late to be meant.
-   AND ($35::timestamptz IS NULL OR u.finished_at IS NULL OR u.finished_at <= $35)
- ORDER BY CASE WHEN $36::boolean THEN u.id END, u.id DESC LIMIT $3"""
+   AND ($39::timestamptz IS NULL OR u.finished_at IS NULL OR u.finished_at <= $39)
+ ORDER BY CASE WHEN $40::boolean THEN u.id END, u.id DESC LIMIT $3"""
 BODIES: Final = """
 SELECT k.id, coalesce(u.payload, p.payload)
   FROM unnest($2::uuid[]) AS k(id)
@@ -154,10 +165,10 @@ class Filter:
     attempts_to: int | None = None
     attempts: frozenset[int] | None = None
     not_attempts: frozenset[int] | None = None
-    workers: tuple[str, ...] = ()  # regular expressions, all of which match
-    not_workers: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    not_errors: tuple[str, ...] = ()
+    workers: tuple[tuple[str, ...], ...] = ()  # patterns for LIKE; of each choice one fits
+    not_workers: tuple[tuple[str, ...], ...] = ()  # none of any choice fits
+    errors: tuple[tuple[str, ...], ...] = ()
+    not_errors: tuple[tuple[str, ...], ...] = ()
     ids: frozenset[UUID] | None = None
     not_ids: frozenset[UUID] | None = None
     ended_by: datetime | None = None  # not what ended after it
@@ -285,8 +296,9 @@ async def step(
     at_once = LOOK_AT if choice[0] in ("running", "waiting") else chunk
     rows: list[Row] = []
     more, looked, bodies = True, 0, 0
+    until, late = monotonic() + STEP_SECONDS, False
     with translating(writing=False), _told_to_narrow():
-        while more and len(rows) < limit and looked < LOOK_AT and bodies < BODIES_AT_MOST:
+        while more and len(rows) < limit and looked < LOOK_AT and bodies < BODIES_AT_MOST and not late:
             ids = await _choose(db, tenant_no, matching, choice, below, at_once, oldest=oldest)
             more = len(ids) == at_once
             looked += len(ids)
@@ -309,7 +321,8 @@ async def step(
                     below = rows[-1].id
                     more = more or below != ids[-1]
                     break
-                if matching.bodies and bodies >= BODIES_AT_MOST:
+                late = monotonic() >= until  # after a chunk at least: the next page must not begin where this one did
+                if late or (matching.bodies and bodies >= BODIES_AT_MOST):
                     more = more or below != ids[-1]
                     break
     return Step(rows=rows, below=below, more=more, looked=looked)
@@ -321,7 +334,7 @@ def _told_to_narrow() -> Iterator[None]:
     try:
         yield
     except asyncpg.QueryCanceledError as error:
-        raise StoreBusy(
+        raise TooSlow(
             "the list took too long and was cancelled: the filter is too broad for this database as it is now; narrow "
             "it (a topic, a state, a span of time) or ask for a smaller page"
         ) from error
@@ -329,7 +342,7 @@ def _told_to_narrow() -> Iterator[None]:
 
 async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[Row]:
     """Those of the given jobs that match at this moment, newest first."""
-    with translating(writing=False):
+    with translating(writing=False), _told_to_narrow():
         found = [_row(one) for one in await db.fetch(LOOK_UP, tenant_no, ids, max(1, len(ids)), *_arguments(matching))]
         return await _judged(db, tenant_no, matching, found)
 
@@ -361,9 +374,9 @@ async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[R
     if matching.bodies and rows:
         found = await db.fetch(BODIES, tenant_no, [row.id for row in rows], BODY_MAX_BYTES)
         bodies = {job_id: raw for job_id, raw in found}  # noqa: C416 - records are no pairs to a type checker
-    for place, row in enumerate(rows, 1):
-        if place % _BREATH == 0:
-            await asyncio.sleep(0)  # the loop is the dispatcher's too: some milliseconds are all it can spare
+    pace = Pace()
+    for row in rows:
+        await pace.rest()
         if _fits(matching, row, bodies.get(row.id)):
             kept.append(row)
     return kept
@@ -446,7 +459,6 @@ def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
     schedules = matching.schedule_nos if matching.schedule_no is None else {matching.schedule_no}
     if matching.schedule_no is not None and matching.schedule_nos is not None:
         schedules = {matching.schedule_no} & matching.schedule_nos
-    choices = [(tag, place) for place, choice in enumerate(matching.tag_choices) for tag in choice]
     return (
         None if matching.states is None else [int(state) for state in matching.states],
         _listed(matching.topic_nos),
@@ -457,9 +469,7 @@ def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
         None if not matching.tags else list(matching.tags),
         _listed(schedules),
         _listed(matching.not_schedule_nos),
-        [tag for tag, _ in choices] if choices else None,
-        [place for _, place in choices] if choices else None,
-        len(matching.tag_choices),
+        *_flat(matching.tag_choices),
         _listed(matching.not_tags),
         matching.finished_from,
         matching.finished_before,
@@ -473,15 +483,21 @@ def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
         matching.attempts_to,
         _listed(matching.attempts),
         _listed(matching.not_attempts),
-        list(matching.workers) or None,
-        list(matching.not_workers) or None,
-        list(matching.errors) or None,
-        list(matching.not_errors) or None,
+        *_flat(matching.workers),
+        _flat(matching.not_workers)[0],
+        *_flat(matching.errors),
+        _flat(matching.not_errors)[0],
         _listed(matching.ids),
         _listed(matching.not_ids),
         matching.ended_by,
         oldest,
     )
+
+
+def _flat(choices: Sequence[Iterable[str]]) -> tuple[list[str] | None, list[int] | None, int]:
+    """All texts of some choices, the choice that each belongs to, and how many choices there are."""
+    flat = [(text, place) for place, choice in enumerate(choices) for text in choice]
+    return [text for text, _ in flat] or None, [place for _, place in flat] or None, len(choices)
 
 
 def _listed(values: Iterable[object] | None) -> list[object] | None:

@@ -6,11 +6,13 @@ belongs to the same two hours as the first.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from time import monotonic
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -20,6 +22,7 @@ from headgate.domain.filters import TIMES, Field, Glob, JobFilter, Op, Term, mom
 from headgate.domain.operations import Counted, JobLine, JobPage
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_page_size
+from headgate.ops.pacing import Pace
 from headgate.store import listing, reads
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -30,6 +33,8 @@ from headgate.store.names import Names
 COUNT_LOOK_AT: Final = 200_000
 """Ids that a count may look at: about a second of work. Past it the answer is "at least"."""
 COUNT_MAX: Final = 100_000
+COUNT_SECONDS: Final = 5.0
+"""How long a count may go on, whatever it has seen by then: others wait for the same connection."""
 T = TypeVar("T")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -74,7 +79,7 @@ async def compiled(
             _choose(parts, CHOICES[term.field], {int(str(value)) for value in term.values}, negated=term.negated)
         elif term.field in PATTERNS:
             name = PATTERNS[term.field][term.negated]
-            parts[name] = (*_texts(parts.get(name)), _pattern(term))
+            parts[name] = (*_choices(parts.get(name)), _patterns(term))
         elif term.field is Field.TAG:
             _tags(parts, term)
         elif term.field is Field.ERROR_GROUP:
@@ -125,17 +130,22 @@ async def count_matching(db: Connection, tenant_no: int, wanted: Filter | None, 
         return Counted(by_state={}, exact=True)
     counts: Counter[State] = Counter()
     if wanted.is_counted:
+        pace = Pace()
         for topic_no, states in (await reads.counts(db, tenant_no)).items():
+            await pace.rest()
             if wanted.topic_nos is None or topic_no in wanted.topic_nos:
                 counts.update({s: n for s, n in states.items() if wanted.states is None or s in wanted.states})
         return Counted(by_state=dict(counts), exact=True)
     below, looked, more = listing.NEWEST, 0, True
-    while more and looked < COUNT_LOOK_AT and counts.total() < up_to:
+    until = monotonic() + COUNT_SECONDS
+    late = False
+    while more and looked < COUNT_LOOK_AT and counts.total() < up_to and not late:
         left = min(listing.CHUNK, up_to - counts.total())
         found = await listing.step(db, tenant_no, wanted, below=below, limit=left)
         counts.update(row.state for row in found.rows)
         below, more = found.below, found.more
         looked += max(1, found.looked)
+        late = monotonic() >= until
     return Counted(by_state=dict(counts), exact=not more)
 
 
@@ -188,15 +198,21 @@ async def topic_nos(
     """The numbers of the topics that all terms match, of those the caller may see."""
     with translating(writing=False):
         known = await db.fetch(TOPICS, tenant_no)
-    found = set()
+    tests = [_topic_test(term) for term in terms]
+    found, pace = set(), Pace()
     for number, name in known:
-        fits = all(
-            any(isinstance(value, Glob) and value.matches(name) for value in term.values) is not term.negated
-            for term in terms
-        )
-        if fits and (topics is None or name in topics):
+        await pace.rest()
+        if (topics is None or name in topics) and all(test(name) for test in tests):
             found.add(number)
     return frozenset(found)
+
+
+def _topic_test(term: Term) -> Callable[[str], bool]:
+    """Whether a name passes a term; names without wildcards are looked up, however many there are."""
+    globs = [value for value in term.values if isinstance(value, Glob)]
+    plain = frozenset(one.parts[0] for one in globs if one.is_plain)
+    patterns = [one for one in globs if not one.is_plain]
+    return lambda name: (name in plain or any(one.matches(name) for one in patterns)) is not term.negated
 
 
 async def _numbers(db: Connection, statement: str, tenant_no: int, term: Term) -> set[object]:
@@ -253,7 +269,7 @@ def _tags(parts: dict[str, object], term: Term) -> None:
     parts["tag_choices"] = (*(before if isinstance(before, tuple) else ()), given)
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _choices(value: object) -> tuple[tuple[str, ...], ...]:
     return value if isinstance(value, tuple) else ()
 
 
@@ -261,12 +277,13 @@ def _terms(value: object) -> tuple[Term, ...]:
     return value if isinstance(value, tuple) else ()
 
 
-def _pattern(term: Term) -> str:
-    """One regular expression for all values of a term. An error is searched, a worker must fit as a whole."""
-    ways = "|".join(".*".join(map(_literally, value.parts)) for value in term.values if isinstance(value, Glob))
-    return f"(?:{ways})" if term.field is Field.ERROR else f"^(?:{ways})$"
+def _patterns(term: Term) -> tuple[str, ...]:
+    """The values of a term as patterns for LIKE. An error is searched, a worker must fit as a whole."""
+    around = "%" if term.field is Field.ERROR else ""
+    return tuple(
+        f"{around}{'%'.join(map(_literally, value.parts))}{around}" for value in term.values if isinstance(value, Glob)
+    )
 
 
 def _literally(text: str) -> str:
-    # PostgreSQL reads a backslash before anything but a letter or digit as "this character, literally".
-    return "".join(one if one.isalnum() or not one.isascii() else f"\\{one}" for one in text)
+    return re.sub(r"[\\%_]", r"\\\g<0>", text)

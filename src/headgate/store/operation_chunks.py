@@ -20,8 +20,17 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, OutcomeUnknown, ReadOnly, StorageFull, StoreBusy, StoreUnavailable
-from headgate.domain.filters import InvalidFilter, parse
+from headgate.domain.errors import (
+    HeadgateError,
+    InvalidInput,
+    OutcomeUnknown,
+    ReadOnly,
+    StorageFull,
+    StoreBusy,
+    StoreUnavailable,
+    TooSlow,
+)
+from headgate.domain.filters import parse
 from headgate.domain.ids import TenantNo
 from headgate.domain.operations import CHUNK, Progress, Verb
 from headgate.domain.states import State
@@ -38,6 +47,8 @@ REST: Final = timedelta(milliseconds=100)
 UNREADABLE_MOST: Final = 20
 REST_UNREADABLE: Final = timedelta(seconds=3)
 """A filter that this release cannot read came with another one: its instances have a minute to take the operation."""
+SLOW_MOST: Final = 4
+"""How often in a row an operation may be cancelled for taking too long before it is given up: others wait for it."""
 TAKE: Final = """
 SELECT tenant_no, id, verb, filter, topics, parameters, per_second, as_of, below, failures, who, reason
   FROM headgate.operations
@@ -109,16 +120,15 @@ async def run_chunk(db: Connection, names: Names, *, instance_no: int) -> Chunk 
     """The next chunk of the operation that has waited longest; None when there is none to work on.
 
     A chunk that fails for a reason of its own is tried again smaller, in the end job by job; a job that cannot be
-    changed at all is counted as an error and passed over. An outage of the database is the caller's to wait out.
+    changed at all is counted as an error and passed over. An operation whose filter cannot be read, or is too slow for
+    this database every time, fails. An outage of the database is the caller's to wait out.
     """
     taken: list[Task] = []
     try:
         async with transaction(db):
             return await _run(db, names, instance_no, taken)
-    except _PASSING:
-        raise
     except HeadgateError as error:
-        if not taken:
+        if not taken or (isinstance(error, _PASSING) and not isinstance(error, TooSlow)):
             raise
         return await _stumbled(db, taken[0], error, instance_no)
 
@@ -195,13 +205,17 @@ async def _advance(
 async def _stumbled(db: Connection, task: Task, error: HeadgateError, instance_no: int) -> Chunk:
     text = str(error)[:1000]
     nothing = Chunk(tenant_no=task.tenant_no, operation_id=task.id, error=text)
-    unreadable = isinstance(error, InvalidFilter)
-    if unreadable and task.failures >= UNREADABLE_MOST:
+    hopeless = None  # after how many failures in a row
+    if isinstance(error, InvalidInput) and error.field == "filter":
+        hopeless = UNREADABLE_MOST
+    elif isinstance(error, TooSlow):
+        hopeless = SLOW_MOST
+    if hopeless is not None and task.failures >= hopeless:
         async with transaction(db):
             await _fail(db, task, text, instance_no)
         return replace(nothing, over=True)
-    if unreadable or task.failures < len(SMALLER) - 1:
-        rest = REST_UNREADABLE if unreadable else REST
+    if hopeless is not None or task.failures < len(SMALLER) - 1:
+        rest = REST if hopeless is None else REST_UNREADABLE
         async with transaction(db):
             with translating(writing=True):
                 await db.execute(STUMBLE, task.tenant_no, task.id, task.below, text, instance_no or None, rest)

@@ -18,6 +18,7 @@ from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
+from headgate.ops.pacing import Pace
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -208,6 +209,8 @@ async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
     with translating(writing=False):
         rows = await db.fetch(COUNTS, tenant_no)
     by_topic: dict[int, dict[State, int]] = {}
+    pace = Pace()
     for topic_no, state, n in rows:
+        await pace.rest()
         by_topic.setdefault(topic_no, {})[State(state)] = n
     return by_topic

@@ -114,10 +114,10 @@ class Store:
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
             name: Lane(dsn, name, pooler=pooler)
-            for name in ("settle", "unmatched", "read", "operate", "list", "schedule")
+            for name in ("settle", "unmatched", "read", "operate", "schedule")
         } | {
             name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
-            for name in ("claim", "leases", "heartbeats", "tick", "free")
+            for name in ("claim", "leases", "heartbeats", "tick", "free", "list")
         }
         # Past a pooler where there is a way: dropping a day needs a setting of the session.
         self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)

@@ -44,6 +44,7 @@ STATUS: Final = {
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
     "store_busy": grpc.StatusCode.UNAVAILABLE,
     "row_locked": grpc.StatusCode.UNAVAILABLE,
+    "too_slow": grpc.StatusCode.UNAVAILABLE,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,

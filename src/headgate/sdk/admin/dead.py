@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.filters import Field, Glob, Term, parse
+from headgate.domain.filters import Field, Term, parse, topic_term
 from headgate.domain.states import State
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.operations import OperationInfo, Operations
@@ -104,7 +104,7 @@ def dead_filter(topic: str = "", *, group: str = "", filter: str = "") -> str:  
     """The filter for dead jobs of a topic (with wildcards) and an error group."""
     terms = [Term(field=Field.STATE, values=(State.DEAD,))]
     if topic:
-        terms.append(Term(field=Field.TOPIC, values=(Glob(tuple(topic.split("*"))),)))
+        terms.append(topic_term(topic))
     if group:
         terms.extend(parse(f"error_group:{group}").terms)
     return str(parse(filter).also(*terms))
