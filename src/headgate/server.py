@@ -531,7 +531,10 @@ class Server:
             if not reason and now - since > UNREADY_SECONDS + self.options.tick_seconds:
                 reason = self.coordinator.tick_error or "the database does not answer"
             if self._health.ready == bool(reason) and not self._draining.is_set():
-                log.warning("%s", f"not_ready reason={reason}" if reason else "ready_again")
+                if reason:
+                    log.warning("not_ready reason=%s", reason)
+                else:
+                    log.warning("ready_again")
                 self._health.set(ready=not reason)
 
     async def _measure_lag(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from headgate.cli.database import chosen_database
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
+from headgate.ops import logs
 from headgate.ops.processes import check_processes
 from headgate.ops.settings import Settings, version
 
@@ -74,9 +74,7 @@ def serve_command(
     """
     check_integer(port, field="--port", low=0, high=65_535)
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
-    logging.basicConfig(
-        stream=sys.stderr, level=level_of(log_level), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.configure(level_of(log_level))
     settings = Settings.from_environ(os.environ)
     options: dict[str, object] = {
         "host": host,

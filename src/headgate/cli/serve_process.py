@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 
 from headgate.cli.errors import BUG, bug_text, exit_code
 from headgate.domain.errors import HeadgateError
+from headgate.ops import logs
 from headgate.ops.child import Parent
 from headgate.server import Server, ServerOptions
 
@@ -36,9 +36,7 @@ def main() -> int:
 
     parent = Parent()
     number, level = parent.orders["number"], str(parent.orders["log_level"])
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format=f"%(asctime)s %(levelname)s %(name)s [{number}] %(message)s"
-    )
+    logs.configure(level, process=number)
     try:
         uvloop.run(_serve(parent, options_of(parent.orders)))
     except HeadgateError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
+from headgate.ops import logs
 from headgate.sdk import Headgate, WorkerOptions
 
 
@@ -46,9 +46,7 @@ def worker_command(
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
-    logging.basicConfig(
-        stream=sys.stderr, level=level_of(log_level), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.configure(level_of(log_level))
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
     if topics:
         options["topics"] = [topic.strip() for topic in topics.split(",")]

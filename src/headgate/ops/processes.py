@@ -165,8 +165,8 @@ class Processes:
             if time.monotonic() - began > STEADY_SECONDS:
                 wait = FIRST_WAIT
             pause = wait * uniform(0.75, 1.25)  # noqa: S311 - jitter: all may have died of one cause
-            why = f" error={child.failure}" if child.failure else ""
-            log.error("process_ended process=%d exit=%s restart_in=%.1f%s", child.number, code, pause, why)
+            why = child.failure or "none"
+            log.error("process_ended process=%d exit=%s restart_in=%.1f error=%s", child.number, code, pause, why)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
             wait = min(LONGEST_WAIT, wait * 2)

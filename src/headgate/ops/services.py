@@ -120,7 +120,7 @@ def report_callback_errors(loop: asyncio.AbstractEventLoop, failures: Counter[st
         source = next((context[key] for key in ("handle", "task", "future", "protocol") if key in context), None)
         failures["callbacks"] += 1
         log.error(
-            "callback_failed what=%s source=%r", context.get("message"), source, exc_info=context.get("exception")
+            "callback_failed what=%s source=%s", context.get("message"), source, exc_info=context.get("exception")
         )
 
     loop.set_exception_handler(report)

@@ -137,9 +137,10 @@ class StuckSlots:
         self._said = True
         oldest = min(self._since, key=self._since.__getitem__)
         log.warning(
-            "all_slots_stuck: none of %d slots has become free for %.0f s%s; the oldest runs %s, job %s, for %.0f s. "
+            "all_slots_stuck: none of %d slots has become free for %.0f s (all were asked to stop: %s); the oldest "
+            "runs %s, job %s, for %.0f s. "
             "Beats go on and leases are kept, but no job is taken until a handler ends",
-            *(self._slots, quiet, ", though all were asked to stop" if doomed else ""),
+            *(self._slots, quiet, "yes" if doomed else "no"),
             *(oldest.topic, oldest.id, now - (oldest.begun_at or self._since[oldest])),
         )
 

@@ -1,0 +1,115 @@
+"""Log lines: what comes from outside forges no field and no line, whichever call logs it."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headgate.ops.logs import FORMAT, VALUE_MAX_CHARS, LineFormatter, quoted
+
+SOURCE = Path(__file__).parents[2] / "src/headgate"
+LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
+HOSTILE = 'w" tenant=other level=CRITICAL\r\n2026-01-01 00:00:00 ERROR headgate forged=1\u2028forged=2 \x1b[2K\u202e'
+_CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
+_KEY = re.compile(r"(?<![^\s(])([a-z_]+)=")
+
+
+class Call(NamedTuple):
+    where: str
+    message: ast.expr
+    arguments: list[ast.expr]
+
+
+def calls() -> Iterator[Call]:
+    """Every call in the source that logs."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="log" | "logger" | "logging"), attr=level),
+                    args=[message, *rest],
+                ) if level in LEVELS:
+                    yield Call(f"{path.relative_to(SOURCE)}:{node.lineno}", message, rest)
+
+
+def line(message: str, *given: object, name: str = "headgate.test") -> str:
+    record = logging.LogRecord(name, logging.INFO, "", 0, message, given, None)
+    return LineFormatter("%(message)s").format(record)
+
+
+def keys(text: str) -> list[str]:
+    """The keys of the fields of a line: what stands outside of quotes, and before a "="."""
+    return _KEY.findall(re.sub(r'"(?:[^"\\]|\\.)*"', '""', text))
+
+
+def test_there_are_calls_to_look_at() -> None:
+    assert len(list(calls())) > 60
+
+
+@pytest.mark.parametrize("call", list(calls()), ids=lambda call: call.where)
+def test_no_call_lets_a_strangers_text_forge_a_field_or_a_line(call: Call) -> None:
+    """The text is a literal, and whatever is put into it is quoted."""
+    assert isinstance(call.message, ast.Constant), "a text that is put together: give the parts as arguments"
+    message = str(call.message.value)
+    for argument in call.arguments:  # one that has fields of its own would be quoted as a whole
+        if isinstance(argument, ast.JoinedStr):
+            assert not any(isinstance(part, ast.Constant) and "=" in str(part.value) for part in argument.values)
+    kinds = [kind for kind in _CONVERSION.findall(message) if kind != "%"]
+    assert "r" not in kinds, "%r puts quotes of its own around quotes"
+    written = line(message, *(HOSTILE if kind == "s" else 7 for kind in kinds))
+    assert written.splitlines() == [written]
+    assert "\x1b" not in written
+    assert "\u202e" not in written
+    assert keys(written) == keys(_CONVERSION.sub("0", message))
+
+
+def test_plain_values_are_written_as_they_are() -> None:
+    assert line("link_opened worker=%s held=%d lag=%.1f", "w-eu/1:a@b", 3, 0.25) == (
+        "link_opened worker=w-eu/1:a@b held=3 lag=0.2"
+    )
+    assert line("x a=%s b=%s c=%s", "", None, True) == 'x a="" b=None c=True'
+    assert line("x error=%s", ValueError('no "such" \\ thing')) == r'x error="no \"such\" \\ thing"'
+    assert line("ready") == "ready"
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(str(quoted("x" * 1_000_000))) < VALUE_MAX_CHARS + 50
+
+
+def test_the_lines_of_a_traceback_and_of_other_loggers_are_indented() -> None:
+    """An exception's text may be a stranger's, and so may what a library logs: no line of them looks like a record."""
+    try:
+        raise ValueError("bad\n2026-01-01 00:00:00 ERROR headgate forged=1")
+    except ValueError:
+        record = logging.LogRecord("headgate.x", logging.ERROR, "", 0, "settle_failed", (), sys.exc_info())
+    first, *rest = LineFormatter(FORMAT).format(record).split("\n")
+    assert first.endswith("ERROR headgate.x settle_failed")
+    assert any("forged=1" in one for one in rest)
+    assert all(one.startswith("  ") for one in rest)
+    assert line("a\nb %s", "c=d", name="asyncio") == "a\n  b c=d"
+
+
+def test_what_a_handler_logs_is_left_as_it_is() -> None:
+    assert line("%s for %s", "following you", "0.1 s", name="headgate.job.follow") == "following you for 0.1 s"
+
+
+def test_other_handlers_see_the_record_as_it_was() -> None:
+    record = logging.LogRecord("headgate.x", logging.INFO, "", 0, "a=%s", ("b c",), None)
+    LineFormatter(FORMAT).format(record)
+    assert record.args == ("b c",)
+
+
+def test_only_one_place_says_how_lines_are_written() -> None:
+    configured = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"logging\.(basicConfig|StreamHandler|Formatter)\b", path.read_text())
+    ]
+    assert configured == ["ops/logs.py"]
