@@ -4,7 +4,23 @@ import re
 from collections import Counter
 from uuid import UUID
 
-from headgate.domain.errors import HeadgateError, InvalidInput, Refused, TooLarge, WrongState
+import pytest
+
+from headgate.api.grpc.errors import TEXT_MAX_CHARS, text_of
+from headgate.domain.errors import (
+    ECHO_MAX,
+    HeadgateError,
+    InvalidInput,
+    InvalidSetting,
+    NotFound,
+    Refused,
+    StoreError,
+    TooLarge,
+    WrongState,
+    shortened,
+)
+from headgate.domain.filters import InvalidFilter
+from headgate.domain.identity import Identity, PermissionDenied
 
 
 def tree(root: type[HeadgateError] = HeadgateError) -> list[type[HeadgateError]]:
@@ -44,3 +60,48 @@ def test_a_wrong_state_names_job_verb_and_states() -> None:
     assert isinstance(error, Refused)
     assert str(error) == f"job {job_id} is running: cannot claim it; only pending jobs can be"
     assert (error.job_id, error.verb, error.state, error.allowed) == (job_id, "claim", "running", "pending")
+
+
+INPUT = "ж" * 100_000
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidInput("topic", f"is not a topic name, got {INPUT}"),
+        InvalidInput(f"headers[{INPUT}]", f"is {INPUT}", hint="use another"),
+        InvalidFilter(f"{INPUT} is no field", position=3),
+        NotFound("schedule", INPUT),
+        Refused(f"schedule {INPUT} is paused"),
+        PermissionDenied(f"no such topics: {INPUT}"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_error_repeats_more_than_200_characters_of_input_whatever_its_caller_put_into_it(
+    error: HeadgateError,
+) -> None:
+    assert str(error).count("ж") <= (300 if type(error) is Refused else ECHO_MAX)
+    assert "ж …" in str(error)
+
+
+def test_a_token_that_permits_none_of_many_topics_is_told_a_few_of_them() -> None:
+    limited = Identity(tenant="t", subject="s", scopes=frozenset(), topics=frozenset({"mail"}))
+    with pytest.raises(PermissionDenied) as caught:
+        limited.allowed(f"topic-{n}" for n in range(10_000))
+    assert "topic-0, topic-1, " in str(caught.value)
+    assert len(str(caught.value)) <= ECHO_MAX
+
+
+def test_a_text_is_cut_in_its_middle_and_only_when_it_is_too_long() -> None:
+    assert shortened("x" * 200) == "x" * 200
+    cut = shortened("a" * 150 + "b" * 150)
+    assert (len(cut), cut[:131], cut[-3:]) == (200, "a" * 131, "bbb")
+    assert "a … b" in cut
+
+
+def test_what_an_operator_has_set_is_shown_whole() -> None:
+    assert INPUT[:1_000] in str(InvalidSetting("--tokens", f"{INPUT[:1_000]} cannot be read"))
+
+
+def test_no_sentence_that_goes_to_a_peer_is_endless() -> None:
+    assert len(text_of(StoreError(INPUT))) == TEXT_MAX_CHARS

@@ -2,12 +2,28 @@
 
 `code` is public and never changes its meaning; the skins (gRPC, REST, CLI) map it to a status in one table each.
 A subclass without a `code` of its own does not exist: tests/unit/test_errors.py checks that codes are unique.
+
+Texts go back to whoever sent the input, and into logs. So those that may repeat input are cut here, where they are
+made, and not by each caller: `InvalidInput` and `NotFound` to ECHO_MAX characters (a hint is ours, and comes on top).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 from uuid import UUID
+
+ECHO_MAX: Final = 200
+"""How much of a caller's own input an error repeats, at most."""
+_REFUSAL_MAX: Final = 300
+_GAP: Final = " … "
+
+
+def shortened(text: str, most: int = ECHO_MAX) -> str:
+    """At most so many characters of a text: its beginning and its end, which say what it is and what it got."""
+    if len(text) <= most:
+        return text
+    head = (most - len(_GAP)) * 2 // 3
+    return f"{text[:head]}{_GAP}{text[len(text) - (most - len(_GAP) - head) :]}"
 
 
 class HeadgateError(Exception):
@@ -20,8 +36,11 @@ class InvalidInput(HeadgateError):
     """A value the caller gave cannot be accepted; nothing was written."""
 
     code = "invalid_input"
+    echo_max: ClassVar[int] = ECHO_MAX
 
     def __init__(self, field: str, problem: str, *, hint: str = "") -> None:
+        field = shortened(field, self.echo_max - 90)
+        problem = shortened(problem, self.echo_max - len(field))
         super().__init__(f"{field}: {problem}" + (f"; {hint}" if hint else ""))
         self.field, self.problem, self.hint = field, problem, hint
 
@@ -40,6 +59,7 @@ class InvalidSetting(InvalidInput):
     """A setting of the process itself (environment, file) cannot be used; it did not start."""
 
     code = "invalid_setting"
+    echo_max = 2_000  # it is the operator's own, and a path has to be seen whole
 
 
 class NotFound(HeadgateError):
@@ -48,7 +68,7 @@ class NotFound(HeadgateError):
     code = "not_found"
 
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f'no {kind} "{name}"')
+        super().__init__(f'no {kind} "{shortened(name)}"')
         self.kind, self.name = kind, name
 
 
@@ -56,6 +76,9 @@ class Refused(HeadgateError):
     """The request is well formed, but the present state of its object does not allow it."""
 
     code = "refused"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shortened(text, _REFUSAL_MAX))
 
 
 class WrongState(Refused):

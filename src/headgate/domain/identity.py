@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headgate.domain.errors import HeadgateError
+from headgate.domain.errors import HeadgateError, shortened
 
 
 class Scope(StrEnum):
@@ -45,6 +45,9 @@ class PermissionDenied(HeadgateError):
     """The token is valid, but does not permit this."""
 
     code = "permission_denied"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shortened(text))  # it may name all topics that were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,10 @@ class Word(IntEnum):
             if label == member.label:
                 return member
         known = ", ".join(member.label for member in cls)
-        raise InvalidInput(field or cls.__name__.lower(), f"must be one of {known}, got {shown(label)}")
+        name, got = field or cls.__name__.lower(), shown(label)
+        if len(known) > 100:  # a hint is never cut
+            raise InvalidInput(name, f"is not known, got {got}", hint=f"must be one of {known}")
+        raise InvalidInput(name, f"must be one of {known}, got {got}")
 
 
 class State(Word):

@@ -15,6 +15,7 @@ class PayloadError(InvalidInput):
     """Arguments or a result cannot be sent, or were received and do not fit the function; `path` says where."""
 
     code = "payload_error"
+    echo_max = 2_000  # it is raised where the payload is: nobody else reads it
 
     def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
         super().__init__(path, problem, hint=hint)
@@ -115,6 +116,7 @@ class SubmitRefused(InvalidInput):
     """The server does not accept this job; `reported` is the server's own code."""
 
     code = "submit_refused"
+    echo_max = 2_000  # the server has cut its text, to which its hint belongs
 
     def __init__(self, field: str, problem: str, *, reported: str = "") -> None:
         super().__init__(field, problem)

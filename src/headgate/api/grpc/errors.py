@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, shortened
 from headgate.wire import jobs_pb2
 
 STATUS: Final = {
@@ -52,6 +52,7 @@ STATUS: Final = {
 }
 
 
+TEXT_MAX_CHARS: Final = 1_000
 GONE: Final = (asyncio.CancelledError, grpc.RpcError, grpc.aio.InternalError, OSError)
 """How a stream whose peer is no more shows itself to whoever reads or writes."""
 
@@ -87,11 +88,16 @@ def status_of(error: HeadgateError) -> grpc.StatusCode:
     return STATUS.get(error.code, grpc.StatusCode.INTERNAL)
 
 
+def text_of(error: HeadgateError) -> str:
+    """The error's sentence as peers read it; a database's own text, for one, has no bound."""
+    return shortened(str(error), TEXT_MAX_CHARS)
+
+
 def message_of(error: HeadgateError) -> jobs_pb2.Error:
     """The error as a message, for streams that live on and for results per item."""
     return jobs_pb2.Error(
         code=error.code,
-        message=str(error),
+        message=text_of(error),
         field=error.field if isinstance(error, InvalidInput) else "",
         retry_after_ms=getattr(error, "retry_after_ms", 0),
     )
@@ -101,7 +107,7 @@ async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: HeadgateE
     """End a call with an error: the status, the sentence, and the stable code in the trailers."""
     trailers = (("headgate-code", error.code), ("headgate-retry-after-ms", str(getattr(error, "retry_after_ms", 0))))
     try:
-        await context.abort(status_of(error), str(error), trailers)
+        await context.abort(status_of(error), text_of(error), trailers)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None  # the peer has left: there is nobody to tell, and nothing to log
     raise AssertionError  # abort never returns
