@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -13,9 +14,13 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
+
 from headgate import Headgate, Job, Nack, this_job
 from headgate.sdk.testing import fake_job
 from headgate.sdk.worker import patience
+from headgate.sdk.worker.child import Child
+from headgate.sdk.worker.pipe import MESSAGE_MAX_BYTES
 
 hg = Headgate()
 
@@ -92,6 +97,33 @@ def last_words(how: str, runs: str = "", *, job: Job = this_job) -> dict[str, in
     if how == "exit":
         threading.Timer(0.3, os._exit, (0,)).start()
     return {"pid": os.getpid(), "attempt": job.attempt}
+
+
+class Trap:
+    """Unpickled, it makes a file: whoever reads it runs what it says."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path(self._path),)
+
+
+@hg.job("taken-over", run_in="process")
+def taken_over(path: str, how: str) -> str:
+    """Says to its parent what no child of ours would."""
+    (child,) = [one for one in gc.get_objects() if isinstance(one, Child)]
+    if how == "log":
+        logging.getLogger("headgate.job").warning("odd %s", "\ud800", extra={"big": 2**70, "long": "x" * 10_000_000})
+        return "said"
+    if how == "pickle":
+        child._pipe.connection.send(Trap(path))
+    if how == "endless":
+        child._pipe.connection.send_bytes(b"x" * (MESSAGE_MAX_BYTES + 1))
+    if how == "unknown":
+        child._pipe.connection.send_bytes(msgspec.msgpack.encode(["Exec", "rm"]))
+    time.sleep(30)
+    return "never"
 
 
 _next_has_begun, _left_behind = threading.Event(), list[threading.Thread]()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headgate.sdk.worker import processes
+from headgate.sdk.worker.pipe import Run, ToChild
 from tests.support.fake_server import WorkLink, until
 from tests.support.waiting import until as waiting_until
 from tests.unit.test_sdk_slots import alive, failures, working
@@ -72,8 +73,8 @@ async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_a
 ) -> None:
     send, doomed = processes._Slot._send, list[int]()
 
-    def dying(slot: processes._Slot, message: tuple[object, ...]) -> None:
-        if message[0] == "run" and doomed:
+    def dying(slot: processes._Slot, message: ToChild) -> None:
+        if isinstance(message, Run) and doomed:
             pid = doomed.pop()
             # It lives and has a pipe, but reads nothing more; or it has just died.
             os.kill(pid, signal.SIGKILL if gone else signal.SIGSTOP)

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.worker import Worker
+from headgate.sdk.worker.child import LOG_TEXT_MAX_CHARS
 from tests.support import sdk_app
 from tests.support.fake_server import fake_server, until
 
@@ -55,6 +57,41 @@ async def test_cpu_handlers_run_in_other_processes_and_a_dead_one_fails_only_its
         assert link.others()[1].failed.type == "ProcessDied"
         (again,) = link.deliver("square", b'{"n":2}')
         await until(lambda: again in link.completed(), "a new process works")
+        worker.stop()
+        await running
+
+
+@pytest.mark.parametrize("how", ["pickle", "endless", "unknown"])
+async def test_a_child_that_was_taken_over_cannot_make_its_worker_run_anything(tmp_path: Path, how: str) -> None:
+    """What it says is data of a few known kinds, or the end of it."""
+    trap = tmp_path / "sprung"
+    async with fake_server() as server:
+        tasks = {topic: sdk_app.hg.tasks[topic] for topic in ("taken-over", "square")}
+        worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        link.deliver("taken-over", json.dumps({"path": str(trap), "how": how}).encode())
+        await until(lambda: link.others(), "the job has ended")
+        assert link.others()[0].failed.type == "ProcessDied"
+        assert not trap.exists()
+        (again,) = link.deliver("square", b'{"n":2}')
+        await until(lambda: again in link.completed(), "a new process works")
+        worker.stop()
+        await running
+
+
+async def test_odd_log_records_of_a_child_arrive_cut_and_mended(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_server() as server:
+        tasks = {"taken-over": sdk_app.hg.tasks["taken-over"]}
+        worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        (one,) = link.deliver("taken-over", b'{"path":"","how":"log"}')
+        await until(lambda: one in link.completed(), "it has said all")
+        (record,) = [record for record in caplog.records if record.name == "headgate.job"]
+        assert record.getMessage() == "odd \ufffd"
+        assert vars(record)["big"] == str(2**70)
+        assert 0 < len(vars(record)["long"]) <= LOG_TEXT_MAX_CHARS
         worker.stop()
         await running
 

@@ -20,22 +20,22 @@ import os
 import signal
 import threading
 import time
+from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
+from headgate.domain.validation import clean_text
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
+from headgate.sdk.worker.pipe import BROKEN, Begun, Done, Extend, Log, Pipe, Progress, Run, Stop, ToChild, ToParent
 
-Facts: TypeAlias = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
-"""What a child needs to know of a job, in the order of Job's own arguments."""
-Extra: TypeAlias = tuple[dict[str, str], tuple[str, int], int]
-"""What few jobs have: headers, the schedule that made it, a deadline."""
-Where: TypeAlias = tuple[str, str]
-"""The module and the name in it that a handler is found by."""
-
+LOG_TEXT_MAX_CHARS: Final = 16_384
+LOG_FIELDS_MAX: Final = 64
+"""So no record is too large for one message; two dozen fields are the standard library's own."""
+_INT64: Final = range(-(2**63), 2**63)
 EXIT_SECONDS: Final = 2.0
 """What the interpreter gets to end in good order (atexit, pools of the handler's) once its work is over."""
 
@@ -49,9 +49,9 @@ class Child:
     """One process of a worker, from inside."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
-        self._pipe = pipe
+        self._pipe: Pipe[ToChild] = Pipe(pipe, ToChild)
         self._lock = threading.Lock()  # one message at a time, whichever thread sends it
-        self._inbox: SimpleQueue[tuple[int, Where, Facts, Extra] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Run | None] = SimpleQueue()
         self._main = threading.get_ident()
         self._busy = False
         self._number = 0  # of the job that runs: what the parent says of an older one came too late
@@ -70,34 +70,35 @@ class Child:
         root.setLevel(log_level)
         root.addHandler(_Forwarder(self))
         threading.Thread(target=self._read, name="headgate-parent", daemon=True).start()
-        while (task := self._inbox.get()) is not None:
-            self._attempt(*task)
+        while (order := self._inbox.get()) is not None:
+            self._attempt(order)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, number: int, where: Where, facts: Facts, extra: Extra) -> None:
+    def _attempt(self, order: Run) -> None:
         try:
-            outcome = self._outcome(number, where, facts, extra)
+            outcome = self._outcome(order)
         except Cancelled as error:  # it came in the moment between the handler's end and the shield
             outcome = outcome_of(error, cancelled=True)
         self._shielded, self._job = True, None
         self._busy = False
         if isinstance(outcome, bytes):
-            self.send(("done", number, True, outcome))
+            self.send(Done(order.number, completed=True, raw=outcome))
         else:
-            self.send(("done", number, False, outcome.SerializeToString()))
+            self.send(Done(order.number, completed=False, raw=outcome.SerializeToString()))
 
-    def _outcome(self, number: int, where: Where, facts: Facts, extra: Extra) -> Any:
+    def _outcome(self, order: Run) -> Any:
         try:
-            task = find(*where)
+            task = find(order.module, order.name)
         except BaseException as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
-            return failure("HandlerNotFound", f"{where[0]}.{where[1]} cannot be imported in another process: {error}")
-        job = Job(*facts, _ToParent(self, number))
-        job.with_headers(*extra)
-        self._number, self._job = number, job
-        if self._cancelled == number:  # asked for while the module was imported
+            where = f"{order.module}.{order.name}"
+            return failure("HandlerNotFound", f"{where} cannot be imported in another process: {error}")
+        job = Job(*order.facts, _ToParent(self, order.number))
+        job.with_headers(order.headers, order.made_by, order.deadline_us)
+        self._number, self._job = order.number, job
+        if self._cancelled == order.number:  # asked for while the module was imported
             job.ask_to_stop()
-        self.send(("begun",))  # its time counts from here: not from the import of its module
+        self.send(Begun())  # its time counts from here: not from the import of its module
         self._shielded = False
         self._raise_if_stopped()
         return attempt_sync(task, job)
@@ -118,7 +119,7 @@ class Child:
         try:
             while True:
                 self._heard(self._pipe.recv())
-        except (EOFError, OSError):
+        except BROKEN:
             pass
         if self._busy:
             os._exit(1)  # the parent is gone, and with it the lease: what the handler does is for nothing
@@ -126,13 +127,13 @@ class Child:
         time.sleep(EXIT_SECONDS)
         os._exit(0)
 
-    def _heard(self, message: tuple[Any, ...]) -> None:
-        kind, number = message[0], message[1]
-        if kind == "run":
+    def _heard(self, message: ToChild) -> None:
+        number = message.number
+        if isinstance(message, Run):
             self._busy = True
-            self._inbox.put(message[1:])
+            self._inbox.put(message)
             return
-        stop = kind == "stop"
+        stop = isinstance(message, Stop)
         self._stopped = number if stop else self._stopped
         self._cancelled = number  # before the job is looked at: the main thread does it the other way round
         job = self._job
@@ -142,7 +143,7 @@ class Child:
         if stop and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(self._main, signal.SIGTERM)
 
-    def send(self, message: tuple[object, ...]) -> None:
+    def send(self, message: ToParent) -> None:
         """Tell the parent something; from any thread."""
         handler = threading.get_ident() == self._main and not self._shielded
         if handler:
@@ -167,11 +168,12 @@ class _ToParent:
 
     def progressed(self, job: Job) -> None:
         """See `Reports`."""
-        self._child.send(("progress", self._number, job.last_progress))
+        if job.last_progress is not None:
+            self._child.send(Progress(self._number, *job.last_progress))
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
-        self._child.send(("extend", self._number, lease_seconds))
+        self._child.send(Extend(self._number, lease_seconds))
 
 
 class _Forwarder(logging.handlers.QueueHandler):
@@ -186,17 +188,20 @@ class _Forwarder(logging.handlers.QueueHandler):
         self._child = child
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one; what does not pickle travels as text."""
+        """Send one; what is neither a number nor a text travels as text."""
         try:
-            fields = {
-                name: value if value is None or isinstance(value, str | int | float) else str(value)
-                for name, value in vars(self.prepare(record)).items()
-            }
+            found = vars(self.prepare(record)) | {"args": None}
+            fields = {clean_text(name, 200): _plain(value) for name, value in islice(found.items(), LOG_FIELDS_MAX)}
         except Exception:  # noqa: BLE001 -- as every logging handler: a record that cannot be made must not fail a job
             self.handleError(record)
             return
-        fields["args"] = None
-        self._child.send(("log", fields))
+        self._child.send(Log(fields))  # may raise Cancelled in the handler
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    if value is None or isinstance(value, float) or (isinstance(value, int) and value in _INT64):
+        return value
+    return clean_text(str(value), LOG_TEXT_MAX_CHARS)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ import signal
 import socket
 import threading
 import time
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
@@ -33,6 +33,21 @@ from headgate.sdk.tasks import Task
 from headgate.sdk.worker import child
 from headgate.sdk.worker.execution import over_time, unbegun
 from headgate.sdk.worker.outbox import Outcome
+from headgate.sdk.worker.pipe import (
+    BROKEN,
+    Begun,
+    Cancel,
+    Done,
+    Extend,
+    Facts,
+    Log,
+    Pipe,
+    Progress,
+    Run,
+    Stop,
+    ToChild,
+    ToParent,
+)
 from headgate.sdk.worker.slots import Report
 from headgate.wire import jobs_pb2 as pb
 
@@ -146,7 +161,7 @@ class _Slot:
     def __init__(self, name: str) -> None:
         self.name = name
         self._process: SpawnProcess | None = None
-        self._pipe: Connection[Any, Any] | None = None
+        self._pipe: Pipe[ToParent] | None = None
         self._number = 0
         self._used = False  # whether the child has run a job to its end
         self._stopping: Job | None = None
@@ -197,7 +212,7 @@ class _Slot:
             raise
         finally:
             theirs.close()
-        self._process, self._pipe = process, ours
+        self._process, self._pipe = process, Pipe(ours, ToParent)
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job to its end, or to the child's."""
@@ -207,8 +222,15 @@ class _Slot:
             return unbegun(job)
         task = cast("Task[Any, Any]", job.handler)
         self._number += 1
-        where = (task.function.__module__, task.name)
-        order = ("run", self._number, where, facts_of(job), (dict(job.headers), job.made_by, job.deadline_us))
+        order = Run(
+            self._number,
+            module=task.function.__module__,
+            name=task.name,
+            facts=facts_of(job),
+            headers=dict(job.headers),
+            made_by=job.made_by,
+            deadline_us=job.deadline_us,
+        )
         job.cancelled.on_set(self.wake)
         self._hand_over(order)
         try:
@@ -224,7 +246,7 @@ class _Slot:
         except _ChildDiedError:
             return self._died(job)
 
-    def _hand_over(self, order: tuple[object, ...]) -> None:
+    def _hand_over(self, order: Run) -> None:
         try:
             self.prepare()
             self._send(order)
@@ -234,20 +256,20 @@ class _Slot:
             self._send(order)
 
     def _listen(self, job: Job) -> Outcome | None:
-        process, pipe = cast("SpawnProcess", self._process), cast("Connection[Any, Any]", self._pipe)
+        process, pipe = cast("SpawnProcess", self._process), cast("Pipe[ToParent]", self._pipe)
         told, kill_at = False, 0.0
         while True:
             patience = max(0.0, kill_at - time.monotonic()) if kill_at else None
-            ready = wait([pipe, process.sentinel, self._hear], timeout=patience)
+            ready = wait([pipe.connection, process.sentinel, self._hear], timeout=patience)
             # The pipe first, and once more when it is dead: what it said before it died counts.
-            if pipe in ready or (process.sentinel in ready and pipe.poll()):
+            if pipe.connection in ready or (process.sentinel in ready and pipe.connection.poll()):
                 try:
                     message = pipe.recv()
-                except (EOFError, OSError):
+                except BROKEN:
                     raise _ChildDiedError from None
-                if message[0] == "done":
+                if isinstance(message, Done):
                     self._used = True
-                    return _outcome(job, completed=message[2], raw=message[3])
+                    return _outcome(job, completed=message.completed, raw=message.raw)
                 self._heard(job, message)
             elif process.sentinel in ready:
                 raise _ChildDiedError
@@ -255,10 +277,10 @@ class _Slot:
                 self._hear.recv(4096)
             if job.cancel_requested and not told:
                 told = True
-                self._say("cancel")
+                self._say(Cancel(self._number))
             if self._stopping is job and not kill_at:
                 kill_at = time.monotonic() + UNWIND_SECONDS
-                self._say("stop")
+                self._say(Stop(self._number))
             if self._closed or (kill_at and time.monotonic() >= kill_at):
                 process.kill()
                 self._bury()
@@ -268,28 +290,28 @@ class _Slot:
                     log.warning("job %s (%s) did not stop when cancelled: its process was ended", job.id, job.topic)
                 return failure("Cancelled", "the job was cancelled on request, and its process ended by force")
 
-    def _heard(self, job: Job, message: tuple[Any, ...]) -> None:
+    def _heard(self, job: Job, message: ToParent) -> None:
         match message:
-            case ("begun",):
+            case Begun():
                 job.begun_at = time.monotonic()
             # By number: a thread that an earlier handler left behind may still speak for its job.
-            case ("progress", self._number, progress):
-                job.progress(*progress)
-            case ("extend", self._number, seconds):
-                job.extend(seconds)
-            case ("log", fields):
-                logger = logging.getLogger(fields["name"])
-                if logger.isEnabledFor(fields["levelno"]):
+            case Progress(number=self._number):
+                job.progress(message.done, message.total, message.message)
+            case Extend(number=self._number):
+                job.extend(message.seconds)
+            case Log(fields={"name": str(name), "levelno": int(level)} as fields):
+                logger = logging.getLogger(name)
+                if logger.isEnabledFor(level):
                     logger.handle(logging.makeLogRecord(fields))
 
-    def _say(self, word: str) -> None:
+    def _say(self, message: ToChild) -> None:
         try:
-            self._send((word, self._number))
+            self._send(message)
         except OSError:  # it is dying: the next look will see it
             return
 
-    def _send(self, message: tuple[object, ...]) -> None:
-        cast("Connection[Any, Any]", self._pipe).send(message)
+    def _send(self, message: ToChild) -> None:
+        cast("Pipe[ToParent]", self._pipe).send(message)
 
     def _died(self, job: Job) -> Outcome:
         process = self._mourn()
@@ -334,7 +356,7 @@ def _outcome(job: Job, *, completed: bool, raw: bytes) -> Outcome:
     return over_time(job) if job.over_time and outcome.failed.type == "Cancelled" else outcome
 
 
-def facts_of(job: Job) -> child.Facts:
+def facts_of(job: Job) -> Facts:
     """What a child needs to know of a job."""
     return (
         job.raw_id,
