@@ -407,6 +407,10 @@ class Server:
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
+                # No compression (1: "identity" alone): no client of ours compresses, and a few bytes of a stranger's
+                # could stand for many. Whoever sends compressed messages is refused, and nothing is inflated.
+                ("grpc.compression_enabled_algorithms_bitset", 1),
+                ("grpc.per_message_decompression", 0),
                 # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
                 # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
                 ("grpc.http.overload_protection", 1),

@@ -45,6 +45,7 @@ _OPTIONS: Final = (
     # server that is back would not be tried for up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: servers do not compress, and refuse what is
 )
 
 RETRIED: Final = frozenset(
