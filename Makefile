@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-record model test-e2e test-versions check format wire lock clean requirements explain catalogue fuzz faults \
+.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply format wire lock clean requirements explain catalogue fuzz faults \
         mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
 help: ## what can be made
@@ -103,6 +103,15 @@ lock: ## renew the hash-pinned lock from pyproject.toml
 	@test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv; }
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	    --extra embedded --group dev --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+
+# Not part of `make check`: both tools come from, and ask, the package index. Exit code 1 when something known is found.
+check-supply: ## known vulnerabilities of all we depend on, and a bill of materials of what we ship: build/supply/sbom.cdx.json
+	@test -x build/supply/bin/pip-audit || { $(PYTHON) -m venv build/supply && build/supply/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom uv; }
+	@build/supply/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra embedded \
+	    --constraint requirements.lock --no-emit-index-url --no-emit-find-links -o build/supply/shipped.txt pyproject.toml
+	@build/supply/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
+	    --output-file build/supply/sbom.cdx.json build/supply/shipped.txt
+	@build/supply/bin/pip-audit --progress-spinner off --require-hashes --disable-pip --requirement requirements.lock
 
 clean: ## remove what make made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
