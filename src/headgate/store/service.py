@@ -113,8 +113,7 @@ class Store:
         """`unsafe`: sessions keep the database's own settings, and nothing is checked."""
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
-            name: Lane(dsn, name, pooler=pooler)
-            for name in ("settle", "unmatched", "read", "operate", "schedule")
+            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "unmatched", "read", "operate", "schedule")
         } | {
             name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
             for name in ("claim", "leases", "heartbeats", "tick", "free", "list")
