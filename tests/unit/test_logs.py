@@ -63,6 +63,7 @@ def test_no_call_lets_a_strangers_text_forge_a_field_or_a_line(call: Call) -> No
             assert not any(isinstance(part, ast.Constant) and "=" in str(part.value) for part in argument.values)
     kinds = [kind for kind in _CONVERSION.findall(message) if kind != "%"]
     assert "r" not in kinds, "%r puts quotes of its own around quotes"
+    assert '"%s"' not in message, "quotes are put where they are needed"
     written = line(message, *(HOSTILE if kind == "s" else 7 for kind in kinds))
     assert written.splitlines() == [written]
     assert "\x1b" not in written

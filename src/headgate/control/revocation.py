@@ -145,9 +145,9 @@ class Revocation:
         try:
             if self._validator.refresh() and not self._validator.gone and (problem := self._exposed()):
                 # Read all the same: who has just revoked a token must not find out later that it was not.
-                log.error('tokens_exposed effect="the next start will refuse the file" reason="%s"', problem)
+                log.error('tokens_exposed effect="the next start will refuse the file" reason=%s', problem)
         except (OSError, HeadgateError) as error:
-            log.warning('tokens_unreadable effect="the tokens read before stay valid" error="%s"', error)
+            log.warning('tokens_unreadable effect="the tokens read before stay valid" error=%s', error)
         if self._validator.gone != self._gone:
             self._gone = self._validator.gone
             if self._gone:
@@ -167,9 +167,9 @@ class Revocation:
             for one in await self._operations.started():
                 if reason := self._refusal(one):
                     await self._operations.end_revoked(one, reason=reason)
-                    log.warning('operation_revoked operation=%s who="%s" reason="%s"', one.id, one.who, reason)
+                    log.warning("operation_revoked operation=%s who=%s reason=%s", one.id, one.who, reason)
         except HeadgateError as error:
-            log.warning('revocation_failed effect="tried again in a second" error="%s"', error)
+            log.warning('revocation_failed effect="tried again in a second" error=%s', error)
         else:
             self._seen = state
 
