@@ -211,6 +211,7 @@ async def test_losing_the_stream_loses_neither_beats_nor_reports(wire: Wire, top
     async with wire.worker("loses-it") as link:
         await link.ready(1, topic, lease_seconds=8)
         (job,) = await link.take(1)
+        await link.beat(job)  # answered after the frame of jobs was written: cut short, it would count as never sent
     beat = worker_pb2.HeartbeatRequest(worker_id="loses-it", held=held(job), lease_seconds=8)
 
     async def outlived() -> bool:
@@ -483,6 +484,7 @@ async def test_silent_deaths_use_up_attempts_and_end_dead(wire: Wire, topic: str
     async with wire.worker("dies") as link:
         await link.ready(1, topic, lease_seconds=1)
         await link.take(1)
+        await link.beat()  # answered after the frame of jobs was written: cut short, it would count as never sent
     dead = await wire.ended(job_id)
     assert (dead.state, dead.attempt, [event.kind for event in dead.events]) == (jobs_pb2.STATE_DEAD, 1, ["lapsed"])
     assert "lease" in dead.last_error
