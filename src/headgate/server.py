@@ -38,6 +38,7 @@ from headgate.api.grpc.topic_service import TopicService
 from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerParts, WorkerService
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
+from headgate.control.failed_logins import FailedLogins
 from headgate.control.operating import Operator, OperatorParts
 from headgate.control.operations import ManyJobs
 from headgate.control.permissions import REFLECTION, RULES, Rule
@@ -229,6 +230,7 @@ class Server:
         )
         self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
         self.store.on_operations = self.operations.wake
+        self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()
         self.revocation = Revocation(
             self.validator,
@@ -395,7 +397,7 @@ class Server:
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         server = grpc.aio.server(
-            interceptors=(Guard(self.validator, rules),),
+            interceptors=(Guard(self.validator, rules, self.failed_logins),),
             options=[
                 ("grpc.max_receive_message_length", limits.MESSAGE_MAX_BYTES),
                 ("grpc.max_send_message_length", 4 * limits.MESSAGE_MAX_BYTES),

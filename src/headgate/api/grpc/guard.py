@@ -17,17 +17,20 @@ import grpc.aio
 from headgate.api.grpc.auth import CALLER, RECEIVING, token_in
 from headgate.api.grpc.errors import UnknownMethod, end_with
 from headgate.api.grpc.methods import Context, Handler
+from headgate.api.grpc.peers import address_of
 from headgate.control.auth import TokenValidator
+from headgate.control.failed_logins import FailedLogins
 from headgate.control.permissions import Rule
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError
+from headgate.domain.identity import Unauthenticated
 
 
 class Guard(grpc.aio.ServerInterceptor):
     """Lets a call in if the table permits it to the token's identity."""
 
-    def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule]) -> None:
-        self._validator, self._rules = validator, rules
+    def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule], logins: FailedLogins) -> None:
+        self._validator, self._rules, self._logins = validator, rules, logins
         self._receiving: dict[str, asyncio.Semaphore] = {}  # by tenant: as many as the credentials name
 
     async def intercept_service(
@@ -43,6 +46,8 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 identity = self._validator.identify(token_in(handler_call_details.invocation_metadata))
                 rule.admit(identity)
+            except Unauthenticated as error:
+                return refusing(error, self._logins)
             except HeadgateError as error:
                 return refusing(error)
             CALLER.set(identity)
@@ -56,10 +61,12 @@ class Guard(grpc.aio.ServerInterceptor):
         return turns
 
 
-def refusing(error: HeadgateError) -> Handler:
-    """A handler that ends the call with this error, and reads nothing."""
+def refusing(error: HeadgateError, logins: FailedLogins | None = None) -> Handler:
+    """A handler that ends the call with this error, and reads nothing; for a failed login it may take its time."""
 
     async def refuse(_requests: object, context: Context) -> None:
+        if logins is not None and isinstance(error, Unauthenticated):
+            await logins.failed(address_of(context.peer()), error.reason)
         await end_with(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse, None, _nothing)
