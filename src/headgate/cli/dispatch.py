@@ -6,16 +6,14 @@ import asyncio
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
 from headgate.cli import values
+from headgate.cli.options import Output, Url
 from headgate.cli.retention import sentence
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 from headgate.sdk import Headgate
 from headgate.sdk.admin import AuditEntry, PauseInfo, Status
-
-Output = Literal["text", "json"]
 
 
 def pause_command(
@@ -26,7 +24,7 @@ def pause_command(
     reason: str = "",
     until: str | None = None,
     output: Output = "text",
-    url: str = "",
+    url: Url = "",
 ) -> None:
     """Hand out no more jobs of a topic, of the tenant, or of everybody. Running jobs go on; new ones wait.
 
@@ -42,10 +40,6 @@ def pause_command(
         Shown by status, and kept in the audit.
     until
         When it ends by itself: 2026-12-24T18:00:00Z, or a span such as 30m.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
     async def act() -> None:
@@ -64,7 +58,7 @@ def resume_command(
     everything: bool = False,
     reason: str = "",
     output: Output = "text",
-    url: str = "",
+    url: Url = "",
 ) -> None:
     """Hand out jobs of a target again; harmless when it is not paused.
 
@@ -78,10 +72,6 @@ def resume_command(
         All tenants; needs a token with the scope system.
     reason
         Kept in the audit.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
     async def act() -> None:
@@ -96,16 +86,8 @@ def resume_command(
     asyncio.run(act())
 
 
-def status_command(*, output: Output = "text", url: str = "") -> None:
-    """Show what is paused and why, each topic's jobs and how long they wait, and the servers.
-
-    Parameters
-    ----------
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def status_command(*, output: Output = "text", url: Url = "") -> None:
+    """Show what is paused and why, each topic's jobs and how long they wait, and the servers."""
 
     async def act() -> None:
         async with Headgate(url or None) as hg:
@@ -118,8 +100,10 @@ def status_command(*, output: Output = "text", url: str = "") -> None:
     asyncio.run(act())
 
 
-def audit_command(*, limit: int = 50, before: int = 0, output: Output = "text", url: str = "") -> None:
-    """Show who changed what, newest first. What was done to a job is in its own history: headgate job events.
+def audit_command(*, limit: int = 50, before: int = 0, output: Output = "text", url: Url = "") -> None:
+    """Show who changed what, newest first, as JSON one object a line.
+
+    What was done to a job is in its own history: headgate job events.
 
     Parameters
     ----------
@@ -127,10 +111,6 @@ def audit_command(*, limit: int = 50, before: int = 0, output: Output = "text", 
         How many entries.
     before
         The last number of the page before.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
     async def act() -> None:

@@ -6,29 +6,20 @@ import asyncio
 import json
 from dataclasses import asdict, replace
 from datetime import date, timedelta
-from typing import Literal
 
 from cyclopts import App
 
 from headgate.cli import values
+from headgate.cli.options import Output, Url
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus, check_keep
 from headgate.sdk import Headgate
 
 retention = App(name="retention", help="How long finished jobs are kept.")
-Output = Literal["text", "json"]
 
 
 @retention.command(name="show")
-def show_command(*, output: Output = "text", url: str = "") -> None:
-    """Show how long finished jobs are kept, and how far behind their removal is.
-
-    Parameters
-    ----------
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def show_command(*, output: Output = "text", url: Url = "") -> None:
+    """Show how long finished jobs are kept, and how far behind their removal is."""
 
     async def run() -> RetentionStatus:
         async with Headgate(url or None) as hg:
@@ -47,7 +38,7 @@ def set_command(
     audit: str = "",
     reason: str = "",
     output: Output = "text",
-    url: str = "",
+    url: Url = "",
 ) -> None:
     """Change how long finished jobs are kept, for topics without a rule of their own. Needs the scope system.
 
@@ -59,10 +50,6 @@ def set_command(
         How long entries of the audit are kept.
     reason
         Why, for the audit.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
     given = {"completed": completed, "dead": dead, "cancelled": cancelled, "audit": audit}
     spans = {
@@ -80,17 +67,10 @@ def set_command(
 
 
 @retention.command(name="run")
-def run_command(*, output: Output = "text", url: str = "") -> None:
+def run_command(*, output: Output = "text", url: Url = "") -> None:
     """Remove what is old now. Servers do this by themselves. Needs the scope system.
 
     It ends when nothing is left, or when other transactions hold all that is left; it says so then.
-
-    Parameters
-    ----------
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
     async def run() -> tuple[Removed, RetentionStatus | None]:

@@ -7,19 +7,18 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
+from headgate.cli.options import Output, Url
 from headgate.domain.errors import InvalidInput
 from headgate.sdk import Headgate
 from headgate.sdk.admin import ScheduleInfo, Schedules
 from headgate.sdk.schedule_specs import ScheduleOptions
 
 schedule = App(name="schedule", help="Make jobs at given times.")
-Output = Literal["text", "json"]
-Url = Annotated[str, Parameter(help="The server; HEADGATE_URL or 127.0.0.1:7070 when left out.")]
 Reason = Annotated[str, Parameter(help="Kept in the audit.")]
 Name = Annotated[str, Parameter(help="The schedule's name.")]
 Version = Annotated[int, Parameter(help="Only if it still has this version; 0 (put): only if there is none.")]

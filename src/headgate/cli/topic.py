@@ -7,11 +7,12 @@ import json
 import re
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from cyclopts import App
 
 from headgate.cli import values
+from headgate.cli.options import Output, Url
 from headgate.cli.retention import days
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
@@ -22,20 +23,11 @@ from headgate.sdk import Headgate
 from headgate.sdk.admin.topics import TopicInfo, TopicSettings
 
 topic = App(name="topic", help="Rules and limits of topics.")
-Output = Literal["text", "json"]
 
 
 @topic.command(name="list")
-def list_command(*, output: Output = "text", url: str = "") -> None:
-    """List topics with their limits and how many jobs wait and run.
-
-    Parameters
-    ----------
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def list_command(*, output: Output = "text", url: Url = "") -> None:
+    """List topics with their limits and how many jobs wait and run."""
 
     async def run() -> list[TopicInfo]:
         async with Headgate(url or None) as hg:
@@ -51,17 +43,13 @@ def list_command(*, output: Output = "text", url: str = "") -> None:
 
 
 @topic.command(name="get")
-def get_command(name: str, *, output: Output = "text", url: str = "") -> None:
+def get_command(name: str, *, output: Output = "text", url: Url = "") -> None:
     """Show one topic: rules, limits, what they count now, jobs by state.
 
     Parameters
     ----------
     name
         The topic.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
 
     async def run() -> TopicInfo:
@@ -90,7 +78,7 @@ def set_command(
     keep_cancelled: str = "",
     reason: str = "",
     output: Output = "text",
-    url: str = "",
+    url: Url = "",
 ) -> None:
     """Change a topic; what is left out stays. `none` takes a limit away.
 
@@ -122,10 +110,6 @@ def set_command(
         How long finished jobs are kept, by how they ended: 7d, or none for the rule of all topics (headgate retention).
     reason
         Why, for the audit.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
     """
     given: dict[str, Any] = {}
     for field, text in (

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 
-from tests.e2e.conftest import _PROCESSES
 from tests.e2e.stream.tokens import ALPHA, TOKENS
 from tests.support.database import Server
 from tests.support.server import ServerProcess
@@ -28,14 +27,6 @@ def the_server(postgres: Server, template: str, folder: Path) -> Iterator[Server
     tokens.write_text(json.dumps(TOKENS))
     with served(postgres, template, folder, "--lease", "10", "--tokens", str(tokens)) as (server, _):
         yield server
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
-    """It must outlive every test; its log is part of the report of one that fails."""
-    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
-    yield the_server
-    assert the_server.exit_code is None, the_server.shown()
 
 
 @pytest.fixture
