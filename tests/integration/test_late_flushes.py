@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import SubmitReceipt
+from headgate.store import service
 from headgate.store.connect import Connection
 from headgate.store.flush import SubmitFlush
 from headgate.store.service import Store
@@ -120,3 +122,41 @@ async def test_after_a_tick_that_came_much_too_late_nothing_counts_as_new_for_a_
     flush = await store.fill([queue.job()])
     assert flush.fresh_until == clock.now + timedelta(minutes=15)
     assert await store.submit(flush) == {}
+
+
+async def test_submits_go_on_while_all_ticks_fail(
+    store: Store, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ask for the clock themselves, so an instance without ticks takes no submit for one of long ago."""
+    queue = Queue(db)
+    monkeypatch.setattr(service, "BELIEF_SECONDS", 0.0)  # the test's time is the database's
+    for _ in range(9):
+        await clock.advance(minutes=10)
+        assert await store.submit(await store.fill([queue.job()])) == {}
+        plain = await store.fill_plain("acme", "mail", [queue.job().id.bytes], [b"1"], [0], fresh=True)
+        assert await store.submit(plain) == {}
+    assert await db.fetchval("SELECT count(*) FROM headgate.resent_ids") == 0  # and none for a repeat
+    assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 18
+
+
+async def test_a_submit_that_asks_for_the_clock_after_a_long_freeze_doubts_as_a_tick_does(
+    store: Store, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(db)
+    monkeypatch.setattr(service, "BELIEF_SECONDS", 0.0)
+    job = queue.job()
+    await run_elsewhere(queue, job, clock, minutes=120)
+    answers = await store.submit(await store.fill([job]))
+    assert [answer.receipt for answer in answers.values()] == [SubmitReceipt.DUPLICATE]
+
+
+async def test_a_submit_between_ticks_asks_for_no_clock(store: Store, db: Connection) -> None:
+    queue = Queue(db)
+    await store.submit(await store.fill([queue.job()]))
+    sent: list[str] = []
+    async with store.lane("submit").use() as lane:
+        lane.add_query_logger(lambda record: sent.append(record.query))
+    await store.submit(await store.fill([queue.job()]))
+    await asyncio.sleep(0)  # the driver reports a statement a little later
+    assert [query for query in sent if "clock_v1" in query] == []
+    assert len([query for query in sent if "submit_v1" in query]) == 1

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
@@ -68,6 +69,9 @@ PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 FRESH_SPAN: Final = timedelta(minutes=15)
 DOUBT_SPAN: Final = timedelta(minutes=1)
+BELIEF_SECONDS: Final = 60.0
+"""Without a tick for so long, a submit asks for the database's clock itself."""
+CLOCK: Final = "SELECT headgate.clock_v1()"
 SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
 LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 LOCKED_PATIENCE: Final = timedelta(seconds=5)
@@ -138,6 +142,8 @@ class Store:
         self._clock = leases.BEGINNING  # the database's, at the last tick
         self._fresh_until: datetime | None = None  # see _believe
         self._doubt_until: datetime | None = None
+        self._believed = leases.BEGINNING  # the database's clock when `_fresh_until` was set
+        self._believed_at = 0.0  # the same by the monotonic clock, or when it was last asked for
         self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._waits_place = linking.BEGINNING
@@ -249,6 +255,7 @@ class Store:
     # ------------------------------------------------------------------ submits
 
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
+        await self._keep_belief()
         flush = SubmitFlush(fresh_until=self._fresh_until)
         for job in jobs:
             (topic,) = await self.topics(job.tenant, [job.topic])
@@ -269,7 +276,8 @@ class Store:
         *,
         fresh: bool,
     ) -> SubmitFlush:
-        fresh_until = self._fresh_until  # before anything is waited for
+        await self._keep_belief()
+        fresh_until = self._fresh_until  # before anything else is waited for
         (known,) = await self.topics(tenant, [topic])
         flush = SubmitFlush(fresh_until=fresh_until)
         flush.add_plain(known, self.uuids(ids), payloads, fresh=fresh)
@@ -634,11 +642,24 @@ class Store:
         for which submits that were sent again are remembered. After a tick that came so late that this was over, frames
         from before may still be read, so for a while nothing counts as new."""
         # After a step back of the clock the end of the doubt may lie hours ahead: it begins again.
-        stepped_back = self._doubt_until is not None and now < self._clock
-        if stepped_back or (self._fresh_until is not None and now - self._clock > FRESH_SPAN):
+        stepped_back = self._doubt_until is not None and now < self._believed
+        if stepped_back or (self._fresh_until is not None and now - self._believed > FRESH_SPAN):
             self._doubt_until = now + DOUBT_SPAN
         doubted = self._doubt_until is not None and now < self._doubt_until
         self._fresh_until = now if doubted else now + FRESH_SPAN
+        self._believed, self._believed_at = now, time.monotonic()
+
+    async def _keep_belief(self) -> None:
+        """Ask for the clock if no tick has brought it lately. Else submits would be refused as too late after an hour
+        and a quarter of failed ticks, although they could be written."""
+        if self._fresh_until is None or time.monotonic() - self._believed_at < BELIEF_SECONDS:
+            return
+        self._believed_at = time.monotonic()  # one caller asks, the others go on
+        with suppress(StoreError):  # the submit itself meets what is wrong, and says so
+            async with self._lanes["submit"].use() as db:
+                with translating(writing=False):
+                    now = await db.fetchval(CLOCK)
+            self._believe(now)
 
     async def notify(self, topic_nos: Sequence[int]) -> None:
         """Tell other instances of topics with work. On the tick's lane: never in the submit's transaction."""
