@@ -471,6 +471,18 @@ async def test_workers_of_all_instances_are_listed(one: Instance, database: str)
         assert [(view.name, view.workers) for view in status.instances] == [("one", 2), ("two", 1)]
 
 
+async def test_two_processes_with_one_worker_id_on_two_instances_are_both_listed(one: Instance, database: str) -> None:
+    desk = Desk(one)
+    await one.worker("twin", incarnation=1)
+    async with Instance(database, name="two") as two:
+        await two.worker("twin", incarnation=2)
+        assert await Desk(two).presence.run_once()
+        found = [(view.worker, view.instance) for view in await desk.verbs.workers(READER)]
+        assert found == [("twin", "one"), ("twin", "two")]
+        await one.worker("twin", incarnation=2)  # the second comes over, and takes the place of the first
+        assert [(view.worker, view.instance) for view in await desk.verbs.workers(READER)] == [("twin", "one")]
+
+
 async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(database: str, db: Connection) -> None:
     clock = ManualClock()
     async with Instance(database, running=False, now=clock) as one:

@@ -229,9 +229,15 @@ class Operator:
         """Who is connected: to this instance as it is, to others as they said some seconds ago."""
         caller.require(Scope.READ)
         here = self._presence.workers(await self._store.tenant_no(caller.tenant))
-        names = {one.worker for one in here}
-        # One that has just come over from another instance may still be in that one's last word.
-        elsewhere = [one for one in await self._store.workers_elsewhere(caller.tenant) if one.worker not in names]
+        # One that has just come over from another instance may still be in the summary of that one. Another process
+        # with the same worker id is a worker of its own; without an incarnation the two cannot be distinguished.
+        moved = {(one.worker, one.incarnation) for one in here}
+        unclear = {one.worker for one in here if not one.incarnation}
+        elsewhere = [
+            one
+            for one in await self._store.workers_elsewhere(caller.tenant)
+            if (one.worker, one.incarnation) not in moved and one.worker not in unclear
+        ]
         found = [*here, *elsewhere]
         if caller.topics is not None:
             seen = caller.topics

@@ -84,6 +84,7 @@ class Presence:
                 {
                     "tenant_no": link.tenant_no,
                     "worker": view.worker,
+                    "incarnation": view.incarnation,
                     "topics": list(view.topics)[:MOST_TOPICS],
                     "holding": view.holding,
                     "credit": view.credit,
@@ -99,6 +100,7 @@ class Presence:
         topic_nos |= {no for kept, _ in link.kept for no in kept}  # a quiet link's credit is put aside
         return WorkerView(
             worker=link.worker_id,
+            incarnation=link.incarnation,
             instance=self.instance,
             topics=sorted({self._topic_name(no) for no in topic_nos}),
             holding=len(link.held),

@@ -34,6 +34,7 @@ class WorkerView:
     """A connected worker. `credit` is how many more jobs it would take; a quiet one gets none of them."""
 
     worker: str
+    incarnation: int = 0  # of its process; 0: it has not said
     instance: str = ""
     topics: Sequence[str] = ()
     holding: int = 0

@@ -266,6 +266,7 @@ class OperatorStore:
         return [
             WorkerView(
                 worker=worker["worker"],
+                incarnation=worker["incarnation"],
                 instance=name,
                 topics=worker["topics"],
                 holding=worker["holding"],
