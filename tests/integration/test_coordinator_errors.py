@@ -255,6 +255,40 @@ async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_t
     assert broken.link.ended is None
 
 
+async def test_bugs_met_by_some_demands_do_not_keep_the_others_from_their_work(
+    still: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("broken", "broken-too"):
+        await still.worker(name, name, slots=1)
+    good = await still.worker("good", "good", slots=3)
+    broken = await still.topic_nos("broken", "broken-too")
+
+    async def faulty() -> None:
+        if still.store.asked[-1].topic_nos[0] in broken:
+            raise RuntimeError("planted")
+
+    still.store.before["claim"] = faulty
+    await still.submit(3, "good")
+    claiming = asyncio.create_task(still.coordinator.run())
+    assert len(await good.take()) == 3
+    assert not claiming.done()
+    still.coordinator.stop()
+    await claiming
+    for topic_no in broken:
+        assert f"in a claim for tenant {good.link.tenant_no}, topics ({topic_no},)" in caplog.text
+
+
+async def test_a_bug_met_while_no_other_demand_gets_jobs_fails_the_service(one: Instance) -> None:
+    """So it is restarted after a wait and counted, and the instance is not ready."""
+    await one.worker("broken", slots=1)
+    await soon(lambda: one.store.got, "it has looked")
+    one.store.before["claim"] = failing_with(RuntimeError("planted"))
+    before = one.store.calls["claim"]
+    one.coordinator.stir_all()
+    assert isinstance(await one.died("claims"), RuntimeError)
+    assert one.store.calls["claim"] == before + 1, "it is not tried again before the next wake"
+
+
 @pytest.mark.req("B1")
 async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
     still: Instance, monkeypatch: pytest.MonkeyPatch

@@ -269,6 +269,7 @@ class Coordinator:
     async def run(self) -> None:
         """Claim until `stop`; returns when no claim is in flight."""
         backoff = 0.0
+        faults: list[Exception] = []
         while not self._stopped.is_set():
             try:
                 worked = await self.claim_once()
@@ -281,6 +282,18 @@ class Coordinator:
                 # Jittered: after a database restart all instances would come back in step.
                 await self._pause(backoff * uniform(0.5, 1.0))  # noqa: S311 - not a secret
                 continue
+            except Exception as error:
+                # A bug, which may concern one demand only: that one waits for its next wake, and the others go first.
+                # If they get nothing either, the service fails with it.
+                self.claim_errors += 1
+                faults.append(error)
+                if len(faults) > len(self._demands):
+                    raise
+                log.exception("claim_failed")
+                continue
+            if faults and not worked:
+                raise faults[0]
+            faults.clear()
             if not worked and not self._stopped.is_set():
                 self._event.clear()
                 if not self._has_work():
@@ -289,7 +302,7 @@ class Coordinator:
     async def claim_once(self) -> int:
         """One claim for each demand that has credit and may have work; returns how many jobs were dealt."""
         dealt = 0
-        fault: Exception | None = None
+        fault: StoreError | None = None
         for demand in tuple(self._demands.values()):
             if not demand.wants_claim or self._stopped.is_set():
                 continue
@@ -305,12 +318,6 @@ class Coordinator:
                 self.claim_errors += 1
                 demand.stirred = False
                 log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
-            except Exception as error:
-                # A bug of ours, which may concern this demand only: the others first.
-                self.claim_errors += 1
-                demand.stirred = False
-                log.exception("claim_failed tenant=%d topics=%s", demand.tenant_no, demand.topic_nos)
-                fault = error
         if fault is not None and not dealt:
             raise fault
         return dealt
@@ -431,8 +438,10 @@ class Coordinator:
                     unused.append((link, len(ends)))
                     self._end_late(demand.tenant_no, ends)
             return dealt
-        except BaseException:
-            demand.stirred = True
+        except BaseException as error:
+            demand.stirred = isinstance(error, HeadgateError | asyncio.CancelledError)
+            if not demand.stirred:  # a bug: the next wake or tick tries it again, after the others
+                error.add_note(f"in a claim for tenant {demand.tenant_no}, topics {demand.topic_nos}")
             demand.from_head, demand.sweep = demand.from_head or from_head, demand.sweep or sweep
             demand.look_for(hints)
             if got is not None and dealt < len(got):
