@@ -560,6 +560,66 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_
     await counts_agree(queue)
 
 
+@pytest.mark.parametrize("linked", [False, True])
+async def test_a_job_submitted_again_while_its_day_is_cleared_has_nothing_of_its_first_life(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    db, tenant = queue.db, await queue.tenant_no()
+    first, second = NewBatch(id=new_id()), NewBatch(id=new_id())
+    await open_batch(db, queue.names, tenant, first)
+    (parent,) = await queue.add(1, "parents")
+    for n in range(6):
+        own = {"depends_on": [parent], "batch": first.id, "unique": Unique(key=f"u{n}")}
+        await queue.submit(queue.job(payload=b"l" * 3_000, tags=["red", "green"], limit_key="k", **own))
+    await end_all(queue, "parents", Completed())
+    while (await linking.free_ready(db))[1]:
+        pass
+    await end_all(queue, "mail", Completed())
+    await seal_batch(db, tenant, first.id)
+    await later(clock, db, days=40)
+    (young,) = await end(queue, Completed(), 1, "other", tags=["blue"])
+    monkeypatch.setattr(partitions, "CHUNK", 2)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 2)
+    while not await db.fetchval("SELECT count(*) BETWEEN 1 AND 5 FROM headgate.payloads"):
+        assert (await retention.run_pass(db, chunk=2)).more
+    again = await db.fetchval("SELECT max(id::text)::uuid FROM headgate.payloads")
+    options: dict[str, object] = {}
+    if linked:
+        await open_batch(db, queue.names, tenant, second)
+        (parent,) = await queue.add(1, "parents")
+        options = {"tags": ["green"], "batch": second.id, "depends_on": [parent], "unique": Unique(key="mine")}
+    assert [done.receipt for done in await queue.submit(queue.job(id=again, **options))] == [SubmitReceipt.CREATED]
+    repeat = queue.job("other", id=young, tags=["blue"])
+    assert [done.receipt for done in await queue.submit(repeat)] == [SubmitReceipt.DUPLICATE]
+    while (await retention.run_pass(db, chunk=2)).more:
+        pass
+    left = {
+        name: [tuple(row) for row in await db.fetch(f"SELECT {columns} FROM headgate.{name} ORDER BY 1")]
+        for name, columns in (
+            ("job_tags", "tag, job_id"),
+            ("batch_jobs", "batch_id, job_id"),
+            ("job_dependencies", "parent_id, child_id"),
+            ("unique_jobs", "key, job_id"),
+            ("job_limit_keys", "limit_key, job_id"),
+            ("payloads", "id"),
+        )
+    }
+    assert left == {name: [] for name in left} | {"job_tags": [("blue", young)]} | (
+        {
+            "job_tags": [("blue", young), ("green", again)],
+            "batch_jobs": [(second.id, again)],
+            "job_dependencies": [(parent, again)],
+            "unique_jobs": [("mine", again)],
+        }
+        if linked
+        else {}
+    )
+    counted = await db.fetchrow("SELECT total, gone_completed FROM headgate.batches WHERE id = $1", first.id)
+    assert tuple(counted) == (6, 6)
+    assert not await db.fetchval("SELECT count(*) FROM headgate.retention_days WHERE leaving")
+    await counts_agree(queue)
+
+
 async def test_a_day_that_is_half_cleared_is_dropped_also_when_a_rule_becomes_longer(
     queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,14 @@ SELECT CASE WHEN NOT pg_catalog.pg_has_role(p.relowner, 'USAGE')
  WHERE p.oid IN ('headgate.archive'::regclass, 'headgate.job_events'::regclass)
    AND c.relname ~ '^(archive|job_events)_[0-9]{8}$' AND (right(c.relname, 8) < $1 OR c.relname = ANY ($2))
  ORDER BY i.inhdetachpending DESC, c.relname"""
+# Committed before the detach: a submit that finds a day's jobs gone then knows that something of them is left.
+LEAVING: Final = """
+INSERT INTO headgate.retention_days AS r (day, leaving)
+SELECT to_date(right(c.relname, 8), 'YYYYMMDD'), true
+  FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+ WHERE i.inhparent = 'headgate.archive'::regclass AND c.relname ~ '^archive_[0-9]{8}$' AND right(c.relname, 8) < $1
+ ORDER BY 1
+    ON CONFLICT (day) DO UPDATE SET leaving = true WHERE NOT r.leaving"""
 # With whether clearing has begun: payloads of its first jobs are gone, so it is dropped whatever the rules say now.
 DETACHED: Final = """
 SELECT c.relname, c.relname IN (SELECT 'archive_' || to_char(r.day, 'YYYYMMDD') FROM headgate.retention_days r
@@ -114,7 +122,7 @@ async def clear_and_drop(
     oldest = f"{now.astimezone(UTC) - keep:%Y%m%d}"
     # Days that end from now on are written to; yesterday's may be again, after a clock was set back.
     settled = f"{now.astimezone(UTC) - timedelta(days=1):%Y%m%d}"
-    await _detach(db, oldest, emptied, wait=wait if on_session else None)
+    await _detach(db, oldest, emptied, wait=wait, on_session=on_session)
     async with transaction(db):
         with translating(writing=False):
             found = [(row[0], row[1]) for row in await db.fetch(DETACHED, settled)]
@@ -140,15 +148,15 @@ async def _looked(db: Connection) -> tuple[datetime, list[str]]:
     return now, [row[0] for row in emptied]
 
 
-async def _detach(db: Connection, oldest: str, emptied: list[str], *, wait: str | None) -> None:
+async def _detach(db: Connection, oldest: str, emptied: list[str], *, wait: str, on_session: bool) -> None:
     async with transaction(db):
         with translating(writing=False):
             overdue = await db.fetch(OVERDUE, oldest, emptied)
             before = await db.fetchval("SELECT current_setting('lock_timeout')")
-    if not overdue:
+    if not overdue or not await _noted(db, oldest, wait):
         return
     with translating(writing=True):
-        if wait is not None:
+        if on_session:
             await _set_lock_timeout(db, wait)
         try:
             for (detach,) in overdue:
@@ -157,8 +165,19 @@ async def _detach(db: Connection, oldest: str, emptied: list[str], *, wait: str 
                 except IN_THE_WAY:
                     continue
         finally:
-            if wait is not None:
+            if on_session:
                 await _set_lock_timeout(db, before)
+
+
+async def _noted(db: Connection, oldest: str, wait: str) -> bool:
+    with translating(writing=True):
+        try:
+            async with db.transaction():
+                await db.fetchval("SELECT set_config('lock_timeout', $1, true)", wait)
+                await db.execute(LEAVING, oldest)
+        except IN_THE_WAY:  # another instance removes jobs of such a day one by one: the next run finds it
+            return False
+    return True
 
 
 async def _cleared(db: Connection, name: str, wait: str, *, most: int) -> tuple[int, int, bool]:

@@ -42,6 +42,12 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'headgate.link_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     END IF;
+    IF EXISTS (SELECT FROM headgate.retention_days r WHERE r.leaving) THEN      -- rare, and soon over
+        PERFORM headgate.forget_first_lives_v1(tenant_, ARRAY(
+            SELECT i.id FROM unnest(ids_) AS i(id)
+             WHERE NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = i.id)
+               AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = i.id)));
+    END IF;
     SELECT array_agg(u.n::int), array_agg(20::smallint), array_agg(u.id) INTO v_new_ords, v_new_codes, v_new_jobs
       FROM unnest(ids_, stale_) WITH ORDINALITY AS u(id, stale, n)
      WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = u.id)

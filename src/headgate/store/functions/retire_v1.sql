@@ -148,6 +148,34 @@ BEGIN
     END IF;
 END $$;
 
+-- Jobs of a tenant that are about to be submitted with links, and of which none is there: if one was there before, in a day
+-- that is detached and not cleared yet, what is left of it is removed now. Else its links would become the new one's.
+CREATE FUNCTION headgate.forget_first_lives_v1(tenant_ int, ids_ uuid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_day    date;
+    v_ids    uuid[];
+    v_flags  smallint[];
+    v_states smallint[];
+    v_created timestamptz[];
+    v_finished timestamptz[];
+BEGIN
+    FOR v_day IN SELECT r.day FROM headgate.retention_days r WHERE r.leaving ORDER BY r.day LOOP
+        BEGIN
+            EXECUTE format('SELECT array_agg(a.id), array_agg(a.flags), array_agg(a.state), array_agg(a.created_at), '
+                           'array_agg(a.finished_at) FROM headgate.%I a WHERE a.tenant_no = $1 AND a.id = ANY ($2)',
+                           'archive_' || to_char(v_day, 'YYYYMMDD'))
+               INTO v_ids, v_flags, v_states, v_created, v_finished USING tenant_, ids_;
+        EXCEPTION WHEN undefined_table THEN
+            CONTINUE;      -- it was dropped just now
+        END;
+        IF v_ids IS NOT NULL THEN
+            PERFORM headgate.forget_jobs_v1(array_fill(tenant_, ARRAY[cardinality(v_ids)]), v_ids, v_flags, v_states,
+                                            v_created, v_finished);
+        END IF;
+    END LOOP;
+END $$;
+
 -- Goes on with the walk of a day: looks at up to n_ jobs in key order and removes those that are old, with what hangs on
 -- them. whole_: the day is detached and all of it is old; its rows stay for the drop. No row: another instance is at it.
 CREATE FUNCTION headgate.retire_chunk_v1(day_ date, n_ int, whole_ boolean)
@@ -223,22 +251,39 @@ BEGIN
            INTO v_tenants, v_ids, v_flags, v_states, v_created, v_finished USING v_tenants, v_ids, v_now;
     END IF;
     IF v_old > 0 AND whole_ AND (SELECT bit_or(f) FROM unnest(v_flags) AS f) & 3687 <> 0 THEN
-        -- Since the detach a job with the same id may have been submitted: what hangs on it is that one's, and stays. Locked
-        -- before it is looked for: a submit that takes over an old row either is seen here, or finds the row gone.
+        -- Since the detach a job with the same id may have been submitted. Of what both have, the rows are the new one's: its
+        -- submit has removed or replaced the old ones (forget_first_lives_v1, submit_v1). Locked before it is looked for: a
+        -- submit that does so either is seen here, or finds the rows gone.
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.payloads p ON p.tenant_no = u.tenant_no AND p.id = u.id
           WHERE u.flags & 1 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF p;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.job_limit_keys k ON k.tenant_no = u.tenant_no AND k.job_id = u.id
           WHERE u.flags & 4 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF k;
-        SELECT array_agg(u.tenant_no), array_agg(u.id), array_agg(u.flags), array_agg(u.state), array_agg(u.created_at),
-               array_agg(u.finished_at), count(*)
-          INTO v_tenants, v_ids, v_flags, v_states, v_created, v_finished, v_old
-          FROM unnest(v_tenants, v_ids, v_flags, v_states, v_created, v_finished)
-               AS u(tenant_no, id, flags, state, created_at, finished_at)
-         WHERE u.flags & 3687 = 0
-            OR NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = u.tenant_no AND j.id = u.id)
-           AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = u.tenant_no AND a.id = u.id);
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.job_tags t ON t.tenant_no = u.tenant_no AND t.job_id = u.id
+          WHERE u.flags & 2 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF t;
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.job_dependencies d ON d.tenant_no = u.tenant_no AND d.child_id = u.id
+          WHERE u.flags & 512 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF d;
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.batch_jobs b ON b.tenant_no = u.tenant_no AND b.job_id = u.id
+          WHERE u.flags & 1024 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF b;
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.unique_jobs q ON q.tenant_no = u.tenant_no AND q.job_id = u.id
+          WHERE u.flags & 2048 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF q;
+        -- And the new ones themselves, which may just now get a first child, or another body.
+        PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
+           JOIN headgate.jobs j ON j.tenant_no = u.tenant_no AND j.id = u.id
+          WHERE u.flags & 3687 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF j;
+        SELECT array_agg(u.flags & ~coalesce(n.flags, 0::smallint) ORDER BY u.n) INTO v_flags
+          FROM unnest(v_tenants, v_ids, v_flags) WITH ORDINALITY AS u(tenant_no, id, flags, n)
+          LEFT JOIN LATERAL (
+               (SELECT j.flags FROM headgate.jobs j WHERE j.tenant_no = u.tenant_no AND j.id = u.id AND u.flags & 3687 <> 0)
+               UNION ALL
+               (SELECT a.flags FROM headgate.archive a
+                 WHERE a.tenant_no = u.tenant_no AND a.id = u.id AND u.flags & 3687 <> 0)
+               LIMIT 1) AS n ON true;
     END IF;
     IF v_ids IS NOT NULL THEN
         PERFORM headgate.forget_jobs_v1(v_tenants, v_ids, v_flags, v_states, v_created, v_finished);
@@ -292,6 +337,7 @@ BEGIN
     IF v_filled AND NOT whole_ THEN
         EXECUTE format('ALTER TABLE headgate.%I ATTACH PARTITION headgate.%I FOR VALUES FROM (%L) TO (%L)',
                        left(table_, -9), table_, v_day || ' 00:00:00+00', (v_day + 1) || ' 00:00:00+00');
+        UPDATE headgate.retention_days r SET leaving = false WHERE r.day = v_day AND table_ LIKE 'archive%';
         RETURN false;
     END IF;
     IF table_ LIKE 'archive%' THEN

@@ -210,6 +210,12 @@ BEGIN
         ON CONFLICT (tenant_no, id) DO UPDATE SET payload = excluded.payload;
     END IF;
     IF cardinality(tag_ords_) > 0 THEN
+        -- The jobs are new: a tag that is there is of one with its id that retention is removing (retire_v1.sql).
+        IF EXISTS (SELECT FROM headgate.retention_days r WHERE r.leaving) THEN
+            DELETE FROM headgate.job_tags t USING unnest(tag_ords_) AS o(n)
+             WHERE o.n <> ALL (v_undo) AND t.tenant_no = tenant_nos_[o.n] AND t.job_id = ids_[o.n]
+               AND (tenant_nos_[o.n], ids_[o.n]) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids));
+        END IF;
         INSERT INTO headgate.job_tags (tenant_no, tag, job_id)
         SELECT DISTINCT tenant_nos_[t.o], t.tag, ids_[t.o] FROM unnest(tag_ords_, tags_) AS t(o, tag)
          WHERE t.o <> ALL (v_undo)

@@ -57,8 +57,10 @@ CREATE TABLE headgate.retention_days (
     missed      boolean NOT NULL DEFAULT false,          -- some were locked by others
     rest_until  timestamptz,
     done        boolean NOT NULL DEFAULT false,
-    empty       boolean NOT NULL DEFAULT false
+    empty       boolean NOT NULL DEFAULT false,
+    leaving     boolean NOT NULL DEFAULT false           -- it is detached to be dropped, or about to be
 );
+CREATE INDEX retention_days_leaving ON headgate.retention_days (day) WHERE leaving;
 
 -- Limits a topic may carry; no row means no limit, and no cost.
 CREATE TABLE headgate.topic_limits (
