@@ -13,8 +13,8 @@ from tests.support.queue import Clock
 
 @pytest.fixture
 async def database(database: str, request: pytest.FixtureRequest) -> str:
-    """Here epochs count claims, from 1: all flushes take the range at 0. Modules with TRUE_EPOCHS have real ones."""
-    if not getattr(request.module, "TRUE_EPOCHS", False):
+    """In modules with COUNTED_EPOCHS all flushes take the range at 0, so that epochs count claims, from 1."""
+    if getattr(request.module, "COUNTED_EPOCHS", False):
         db = await connect(database, application_name="headgate test")
         await db.execute("ALTER SEQUENCE headgate.epoch_ranges INCREMENT 2 MINVALUE 0 MAXVALUE 1 RESTART 0 CYCLE")
         await db.close()

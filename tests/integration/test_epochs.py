@@ -18,7 +18,6 @@ from headgate.store.submit_claim import submit_and_claim
 from tests.support.dispatching import Instance
 from tests.support.queue import Queue
 
-TRUE_EPOCHS = True
 DEAD = Failed(error=ErrorInfo(type="Fatal"), permanent=True)
 
 

@@ -21,7 +21,6 @@ LEVELS: tuple[Level, ...] = ("read_committed", "repeatable_read", "serializable"
 SNAPSHOT_LEVELS = LEVELS[1:]
 DEAD = Failed(error=ErrorInfo(type="Fatal"), permanent=True)
 COUNT = "SELECT (SELECT count(*) FROM headgate.jobs) + (SELECT count(*) FROM headgate.archive)"
-TRUE_EPOCHS = True
 
 
 @pytest.fixture

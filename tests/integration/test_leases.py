@@ -24,6 +24,7 @@ from headgate.store import verbs
 from headgate.store.connect import Connection
 from headgate.store.service import REAP_AT_ONCE
 from tests.support.dispatching import Hold, Instance, ManualClock, Worker, completing, failing_with, settle_down, soon
+from tests.support.epochs import claims, counted
 from tests.support.queue import Clock
 
 AWAY = StoreUnavailable("the database is away")
@@ -68,13 +69,14 @@ async def holding(
 async def test_the_claim_sets_owner_worker_lease_epoch_and_attempt_together(still: Instance, db: Connection) -> None:
     worker, (job,) = await holding(still)
     row = await db.fetchrow(
-        "SELECT state, owner, worker, epoch, attempt, lease_until - claimed_at AS lease FROM headgate.jobs"
+        "SELECT state, owner, worker, epoch % 1024 AS claims, attempt, lease_until - claimed_at AS lease"
+        " FROM headgate.jobs"
     )
     assert dict(row) == {
         "state": 1,
         "owner": still.store.instance_no,
         "worker": worker.link.worker_id,
-        "epoch": 1,
+        "claims": 1,
         "attempt": 1,
         "lease": MINUTE,
     }
@@ -127,7 +129,7 @@ async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
         assert await still.renewer.run_once() == 50
         assert (await still.coordinator.tick_once()).reaped == 0
     assert still.store.calls["renew"] == 20  # one statement each time, however many jobs
-    rows = await db.fetch("SELECT attempt, epoch, lease_until - headgate.clock_v1() FROM headgate.jobs")
+    rows = await db.fetch("SELECT attempt, epoch % 1024, lease_until - headgate.clock_v1() FROM headgate.jobs")
     assert {tuple(row) for row in rows} == {(1, 1, MINUTE)}
     assert set(jobs) == set(worker.link.held)
 
@@ -141,7 +143,7 @@ async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
-    worker.link.held[job] = (1, 3_600_000, seconds(), 0)  # as a beat with an extension does
+    worker.link.held[job] = (worker.link.held[job][0], 3_600_000, seconds(), 0)  # as a beat with an extension does
     hold.release()
     assert await renewing == 1
     assert await still.renewer.run_once() == 1
@@ -162,7 +164,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
     assert await still.coordinator.claim_once() == 1
     hold.release()
     await renewing
-    assert worker.link.held[job][0] == 2
+    assert claims(worker.link.held[job][0]) == 2
 
 
 async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the_new_one(still: Instance) -> None:
@@ -171,7 +173,7 @@ async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the
     worker.ready(1)
     assert await still.coordinator.claim_once() == 1
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.STALE
-    assert worker.link.held[job][0] == 2
+    assert claims(worker.link.held[job][0]) == 2
     assert (await worker.report(job, 2, Completed())).receipt is Receipt.APPLIED
     assert not worker.link.held
 
@@ -255,23 +257,23 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
     worker, (job,) = await holding(still)
     await verbs.cancel(db, worker.link.tenant_no, [job], who="ana", reason="")
     await still.coordinator.tick_once()
-    assert (await worker.hear()).cancel == [(job, 1)]
+    assert counted((await worker.hear()).cancel) == [(job, 1)]
     await pass_time(seconds, clock, 31)
     worker.link.heard()
     await still.renewer.run_once()
-    assert (await worker.hear()).cancel == [(job, 1)]
+    assert counted((await worker.hear()).cancel) == [(job, 1)]
     assert (await worker.report(job, 1, BOOM)).state is State.CANCELLED
 
 
 async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, seconds: ManualClock, clock: Clock) -> None:
     worker, (job, kept) = await holding(still, 2)
     await clock.advance(seconds=61)  # only the database's: the worker and its server were asleep
-    await still.store.renew({(worker.link.tenant_no, 60_000): ([kept], [1])})
+    await still.store.renew({(worker.link.tenant_no, 60_000): ([kept], [worker.link.held[kept][0]])})
     assert (await other.coordinator.tick_once()).reaped == 1
     seconds.advance(31)
     worker.link.heard()
     assert await still.renewer.run_once() == 1
-    assert (await worker.hear()).lost == [(job, 1)]
+    assert counted((await worker.hear()).lost) == [(job, 1)]
     assert set(worker.link.held) == {kept}
     seconds.advance(31)
     worker.link.heard()
@@ -291,11 +293,12 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
     await worker.report(lost, 1, Abandon())
     worker.lose("the server died")
     back = await other.worker("w")
-    assert await other.renewer.declare(back.link, [running, lost], [1, 1], 60_000) == [(lost, 1)]
+    epochs = await other.epochs([running, lost])
+    assert await other.renewer.declare(back.link, [running, lost], epochs, 60_000) == [(lost, epochs[1])]
     abandoned = await other.store.abandon_undeclared(back.link.tenant_no, "w", [running, lost])
     assert abandoned == [never_received]
     view = await other.job(never_received)
-    assert (view.state, view.attempt, view.epoch) == (State.PENDING, 0, 1)  # at no cost
+    assert (view.state, view.attempt, claims(view.epoch)) == (State.PENDING, 0, 1)  # at no cost
     for _ in range(4):
         await pass_time(seconds, clock, 31)
         back.link.heard()
@@ -311,7 +314,7 @@ async def test_what_a_twin_of_the_same_name_runs_is_not_the_returning_workers_to
 ) -> None:
     async def back_on(one: Instance, incarnation: int, held: Sequence[UUID] = ()) -> tuple[Worker, list[UUID]]:
         back = await one.worker("w", incarnation=incarnation)
-        assert await one.renewer.declare(back.link, held, [1] * len(held), 60_000) == []
+        assert await one.renewer.declare(back.link, held, await one.epochs(held), 60_000) == []
         return back, await one.store.abandon_undeclared(back.link.tenant_no, back.link.claims_as, list(held))
 
     first, (mine,) = await holding(still, incarnation=1)
@@ -339,7 +342,8 @@ async def test_a_worker_may_declare_more_than_fits_one_statement(
     back = await other.worker("w")
     unknown = other.ids.make(6_000)
     ids = [*unknown[:3_000], *jobs, *unknown[3_000:]]
-    assert await other.renewer.declare(back.link, ids, [1] * len(ids), 60_000) == [(one, 1) for one in unknown]
+    lost = await other.renewer.declare(back.link, ids, await other.epochs(ids), 60_000)
+    assert counted(lost) == [(one, 1) for one in unknown]
     assert set(back.link.held) == set(jobs)
 
 
@@ -350,14 +354,15 @@ async def test_the_newer_of_two_links_of_one_worker_wins_and_the_older_is_told(s
     newer = await still.worker("w")
     assert isinstance(older.link.ended, Superseded)
     assert await older.link.next_part() is None
-    assert await still.renewer.declare(newer.link, [job], [1], 60_000) == []
-    assert still.links.holder(newer.link.tenant_no, job, 1) is newer.link
+    epochs = await still.epochs([job])
+    assert await still.renewer.declare(newer.link, [job], epochs, 60_000) == []
+    assert still.links.holder(newer.link.tenant_no, job, *epochs) is newer.link
     await still.submit(3)
     newer.ready(2)
     assert await still.coordinator.claim_once() == 2
     assert len(newer.link.held) == 3
     older.lose()
-    assert still.links.holder(newer.link.tenant_no, job, 1) is newer.link
+    assert still.links.holder(newer.link.tenant_no, job, *epochs) is newer.link
     assert list(still.links) == [newer.link]
 
 
@@ -389,8 +394,9 @@ async def test_nothing_a_zombie_says_changes_its_successors_run(
     before = await db.fetchrow("SELECT * FROM headgate.jobs")
     assert (await zombie.report(job, 1, outcome)).receipt is Receipt.STALE
     seconds.advance(31)
-    answers = await still.store.renew({(zombie.link.tenant_no, 60_000): ([job], [1])})  # its beat
-    assert answers[zombie.link.tenant_no, job, 1].lost
+    epochs = await still.epochs([job])
+    answers = await still.store.renew({(zombie.link.tenant_no, 60_000): ([job], epochs)})  # its beat
+    assert answers[zombie.link.tenant_no, job, epochs[0]].lost
     assert await db.fetchrow("SELECT * FROM headgate.jobs") == before
     assert (await successor.report(job, 2, Completed(result=b"mine"))).receipt is Receipt.APPLIED
     assert await db.fetchval("SELECT result FROM headgate.archive") == b"mine"
@@ -487,7 +493,7 @@ async def test_the_servers_own_clock_does_not_matter(database: str, db: Connecti
         assert (row["in_time"], row["stamped"]) == (True, True)
         left = await db.fetchval("SELECT lease_until - clock_timestamp() FROM headgate.jobs WHERE id = $1", held)
         assert timedelta(seconds=45) < left <= MINUTE
-        assert one.links.holder(await one.store.tenant_no("acme"), held, 1) is not None
+        assert one.links.holder(await one.store.tenant_no("acme"), held, *await one.epochs([held])) is not None
 
 
 @pytest.mark.req("T29")

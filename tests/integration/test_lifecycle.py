@@ -24,7 +24,8 @@ def queue(db: Connection) -> Queue:
 async def test_a_job_is_submitted_claimed_and_completed(queue: Queue) -> None:
     (job_id,) = await queue.add(payload=b"hello")
     claimed = await queue.claim()
-    assert (claimed.ids, claimed.epochs, claimed.attempts, claimed.payloads) == ((job_id,), (1,), (1,), (b"hello",))
+    assert (claimed.ids, claimed.attempts, claimed.payloads) == ((job_id,), (1,), (b"hello",))
+    assert [*map(claims, claimed.epochs)] == [1]
     running = await reads.get(queue.db, await queue.tenant_no(), job_id)
     assert (running.state, running.worker, running.owner) == (State.RUNNING, "worker", 1)
     assert running.lease_until is not None
@@ -111,7 +112,7 @@ async def test_cancel_redrive_reprioritise_and_discard(queue: Queue) -> None:
     requeued = await verbs.redrive(queue.db, tenant, [queued], payloads=[b"edited"], who="ana")
     assert set(requeued) == {queued}
     again = await queue.claim()
-    assert (again.ids, again.payloads, again.epochs) == ((queued,), (b"edited",), (1,))
+    assert (again.ids, again.payloads, [*map(claims, again.epochs)]) == ((queued,), (b"edited",), [1])
     assert await verbs.discard(queue.db, tenant, [running, queued]) == {running}
     history = [event.kind for event in await reads.events(queue.db, tenant, running)]
     assert history == [

@@ -122,8 +122,9 @@ async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_bel
     worker.lose()
     back = await still.worker("w")
     async with locking(database, [locked]):
-        declared = still.renewer.declare(back.link, [locked, free, gone], [1, 1, 1], 60_000)
-        assert await asyncio.wait_for(declared, SOON) == [(gone, 1)]
+        epochs = await still.epochs([locked, free, gone])
+        declared = still.renewer.declare(back.link, [locked, free, gone], epochs, 60_000)
+        assert await asyncio.wait_for(declared, SOON) == [(gone, epochs[2])]
         assert set(back.link.held) == {locked, free}
         assert await still.store.abandon_undeclared(back.link.tenant_no, "w", list(back.link.held)) == []
         assert await renewed(still) == 0
@@ -157,7 +158,8 @@ async def test_of_locked_rows_only_what_is_certain_is_told(
     worker, (mine, theirs) = await holding(still, 2)
     tenant = worker.link.tenant_no
     await clock.advance(seconds=61)
-    await still.store.renew({(tenant, 60_000): ([mine], [1])})
+    my_first, their_first = await still.epochs([mine, theirs])
+    await still.store.renew({(tenant, 60_000): ([mine], [my_first])})
     await still.coordinator.tick_once()
     await clock.advance(seconds=20)
     await still.coordinator.tick_once()
@@ -165,12 +167,15 @@ async def test_of_locked_rows_only_what_is_certain_is_told(
     assert await still.coordinator.claim_once() == 1
     assert list((await other.take()).ids) == [theirs]
     async with locking(database, [mine, theirs], strength):
-        asked = {(tenant, 60_000): ([mine, theirs], [1, 1]), (tenant, 30_000): ([theirs], [2])}
+        asked = {
+            (tenant, 60_000): ([mine, theirs], [my_first, their_first]),
+            (tenant, 30_000): ([theirs], [their_first + 1]),
+        }
         answers = await asyncio.wait_for(still.store.renew(asked), SOON)
     assert answers == {
-        (tenant, mine, 1): SKIPPED,
-        (tenant, theirs, 1): LOST,  # a newer epoch has it, whoever holds its row now
-        (tenant, theirs, 2): SKIPPED,
+        (tenant, mine, my_first): SKIPPED,
+        (tenant, theirs, their_first): LOST,  # a newer epoch has it, whoever holds its row now
+        (tenant, theirs, their_first + 1): SKIPPED,
     }
 
 
@@ -179,7 +184,7 @@ async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
 ) -> None:
     worker, (locked, free) = await holding(still, 2)
     async with locking(database, [locked]):
-        words = {job: (1, {"done": 7}) for job in (locked, free)}
+        words = {job: (worker.link.held[job][0], {"done": 7}) for job in (locked, free)}
         await asyncio.wait_for(still.store.progress(worker.link.tenant_no, words), SOON)
     rows = await db.fetch("SELECT id, progress IS NULL FROM headgate.jobs")
     assert {row[0]: row[1] for row in rows} == {locked: True, free: False}
@@ -187,13 +192,14 @@ async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
 
 async def test_a_renewal_passes_by_what_is_being_reaped(database: str, still: Instance, clock: Clock) -> None:
     worker, (job,) = await holding(still, 1)
-    asked = {(worker.link.tenant_no, 60_000): ([job], [1])}
+    tenant, (epoch,) = worker.link.tenant_no, await still.epochs([job])
+    asked = {(tenant, 60_000): ([job], [epoch])}
     await clock.advance(seconds=61)
     watchdog = await connect(database, application_name="watchdog")
     try:
         async with watchdog.transaction():
             assert [one.id for one in await leases.reap(watchdog)] == [job]
-            assert await asyncio.wait_for(still.store.renew(asked), SOON) == {(worker.link.tenant_no, job, 1): SKIPPED}
-        assert await still.store.renew(asked) == {(worker.link.tenant_no, job, 1): LOST}
+            assert await asyncio.wait_for(still.store.renew(asked), SOON) == {(tenant, job, epoch): SKIPPED}
+        assert await still.store.renew(asked) == {(tenant, job, epoch): LOST}
     finally:
         await watchdog.close()

@@ -18,7 +18,7 @@ from headgate.domain.states import State
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
-from tests.support.epochs import claims
+from tests.support.epochs import claims, counted
 from tests.support.operating import ANA, OPERATOR, READER, Desk, someone
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
@@ -70,7 +70,7 @@ async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ign
     await worker.take()
     assert told(await desk.verbs.cancel(OPERATOR, [job], reason="stop")) == [(True, State.RUNNING, "")]
     word = await worker.hear()
-    assert list(word.cancel) == [(job, 1)], "at once, without waiting for a tick"
+    assert counted(word.cancel) == [(job, 1)], "at once, without waiting for a tick"
     assert told(await desk.verbs.cancel(OPERATOR, [job])) == [(False, State.RUNNING, "")], "asked for already"
     await worker.report(job, 1, FATAL)
     assert (await one.job(job)).state is State.CANCELLED
@@ -86,7 +86,7 @@ async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(
         await one.coordinator.tick_once()
         await Desk(one).verbs.cancel(OPERATOR, [job])
         word = await worker.hear()  # its tick is an hour away
-        assert list(word.cancel) == [(job, 1)]
+        assert counted(word.cancel) == [(job, 1)]
 
 
 # ---------------------------------------------------------------------- redrive and discard

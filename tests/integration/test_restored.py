@@ -15,8 +15,6 @@ from headgate.store.restored import restored
 from headgate.store.service import Store
 from tests.support.queue import Queue
 
-TRUE_EPOCHS = True
-
 
 @pytest.mark.req("F47")
 async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection) -> None:

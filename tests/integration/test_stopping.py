@@ -96,7 +96,8 @@ async def test_a_bug_on_the_way_of_one_outcome_costs_only_that_one(
         return await settle(rows)
 
     one.store.settle = stumble  # type: ignore[method-assign]
-    told = await asyncio.wait_for(worker.settle(*((job, 1, Completed()) for job in ids)), SOON.total_seconds())
+    ends = [(job, worker.link.held[job][0], Completed()) for job in ids]
+    told = await asyncio.wait_for(worker.settle(*ends), SOON.total_seconds())
     assert {place: type(answer) for place, answer in told.items()} == {7: InternalError}
     assert set(worker.link.held) == {poison}
     assert (await one.states()) == {State.RUNNING: 1, State.COMPLETED: 19}

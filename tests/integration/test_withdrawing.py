@@ -18,6 +18,7 @@ from headgate.domain.states import State
 from headgate.store import leases
 from headgate.store.connect import Connection, connect
 from tests.support.dispatching import Hold, Instance, Worker, failing_with, settle_down, soon
+from tests.support.epochs import claims, counted, epochs_of
 from tests.support.queue import Queue
 
 MEBIBYTE = 1 << 20
@@ -37,7 +38,7 @@ def queue(db: Connection) -> Queue:
 
 async def _states(one: Instance, jobs: Sequence[UUID]) -> list[tuple[State, int, int]]:
     views = [await one.job(job) for job in jobs]
-    return [(view.state, view.attempt, view.epoch) for view in views]
+    return [(view.state, view.attempt, claims(view.epoch)) for view in views]
 
 
 # ---------------------------------------------------------------------- withdrawn credit
@@ -154,10 +155,11 @@ async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(
     number = worker.link.reporting([reported])
     worker.ready(1)
     await still.coordinator.claim_once()  # on its way while the worker beats
-    worker.link.keep_only({(kept, 1)}, seen=seen)
+    epoch = worker.link.held[kept][0]
+    worker.link.keep_only({(kept, epoch)}, seen=seen)
     assert set(worker.link.held) == {kept, reported, later}
     worker.link.reported(number)
-    worker.link.keep_only({(kept, 2)}, seen=seen)  # another epoch is another attempt
+    worker.link.keep_only({(kept, epoch + 1)}, seen=seen)  # another epoch is another attempt
     assert set(worker.link.held) == {later}
     assert dropped not in worker.link.held
 
@@ -177,9 +179,10 @@ async def test_two_epochs_of_one_job_in_one_renewal_are_answered_apart(queue: Qu
     await queue.settle((job, 1, Abandon()))
     await queue.claim()
     tenant = await queue.tenant_no()
-    for epochs in ([1, 2], [2, 1]):
+    (old,) = await epochs_of(queue.db, [job])
+    for epochs in ([old, old + 1], [old + 1, old]):
         held = leases.Held(tenant_no=tenant, ids=[job, job], epochs=epochs, lease_ms=60_000)
-        assert await leases.renew(queue.db, [held]) == {(tenant, job, 1): leases.Renewal(lost=True, cancel=False)}
+        assert await leases.renew(queue.db, [held]) == {(tenant, job, old): leases.Renewal(lost=True, cancel=False)}
 
 
 async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_renewed_at_once(still: Instance) -> None:
@@ -187,19 +190,19 @@ async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_rene
     older = await still.worker("older", slots=1, lease=timedelta(seconds=1))
     await still.coordinator.claim_once()
     await older.take()
-    await still.outcomes._store.settle(_abandoned(still, older.link.tenant_no, job))
+    await still.outcomes._store.settle(_abandoned(still, older.link.tenant_no, job, older.link.held[job][0]))
     newer = await still.worker("newer", slots=1, lease=timedelta(seconds=1))
     still.coordinator.stir_all()
     await still.coordinator.claim_once()
     await newer.take()
     assert await still.renewer.run_once() == 1
     assert (older.link.held, set(newer.link.held)) == ({}, {job})
-    assert (await older.hear()).lost == [(job, 1)]
+    assert counted((await older.hear()).lost) == [(job, 1)]
 
 
-def _abandoned(one: Instance, tenant_no: int, job: UUID):  # type: ignore[no-untyped-def]
+def _abandoned(one: Instance, tenant_no: int, job: UUID, epoch: int):  # type: ignore[no-untyped-def]
     rows = one.store.new_outcomes()
-    rows.add(tenant_no, job, 1, Abandon())
+    rows.add(tenant_no, job, epoch, Abandon())
     return rows
 
 
@@ -286,8 +289,8 @@ async def test_who_sends_nothing_but_bad_rows_fails_alone(database: str, one: In
     hold = one.store.before["settle"] = Hold()
     first = bad.settle((one.ids.make(1)[0], 1, Abandon()))
     await hold.reached()
-    refused = bad.settle(*((job, 1, Completed(result=b"poison")) for job in theirs[bad]))
-    taken = good.settle(*((job, 1, Completed(result=b"fine")) for job in theirs[good]))
+    refused = bad.settle(*((job, bad.link.held[job][0], Completed(result=b"poison")) for job in theirs[bad]))
+    taken = good.settle(*((job, good.link.held[job][0], Completed(result=b"fine")) for job in theirs[good]))
     del one.store.before["settle"]
     hold.release()
     await first

@@ -18,6 +18,11 @@ def claims(epoch: int) -> int:
     return epoch % RANGE
 
 
+def counted(attempts: Iterable[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+    """Jobs with their epochs, as jobs with the number of the claim."""
+    return [(job_id, claims(epoch)) for job_id, epoch in attempts]
+
+
 async def epochs_of(db: Connection, ids: Iterable[UUID], nth: int = 1) -> list[int]:
     """The epochs of the n-th claim of each; of jobs that do not exist, an epoch that no job has."""
     ids = list(ids)
