@@ -26,7 +26,7 @@ SOON = RetryPolicy(kind=BackoffKind.EXPLICIT, delays_ms=(10_000,))
 
 
 class Other:
-    """The instance under test: it claims two at a time for topics with a backlog, and hears nothing from anybody."""
+    """The instance under test: it claims two at a time for topics with a backlog, and gets no notifications."""
 
     def __init__(self, dsn: str, instance: Instance, worker: Worker) -> None:
         self.dsn, self.instance, self.worker = dsn, instance, worker
@@ -361,7 +361,7 @@ async def test_arrivals_are_forgotten_when_every_claimer_has_seen_them(
     assert await queue.db.fetchval(left) == 2  # one for each flush
     assert await forget_arrivals(queue.db) == 0, "too soon"
     await clock.advance(seconds=30)
-    assert await forget_arrivals(queue.db) == 0, "those were not seen by anybody when it began"
+    assert await forget_arrivals(queue.db) == 0, "no claimer had seen those when it began"
     assert await forget_arrivals(queue.db) == 0, "too soon again"
     await clock.advance(seconds=30)
     assert await forget_arrivals(queue.db) == 2
@@ -398,7 +398,7 @@ async def test_arrivals_are_forgotten_in_bounded_steps_and_none_is_passed_by(
     await queue.settle((job, epoch, Abandon()))
     await queue.add()
     await clock.advance(seconds=30)
-    assert await forget(4) == 0, "those were not seen by anybody when it began"
+    assert await forget(4) == 0, "no claimer had seen those when it began"
     await clock.advance(seconds=30)
     assert await forget(4) == 4
     assert (await other.claim())[0] == job, "it has seen less than was deleted: from the head"

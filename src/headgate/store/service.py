@@ -80,7 +80,7 @@ _HINTS_MOST: Final = 10
 _RESCUE_BLOCKS: Final = 2_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 _BELOW_SECONDS: Final = 30.0
-"""How often everything is looked at, also below the floors. By the clock, not by ticks: retries bring about many a
+"""How often everything is looked at, also below the floors. By the clock, not by ticks: retries cause many in a
 second. And never for more than a hundredth of the time: with a snapshot held elsewhere a look below is a walk over all
 that has ended since."""
 _BELOW_SHARE: Final = 0.01

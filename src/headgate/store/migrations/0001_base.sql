@@ -39,7 +39,7 @@ CREATE TABLE headgate.topics (
 );
 
 -- How long things are kept where a topic has no rule of its own. One row, the same for all instances: with settings of
--- their own, two of them would undo each other's walks, and the shorter rule would win without anybody having chosen it.
+-- their own, two of them would undo each other's walks, and the shorter rule would win without being chosen.
 CREATE TABLE headgate.retention (
     one           boolean PRIMARY KEY DEFAULT true CHECK (one),
     completed_ms  bigint NOT NULL DEFAULT 604800000 CHECK (completed_ms BETWEEN 86400000 AND 315360000000),
