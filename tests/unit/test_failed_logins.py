@@ -92,8 +92,8 @@ async def test_a_line_for_each_address_now_and_then_with_the_number_of_failures(
         stand.now += LOG_SECONDS
         held += await stand.fail("10.0.0.1")
     assert [record.getMessage() for record in caplog.records] == [
-        'login_failed peer="10.0.0.1" reason="unknown token" failures=1',
-        'login_failed peer="10.0.0.1" reason="unknown token" failures=40',
+        "login_failed peer=10.0.0.1 reason=unknown token failures=1",
+        "login_failed peer=10.0.0.1 reason=unknown token failures=40",
     ]
     assert stand.logins.count == 41
     await stand.let_go(held)

@@ -93,7 +93,7 @@ class FailedLogins:
         if now - peer.logged_at < LOG_SECONDS or self._lines < 1:
             return
         self._lines -= 1
-        log.warning('login_failed peer="%s" reason="%s" failures=%d', address or "unix socket", reason, peer.unlogged)
+        log.warning("login_failed peer=%s reason=%s failures=%d", address or "unix socket", reason, peer.unlogged)
         peer.unlogged, peer.logged_at = 0, now
 
 
