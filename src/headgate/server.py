@@ -206,6 +206,7 @@ class Server:
         self.freer = Freer(self.store, on_free=self._requeued)
         self.store.on_checks = self.freer.wake
         self.store.on_locked = self.coordinator.stir_hint
+        self.store.names.on_topic = self.coordinator.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
         self.operating = OperatorStore(self.store)
@@ -492,21 +493,23 @@ class Server:
             await asyncio.sleep(UPKEEP_SECONDS * uniform(0.8, 1.2))  # noqa: S311
             beat += 1
             try:
-                async with self.store.lane("read").use() as db:
-                    await fold_flows(db)
-                    await forget_arrivals(db)
-                    await self.store.names.refresh(db)
-                    if beat % 12 == 0:
-                        await forget_quiet(db)
-                        await expire_batches(db)
-                        self._mended = await mend_limits(db, self._mended)
-                        await ensure_partitions(db)
-                        await warn_of_held_snapshots(db)
-                if beat % 12 == 6:
-                    async with self.store.lane("read") as db:  # in no transaction, behind a pooler too
-                        await vacuum_hot_tables(db)
+                await self._upkeep_once(beat)
             except HeadgateError as error:
                 log.warning("upkeep_failed error=%s", error)
+
+    async def _upkeep_once(self, beat: int) -> None:
+        async with self.store.lane("read").use() as db:
+            await fold_flows(db)
+            await forget_arrivals(db)
+            if beat % 12 == 0:
+                await forget_quiet(db)
+                await expire_batches(db)
+                self._mended = await mend_limits(db, self._mended)
+                await ensure_partitions(db)
+                await warn_of_held_snapshots(db)
+        if beat % 12 == 6:
+            async with self.store.lane("read") as db:  # in no transaction, behind a pooler too
+                await vacuum_hot_tables(db)
 
     async def _check_durability(self) -> None:
         """Once a minute, besides every new connection: settings can be changed, and another host be promoted."""

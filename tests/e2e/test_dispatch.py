@@ -281,21 +281,27 @@ async def test_who_has_left_is_given_nothing_whatever_credit_it_had(
         assert (job.id, job.attempt, claims(job.epoch)) == (job_id, 1, 1)
 
 
-async def test_a_ready_that_the_store_cannot_take_ends_the_link_so_that_the_worker_asks_again(
+async def test_a_ready_makes_no_topic_and_its_jobs_come_when_there_are_some(
     wire: Wire, topic: str, rows: asyncpg.Connection[asyncpg.Record]
 ) -> None:
-    rename = "ALTER FUNCTION headgate.{} RENAME TO {}"
-    await rows.execute(rename.format("intern_topics_v1", "away"))
-    try:
-        async with wire.worker("asks") as link:
-            await link.ready(1, topic)  # a name that nobody has looked up yet
-            assert (await link.ended()).code == "schema_mismatch"
-    finally:
-        await rows.execute(rename.format("away", "intern_topics_v1"))
+    count = "SELECT count(*) FROM headgate.topics"
+    before = await rows.fetchval(count)
     async with wire.worker("asks") as link:
-        await link.ready(1, topic)
+        for page in range(9):
+            await link.ready(1, *(f"{topic}-{page}-{n}" for n in range(100)))
+        await link.ready(1, topic, lease_seconds=30)
+        for n in range(100):  # more combinations than a session may have: the worker is told so, and goes on
+            await link.ready(1, topic, lease_seconds=40 + n)
+        error = await link.error()
+        assert (error.code, "limit of 64" in error.message) == ("too_large", True)
+        answer = await wire.call(
+            "Claim", worker_pb2.ClaimRequest(worker_id="script", topics=[f"{topic}-none"], wait_ms=1)
+        )
+        assert not answer.jobs
+        assert await rows.fetchval(count) == before
         job_id = await wire.submit(topic)
         assert [job.id for job in await link.take(1)] == [job_id]
+        assert await rows.fetchval(count) == before + 1
 
 
 @pytest.mark.req("D16")

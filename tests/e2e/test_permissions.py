@@ -270,26 +270,10 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
     }
 
 
-NOT_YET: dict[tuple[str, str], str] = {
-    # (who asks, method): why the answer still differs.
-    **{
-        (LIMITED, f"/headgate.v1.ScheduleService/{method}"): "issue 11, 10: names of schedules"
-        for method in ("Get", "Delete", "Pause", "Resume", "Trigger", "Next", "Jobs", "Put")
-    },
-    **{
-        (LIMITED, f"/headgate.v1.ProducerService/{method}"): "issue 11, 10: parents and batches of other topics"
-        for method in ("Submit", "SubmitBatch", "Produce")
-    },
-    (LIMITED, "/headgate.v1.BatchService/GetBatch"): "issue 11, 10: batches without a callback",
-}
-
-
 @pytest.mark.parametrize("path", sorted(path for path, rule in RULES.items() if TopicRule.OBJECT in rule.topics))
 async def test_what_belongs_to_others_looks_like_what_does_not_exist(path: str, world: World, as_: As) -> None:
     probes = _objects(world)[path]
     for token in (OTHER, LIMITED):
-        if (token, path) in NOT_YET:
-            continue
         for there, nowhere, request in probes:
             foreign = (await ask(as_(token), path, request(there))).without(there)
             unknown = (await ask(as_(token), path, request(nowhere))).without(nowhere)

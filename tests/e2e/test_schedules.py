@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from headgate import Headgate, InvalidInput, Job, NotFound
 from headgate.cli import main
-from headgate.domain.errors import AlreadyExists, VersionConflict
+from headgate.domain.errors import AlreadyExists, HeadgateError, VersionConflict
 from headgate.domain.ids import JobId
 from headgate.domain.rank import unix_us
 from headgate.sdk.errors import Forbidden
@@ -149,6 +149,13 @@ async def test_what_cannot_be_is_refused_before_and_by_the_server(hg: Headgate) 
     assert await hg.admin.schedules.list() == []
 
 
+async def refusal(kind: type[HeadgateError], call: Awaitable[object], name: str) -> str:
+    """What a call that is refused says, without the name that it was about."""
+    with pytest.raises(kind) as caught:
+        await call
+    return str(caught.value).replace(name, "NAME")
+
+
 async def test_tenants_scopes_and_topics_are_kept(hg: Headgate, server: ServerProcess) -> None:
     await hg.admin.schedules.put("secret", "payroll", every=3600)
     await hg.admin.schedules.put("letters", "mail", every=3600)
@@ -171,16 +178,23 @@ async def test_tenants_scopes_and_topics_are_kept(hg: Headgate, server: ServerPr
     async with Headgate(server.address, token=MAIL) as mailer:
         assert [info.name for info in await mailer.admin.schedules.list()] == ["letters"]
         await mailer.admin.schedules.pause("letters")
-        for refused in (
-            mailer.admin.schedules.get("secret"),
-            mailer.admin.schedules.trigger("secret"),
-            mailer.admin.schedules.put("new", "payroll", every=60),
-            mailer.admin.schedules.put("secret", "mail", every=60),
-            mailer.admin.schedules.jobs("secret"),
-        ):
-            with pytest.raises(Forbidden):
-                await refused
-    for name in ("secret", "letters"):
+        schedules = mailer.admin.schedules
+        for verb in (schedules.get, schedules.trigger, schedules.jobs, schedules.pause, schedules.delete):
+            said = [await refusal(NotFound, verb(name), name) for name in ("secret", "nobody-has-it")]
+            assert said[0] == said[1]
+        with pytest.raises(Forbidden):
+            await schedules.put("mail/new", "payroll", every=60)
+        # A name that is not theirs to choose: nothing tells whether somebody has it.
+        said = [await refusal(Forbidden, schedules.put(name, "mail", every=60), name) for name in ("secret", "free")]
+        assert said[0] == said[1]
+        # What is theirs they may change, whatever it is called; what is new is named after their topic.
+        await schedules.put("letters", "mail", every=1800)
+        await schedules.put("mail/nightly", "mail", every=3600)
+        await hg.admin.schedules.put("mail/pay", "payroll", every=3600)
+        with pytest.raises(NotFound):
+            await schedules.put("mail/pay", "mail", every=3600)
+        assert (await hg.admin.schedules.get("mail/pay")).topic == "payroll"
+    for name in ("secret", "letters", "mail/nightly", "mail/pay"):
         await hg.admin.schedules.delete(name)
 
 

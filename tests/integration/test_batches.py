@@ -65,7 +65,7 @@ async def test_the_callback_runs_when_the_batch_is_sealed_and_all_have_ended(que
     status = await batch_status(queue.db, tenant, batch)
     assert (status.name, status.total, status.counted, status.callback_id) == ("import", 4, 4, callback)
     assert status.counts == {State.COMPLETED: 2, State.DEAD: 1, State.PENDING: 1}
-    assert (status.callback_state, status.callback_topic) == (State.BLOCKED, "done")
+    assert (status.callback_state, status.topics) == (State.BLOCKED, {"done"})
     assert status.sealed_at is not None
     claimed = await queue.claim()
     await queue.settle((late, 1, Completed()))

@@ -21,7 +21,7 @@ JITTERED = RetryPolicy.exponential_full_jitter(1_000 * MS, cap=3_000 * MS)
 async def topic_with(queue: Queue, name: str, policy: RetryPolicy, *, max_attempts: int) -> None:
     """A topic that lends this policy to its jobs."""
     topic = await queue.topic(name)
-    number = await queue.names.policy_no(queue.db, policy)
+    number = await queue.names.policy_no(queue.db, topic.tenant_no, policy)
     await queue.db.execute(
         "UPDATE headgate.topics SET policy_no = $1, max_attempts = $2 WHERE topic_no = $3",
         number,

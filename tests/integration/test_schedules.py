@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from headgate.dispatch.scheduler import LOOK_SECONDS, Fired, Scheduler
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import AlreadyExists, HeadgateError, InvalidInput, NotFound, VersionConflict
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, derived_job_id
 from headgate.domain.outcomes import Completed
+from headgate.domain.rank import unix_us
 from headgate.domain.schedules import (
     After,
     At,
@@ -100,8 +102,9 @@ async def test_a_grid_fires_each_occurrence_once_and_never_drifts(bench: Bench) 
     assert await bench.occurrences() == [NOON + n * MINUTE for n in range(1, 6)]
     tenant = await bench.queue.tenant_no()
     view = await bench.get()
+    seed = await bench.db.fetchval("SELECT seed FROM headgate.schedules")
     for job in await bench.jobs():
-        assert job.job_id == occurrence_job_id(tenant, view.schedule_no, job.occurrence)
+        assert job.job_id == occurrence_job_id(seed, job.occurrence)
         assert (await reads.get(bench.db, tenant, job.job_id)).run_at == job.occurrence
     assert view.next_at == NOON + 6 * MINUTE
     assert bench.fed == [(await bench.queue.topic()).no] * 5
@@ -706,18 +709,36 @@ async def test_ten_thousand_schedules_due_in_one_minute_fire_in_a_few_calls(benc
     assert made == 20_000 - skipping
 
 
+async def test_a_job_submitted_under_what_used_to_be_the_id_of_an_occurrence_does_not_take_its_place(
+    bench: Bench,
+) -> None:
+    """Everything but the seed can be guessed: the numbers are small, and the times are known."""
+    await bench.put(timing=Every(interval=MINUTE))
+    tenant, view, occurrence = await bench.queue.tenant_no(), await bench.get(), NOON + MINUTE
+    known = f"schedule {tenant} {view.schedule_no}"
+    guessed = derived_job_id(known, str(unix_us(occurrence)), at_ms=unix_us(occurrence) // 1000)
+    await bench.queue.add(1, "other", id=guessed)
+    await bench.clock.advance(minutes=1)
+    assert (await bench.scheduler.run_once()).made == 1
+    (job,) = await bench.jobs()
+    assert job.job_id != guessed
+    assert (await reads.get(bench.db, tenant, job.job_id)).topic_no == (await bench.queue.topic()).no
+
+
 def test_ids_of_occurrences_are_such_as_the_store_takes() -> None:
     first = next(occurrences(Every(interval=MINUTE), NOON))
-    job_id: JobId = occurrence_job_id(1, 2, first)
+    seed = uuid4()
+    job_id: JobId = occurrence_job_id(seed, first)
     assert job_id.version == 8
     assert job_id.int >> 80 == int(first.timestamp() * 1000)
-    assert job_id != occurrence_job_id(1, 3, first) != occurrence_job_id(2, 3, first)
+    assert job_id == occurrence_job_id(seed, first) != occurrence_job_id(uuid4(), first)
 
 
 def test_a_firing_without_runs_still_moves_on() -> None:
     schedule = DueSchedule(
         schedule_no=1,
         tenant_no=1,
+        seed=uuid4(),
         version=1,
         timing=Every(interval=MINUTE),
         overlap=Overlap.ALLOW,

@@ -108,7 +108,7 @@ IMPOSSIBLE = [
     ("dispatch_control", CONTROL | {"paused_at": None}, CHECK, "dispatch_control_check2"),
     (
         "idempotency_keys",
-        {"tenant_no": 1, "key": "", "job_id": new_id(), "body_hash": b"", "expires_at": NOW},
+        {"tenant_no": 1, "topic_no": 1, "key": "", "job_id": new_id(), "body_hash": b"", "expires_at": NOW},
         CHECK,
         None,
     ),

@@ -52,7 +52,7 @@ CALLS = {
     "presence": ("presence", "run_once"),
     "operations": ("operations", "run_once"),
     "schedules": ("scheduler", "run_once"),
-    "upkeep": ("store.names", "refresh"),
+    "upkeep": ("", "_upkeep_once"),
     "retention": ("retention", "run_once"),
     "durability": ("store", "check_durability"),
     "tokens": ("validator", "refresh"),
@@ -111,7 +111,7 @@ class Planted:
         path, name = CALLS[service]
         self.failed, self.worked = False, 0
         owner = server
-        for part in path.split("."):
+        for part in filter(None, path.split(".")):
             owner = getattr(owner, part)
         call = getattr(owner, name)
 

@@ -190,11 +190,10 @@ async def test_the_same_key_and_body_is_the_first_job(queue: Queue) -> None:
     answers = await queue.submit(
         queue.job(key="invoice-7", payload=b"pay"),
         queue.job(key="invoice-7", payload=b"pay more"),
-        queue.job("letters", key="invoice-7", payload=b"pay"),
         queue.job(key="invoice-8", payload=b"pay"),
     )
-    assert receipts(answers) == [DUPLICATE, CONFLICT, CONFLICT, CREATED]
-    assert [answer.id for answer in answers[:3]] == [first] * 3
+    assert receipts(answers) == [DUPLICATE, CONFLICT, CREATED]
+    assert [answer.id for answer in answers[:2]] == [first] * 2
     assert await live(queue.db) == 2
     # Finished or discarded: the key still stands for it.
     await finish(queue, first, how=FATAL)
@@ -228,6 +227,25 @@ async def test_a_key_belongs_to_its_tenant(db: Connection) -> None:
     (theirs,) = await umbrella.add(key="k")
     assert ours != theirs
     assert (await acme.add(key="k"), await umbrella.add(key="k")) == ([ours], [theirs])
+
+
+async def test_a_key_belongs_to_its_topic(queue: Queue) -> None:
+    """Whatever others submit under the key: it is not taken from this topic, and its job is not named to them."""
+    jobs = [queue.job(topic, key="k", payload=body) for topic in ("mail", "pay") for body in (b"a", b"a", b"b")]
+    answers = await queue.submit(*jobs)  # one flush
+    assert receipts(answers) == [CREATED, DUPLICATE, CONFLICT] * 2
+    assert [answer.id for answer in answers] == [jobs[0].id] * 3 + [jobs[3].id] * 3
+    again = await queue.submit(queue.job("pay", key="k", payload=b"a"), queue.job("letters", key="k", payload=b"b"))
+    assert [(answer.receipt, answer.id == jobs[3].id) for answer in again] == [(DUPLICATE, True), (CREATED, False)]
+
+
+async def test_a_job_that_is_moved_leaves_its_key_with_the_topic_it_was_submitted_to(queue: Queue) -> None:
+    (first,) = await queue.add(key="k")
+    target = await queue.topic("letters")
+    await queue.db.execute("UPDATE headgate.jobs SET topic_no = $1", target.no)  # what move_v1 does to the row
+    answers = await queue.submit(queue.job(key="k"), queue.job("letters", key="k"))
+    assert receipts(answers) == [DUPLICATE, CREATED]
+    assert answers[0].id == first
 
 
 async def test_one_key_twice_in_a_flush_makes_one_job(queue: Queue) -> None:
@@ -388,7 +406,7 @@ async def test_headers_and_tags_come_back_as_they_were(queue: Queue) -> None:
 
 async def test_a_topic_lends_its_rules_where_the_submission_is_silent(queue: Queue) -> None:
     policy = RetryPolicy.fixed(timedelta(seconds=7))
-    number = await queue.names.policy_no(queue.db, policy)
+    number = await queue.names.policy_no(queue.db, await queue.tenant_no(), policy)
     await queue.topic()
     await queue.db.execute("UPDATE headgate.topics SET max_attempts = 3, policy_no = $1", number)
     await queue.names.refresh(queue.db)
@@ -416,8 +434,9 @@ async def test_every_kind_of_policy_is_stored_once_and_read_back(queue: Queue) -
         RetryPolicy.exponential_full_jitter(second),
         RetryPolicy.explicit(second, 3 * second),
     ]
-    numbers = [await Names().policy_no(queue.db, policy) for policy in policies]
-    assert numbers == [await Names().policy_no(queue.db, policy) for policy in policies]
+    tenant = await queue.tenant_no()
+    numbers = [await Names().policy_no(queue.db, tenant, policy) for policy in policies]
+    assert numbers == [await Names().policy_no(queue.db, tenant, policy) for policy in policies]
     assert len(set(numbers)) == len(policies)
     assert [await Names().policy_by_no(queue.db, number) for number in numbers] == policies
 

@@ -49,6 +49,8 @@ async def test_credit_of_all_links_is_one_sum_and_without_credit_or_work_nothing
         for worker in workers:
             worker.ready(3)
         assert await one.coordinator.claim_once() == 5
+        await one.coordinator.tick_once()  # it reads the name that is new, once
+        assert await one.coordinator.claim_once() == 0
         sent = await one.store.sent()
         for _ in range(3):
             await one.coordinator.tick_once()

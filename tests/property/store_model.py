@@ -55,7 +55,7 @@ class Asked:
 
     @property
     def key(self) -> tuple[int, str] | None:
-        return None if self.job.key is None else (self.ref.tenant_no, self.job.key)
+        return None if self.job.key is None else (self.topic_no, self.job.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

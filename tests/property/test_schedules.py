@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from random import Random
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -233,6 +234,7 @@ def test_a_plan_names_the_newest_occurrences_and_goes_on_after_now(
     schedule = DueSchedule(
         schedule_no=1,
         tenant_no=1,
+        seed=UUID(int=1),
         version=1,
         timing=timing,
         overlap=overlap,

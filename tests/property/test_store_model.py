@@ -430,9 +430,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.names = Names()
         self.tenant_nos: dict[str, TenantNo] = {}
         self.topics_by_no: dict[int, Topic] = {}
-        policy_no = await self.names.policy_no(self.db, OWN_POLICY)
         for tenant in TENANTS:
             tenant_no = self.tenant_nos[tenant] = await self.names.tenant(self.db, tenant)
+            policy_no = await self.names.policy_no(self.db, tenant_no, OWN_POLICY)
             _, own, aged = await self.names.topics(self.db, tenant_no, [STRICT, OWN, AGED])
             await self.db.execute(
                 "UPDATE headgate.topics SET ageing_step_us = $2 WHERE topic_no = $1", aged.no, AGEING_STEP_US[tenant]
@@ -979,9 +979,7 @@ class StoreMachine(RuleBasedStateMachine):
         }
         assert counted == self.model.counts()
 
-        keys = await self.db.fetch(
-            "SELECT tenant_no, key, job_id, body_hash, expires_at FROM headgate.idempotency_keys"
-        )
+        keys = await self.db.fetch("SELECT topic_no, key, job_id, body_hash, expires_at FROM headgate.idempotency_keys")
         assert {(row[0], row[1]): (row[2], row[3], row[4]) for row in keys} == {
             name: (key.job_id, key.digest, key.expires_at) for name, key in self.model.keys.items()
         }
@@ -1062,7 +1060,9 @@ def test_the_store_waits_as_long_as_the_policy_says(database: str, asked: list[t
     async def waits() -> list[int]:
         db, names = await connect(database, application_name="headgate model test"), Names()
         try:
-            numbers = [await names.policy_no(db, policy) for policy, _, _ in asked]
+            tenant = await names.tenant(db, "acme")
+            await db.execute("UPDATE headgate.tenants SET max_policies = 1000000")  # all examples share the database
+            numbers = [await names.policy_no(db, tenant, policy) for policy, _, _ in asked]
             rows = await db.fetch(
                 "SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, u.attempt, u.id)"
                 " FROM unnest($1::int[], $2::int[], $3::uuid[]) WITH ORDINALITY AS u(policy_no, attempt, id, n)"

@@ -486,6 +486,7 @@ class Instance:
             on_due_at=self.coordinator.due_at,
             claim_with=self.coordinator.claim_with if claims_along else None,
         )
+        self.store.names.on_topic = self.coordinator.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.links, now=now, watchdog=self.watchdog)
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -494,6 +495,7 @@ class Instance:
 
     async def __aenter__(self) -> Self:
         await self.store.register(self.name, "test")
+        await self.store.refresh_names()
         # The writers always run: nothing can be submitted or settled without them.
         for title, work in (
             ("outcomes", self.outcomes.writer.run()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -30,6 +31,7 @@ def due(timing: Timing, *, at: datetime, ends_at: datetime | None, catch_up: Cat
     return DueSchedule(
         schedule_no=1,
         tenant_no=1,
+        seed=UUID(int=1),
         version=1,
         timing=timing,
         overlap=Overlap.ALLOW,

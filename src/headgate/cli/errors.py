@@ -63,10 +63,13 @@ _BY_CODE = {
     **dict.fromkeys(("unauthenticated", "forbidden", "version_mismatch", "submit_conflict", "superseded"), 4),
 }
 # What the server itself called it, where the SDK has one error for many of its codes.
-_REFUSALS = ("conflict", "operation_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed")
+_REFUSALS = (
+    *("conflict", "operation_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed"),
+    *("unique_taken", "backlog_full", "quota_exceeded"),
+)
 _BY_REPORT = {
     "not_found": 3,
-    **dict.fromkeys((*_REFUSALS, "unique_taken", "backlog_full", "permission_denied", "protocol_error"), 4),
+    **dict.fromkeys((*_REFUSALS, "permission_denied", "protocol_error"), 4),
     **dict.fromkeys(("overloaded", "store_unavailable", "store_busy", "row_locked", "outcome_unknown", "read_only"), 5),
     **dict.fromkeys(("storage_full", "shutting_down"), 5),
     **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),

@@ -56,7 +56,7 @@ def submit_command(
     max_attempts
         How often it may be tried; the topic's default when left out.
     key
-        Idempotency key: the same key is the same job.
+        Idempotency key: the same key of a topic is the same job.
     key_window
         How long the key keeps a second job away; 24h when left out.
     unique

@@ -54,7 +54,14 @@ class ScheduleStore(Protocol):
 
     async def now(self) -> datetime: ...
     async def put(
-        self, tenant: str, name: str, spec: ScheduleSpec, *, expected: int | None, who: str
+        self,
+        tenant: str,
+        name: str,
+        spec: ScheduleSpec,
+        *,
+        expected: int | None,
+        who: str,
+        topics: frozenset[str] | None,
     ) -> tuple[ScheduleView, bool]: ...
     async def get(self, tenant: str, name: str) -> ScheduleView: ...
     async def listed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -48,10 +47,11 @@ class Schedules:
             check_integer(expected, field="expected_version", low=0, high=2**31 - 1)
         caller.allowed([spec.topic])
         spec = spec.checked(now=await self._store.now())
-        if caller.topics is not None:  # nobody takes over what they may not even see
-            with suppress(NotFound):
-                await self._visible(caller, name)
-        answer = await self._store.put(caller.tenant, name, spec, expected=expected, who=caller.subject)
+        if caller.topics is not None and not _is_named_after(name, caller.topics):
+            await self._check_exists(caller, name)
+        answer = await self._store.put(
+            caller.tenant, name, spec, expected=expected, who=caller.subject, topics=caller.topics
+        )
         self._stir()
         return answer
 
@@ -124,8 +124,22 @@ class Schedules:
     async def _visible(self, caller: Identity, name: str) -> ScheduleView:
         view = await self._store.get(caller.tenant, check_schedule_name(name))
         if caller.topics is not None and view.spec.topic not in caller.topics:
-            raise PermissionDenied(f"the token of {caller.subject} does not permit the topic of this schedule")
+            raise NotFound("schedule", name)
         return view
+
+    async def _check_exists(self, caller: Identity, name: str) -> None:
+        """Refuse a new name that is not the caller's to choose, in the same words whether or not it is taken."""
+        try:
+            await self._visible(caller, name)
+        except NotFound:
+            raise PermissionDenied(
+                f"the token of {caller.subject} permits some topics only: a new schedule must be named after one of"
+                ' them, "TOPIC" or "TOPIC/NAME"'
+            ) from None
+
+
+def _is_named_after(name: str, topics: frozenset[str]) -> bool:
+    return any(name == topic or name.startswith(f"{topic}/") for topic in topics)
 
 
 async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:

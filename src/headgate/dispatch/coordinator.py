@@ -17,13 +17,13 @@ from uuid import UUID
 
 from headgate.dispatch.deadlines import without_late
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
-from headgate.dispatch.links import Delivery, Link, Links, Told
+from headgate.dispatch.links import Delivery, Link, Links, Told, Wanted
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
-from headgate.domain import failpoints
-from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError
+from headgate.domain import failpoints, limits
+from headgate.domain.errors import HeadgateError, InstanceForgotten, StoreError, TooLarge
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import LEASE_MIN
 from headgate.domain.outcomes import Outcome
@@ -35,6 +35,7 @@ CLAIM_LIMIT = 500
 TICK_SECONDS = 1.0
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
 _TICKS_APART, _STUCK_TICKS_APART = 0.002, 0.05
+_NAMES_APART = 0.05
 _SWEEP_AT_LEAST_US = 1_000_000
 _SWEEP_MOST_US, _SWEEP_SLOW_SECONDS = 3_600_000_000, 0.005
 _WHOLE_SLOW_SECONDS, _WHOLE_SHARE, _WHOLE_MOST_SECONDS = 0.02, 0.02, 30.0
@@ -68,14 +69,16 @@ class Coordinator:
         self._tick_seconds = tick_seconds
         self._wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
         self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
-        self._demands: dict[tuple[int, tuple[int, ...], int], Demand] = {}
+        self._demands: dict[tuple[int, Wanted], Demand] = {}
         self._by_topic: dict[int, set[Demand]] = {}
+        self._by_name: dict[tuple[int, str], set[Demand]] = {}  # of topics that do not exist yet: tenant, name
         self._weights: dict[int, float] = {}  # by topic: what a job weighed that was submitted here, on average
         self._event = asyncio.Event()
         self._stopped = asyncio.Event()
         self._sooner = asyncio.Event()  # the next tick was pulled forward
         # By the loop's clock: the next tick, how soon it may be, and the next that is due by the second.
         self._next_tick = self._no_tick_before = self._full_tick = 0.0
+        self._ticked = 0.0  # when the last one began
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._unannounced: set[int] = set()
         self._news = asyncio.Event()
@@ -94,26 +97,97 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what links and writers say
 
-    def grant(self, link: Link, topic_nos: Sequence[int], lease_ms: int, count: int) -> None:
-        """A link asks for `count` more jobs of these topics. One that has ended gets none."""
+    def ask(self, link: Link, topics: Sequence[str], lease_ms: int, count: int) -> None:
+        """A worker asks for `count` more jobs of these topics. Raises TooLarge past what one session may ask for.
+
+        Nothing is read or written for it: a topic that does not exist is remembered by name until it appears.
+        """
+        wanted = self._resolved(link.tenant_no, (), lease_ms, topics)
+        demand = self._demands.get((link.tenant_no, wanted))
+        if demand not in link.credit and wanted not in link.kept:  # rarely: it has not asked for this before
+            self._check_session(link, wanted)
+        self.grant(link, wanted[0], lease_ms, count, wanted[2])
+
+    def _check_session(self, link: Link, wanted: Wanted) -> None:
+        most, names = limits.SESSION_DEMANDS_MAX, limits.SESSION_UNKNOWN_TOPICS_MAX
+        if len(link.credit) + len(link.kept) >= most:
+            for demand in [one for one, count in link.credit.items() if not count and not one.claiming]:
+                demand.forget(link)  # it has had all it asked for there
+                if demand.unused:
+                    self._drop(demand)
+        if len(link.credit) + len(link.kept) >= most:
+            raise TooLarge(
+                "ready",
+                size=most + 1,
+                limit=most,
+                unit="combinations of topics and lease_seconds",
+                hint="ask for all topics of a worker at once, with few different leases",
+            )
+        unknown = {name for demand in link.credit for name in demand.unknown}
+        unknown |= {name for _, _, kept in link.kept for name in kept}
+        unknown.update(wanted[2])
+        if wanted[2] and len(unknown) > names:
+            raise TooLarge("ready.topics", size=len(unknown), limit=names, unit="topics that nobody has submitted to")
+
+    def grant(
+        self, link: Link, topic_nos: Sequence[int], lease_ms: int, count: int, unknown: Sequence[str] = ()
+    ) -> None:
+        """A link gets credit for `count` more jobs of these topics, and of those `unknown` ones once they exist.
+
+        One that has ended gets none.
+        """
         if link.ended is not None:
             return
-        key = (link.tenant_no, tuple(sorted(topic_nos)), lease_ms)
+        wanted = self._resolved(link.tenant_no, topic_nos, lease_ms, unknown)
         if self.quieted and (link.tenant_no, link.worker_id) in self.quieted:
             self.quiet(link)
         if link.quiet:
-            link.kept[key[1:]] = link.kept.get(key[1:], 0) + count
+            link.kept[wanted] = link.kept.get(wanted, 0) + count
             return
         link.on_room = self._has_room
-        demand = self._demands.get(key)
+        demand = self._demands.get((link.tenant_no, wanted))
         if demand is None:
-            known = [self._weights[no] for no in key[1] if no in self._weights]
-            demand = self._demands[key] = Demand(*key, job_bytes=max(known, default=UNKNOWN_BYTES))
-            for topic_no in key[1]:
-                self._by_topic.setdefault(topic_no, set()).add(demand)
+            demand = self._new_demand(link.tenant_no, wanted)
         demand.grant(link, count)
         if demand.stirred:
             self._event.set()
+
+    def _resolved(self, tenant_no: int, topic_nos: Sequence[int], lease_ms: int, names: Sequence[str]) -> Wanted:
+        """What is wanted, in its one form: names of topics that exist are numbers in it."""
+        if not names:
+            return tuple(sorted(topic_nos)), lease_ms, ()
+        found = [self._store.topic_no(tenant_no, name) for name in names]
+        numbers = {*topic_nos, *(no for no in found if no is not None)}
+        unknown = () if None not in found else (name for name, no in zip(names, found, strict=True) if no is None)
+        return tuple(sorted(numbers)), lease_ms, tuple(sorted(unknown))
+
+    def _new_demand(self, tenant_no: int, wanted: Wanted) -> Demand:
+        topic_nos, _, unknown = wanted
+        known = [self._weights[no] for no in topic_nos if no in self._weights]
+        demand = Demand(tenant_no, *wanted, job_bytes=max(known, default=UNKNOWN_BYTES))
+        self._demands[tenant_no, wanted] = demand
+        for topic_no in topic_nos:
+            self._by_topic.setdefault(topic_no, set()).add(demand)
+        for name in unknown:
+            self._by_name.setdefault((tenant_no, name), set()).add(demand)
+        if unknown:  # another instance may have made them since the last tick
+            self._look_for_names()
+        return demand
+
+    def _look_for_names(self) -> None:
+        """Tick soon, which reads what topics are new; but no oftener for it, whatever workers ask and others say."""
+        self.due_in(max(0.0, self._ticked + _NAMES_APART - asyncio.get_running_loop().time()))
+
+    def topic_appeared(self, tenant_no: int, name: str, topic_no: int) -> None:
+        """A topic exists, and is known here from now on: credit for its name goes to demands with its number."""
+        del topic_no
+        for demand in self._by_name.pop((tenant_no, name), ()):
+            credit = [(link, demand.forget(link, keep=True)) for link in tuple(demand.members)]
+            if demand.unused:
+                self._drop(demand)
+            for link, count in credit:
+                if count:
+                    self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
 
     def withdraw(self, link: Link) -> None:
         """A worker takes no more jobs until it asks again: its credit is void, also what a claim in flight reserved.
@@ -138,18 +212,18 @@ class Coordinator:
         if link.quiet:
             link.quiet = False
             kept, link.kept = link.kept, {}
-            for (topic_nos, lease_ms), count in kept.items():
-                self.grant(link, topic_nos, lease_ms, count)
+            for (topic_nos, lease_ms, unknown), count in kept.items():
+                self.grant(link, topic_nos, lease_ms, count, unknown)
 
-    def _void(self, link: Link, *, keep: bool = False) -> list[tuple[tuple[tuple[int, ...], int], int]]:
+    def _void(self, link: Link, *, keep: bool = False) -> list[tuple[Wanted, int]]:
         """Take all credit from a link, and what is not being written to it; returns how much, by topics and lease."""
-        void: list[tuple[tuple[tuple[int, ...], int], int]] = []
+        void: list[tuple[Wanted, int]] = []
         for demand in tuple(link.credit):
-            void.append(((demand.topic_nos, demand.lease_ms), demand.forget(link, keep=keep)))
+            void.append((demand.wanted, demand.forget(link, keep=keep)))
             if demand.unused:
                 self._drop(demand)
         for delivery in link.take_unsent():
-            void.append(((delivery.wanted, delivery.lease_ms), len(delivery)))
+            void.append((delivery.wanted, len(delivery)))
             self._hand_back(delivery)
         return void
 
@@ -259,6 +333,8 @@ class Coordinator:
                 for demand in self._by_topic.get(-topic_no, ()):
                     demand.from_head = True
             self.stir(abs(topic_no))
+            if self._by_name and not self._store.knows_topic(abs(topic_no)):
+                self._look_for_names()  # one that is new here may be waited for by its name
 
     def tick_soon(self) -> None:
         """Do not wait for the second to be over."""
@@ -454,7 +530,7 @@ class Coordinator:
             again += [(link, count) for link, count in unused if link not in demand.void]
             demand.void.clear()
             for link, count in again:
-                self.grant(link, demand.topic_nos, demand.lease_ms, count)
+                self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
             if demand.unused:
                 self._drop(demand)
 
@@ -490,12 +566,17 @@ class Coordinator:
         return any(demand.wants_claim for demand in self._demands.values())
 
     def _drop(self, demand: Demand) -> None:
-        self._demands.pop((demand.tenant_no, demand.topic_nos, demand.lease_ms), None)
+        self._demands.pop((demand.tenant_no, demand.wanted), None)
         for topic_no in demand.topic_nos:
             demands = self._by_topic.get(topic_no, set())
             demands.discard(demand)
             if not demands:
                 self._by_topic.pop(topic_no, None)
+        for name in demand.unknown:
+            demands = self._by_name.get((demand.tenant_no, name), set())
+            demands.discard(demand)
+            if not demands:
+                self._by_name.pop((demand.tenant_no, name), None)
 
     # ------------------------------------------------------------------ the tick
 
@@ -543,7 +624,7 @@ class Coordinator:
             wanted = [no for no, demands in self._by_topic.items() if any(demand.credit for demand in demands)]
         turns = self._turns
         now = asyncio.get_running_loop().time
-        began = now()
+        self._ticked = began = now()
         ranges = self._from_the_marks(wanted) if began < self._whole_at else None
         try:
             tick = await self._store.tick(wanted, ranges)
@@ -690,5 +771,5 @@ def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:
         lease_until_us=unix_us(got.lease_untils[part][0]),
         headers=got.headers[part],
         payloads=got.payloads[part],
-        wanted=demand.topic_nos,
+        wanted=demand.wanted,
     )

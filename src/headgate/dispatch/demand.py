@@ -1,5 +1,8 @@
 """Demands: what the links of this instance want, summed up by tenant, topics and lease.
 
+A topic that nobody has submitted to has no number. It is kept by name, and nothing is written for it; when it appears,
+the credit goes to a demand with its number.
+
 Credit is conserved: what links granted is free here, reserved by a claim in flight, or dealt. A claim reserves before
 it asks and gives back what it did not deal, whatever happens in between.
 """
@@ -12,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.links import Link
+from headgate.dispatch.links import Link, Wanted
 from headgate.dispatch.watermark import Watermark
 
 MOST_HINTS: Final = 1_000
@@ -31,6 +34,7 @@ class Demand:
     tenant_no: int
     topic_nos: tuple[int, ...]
     lease_ms: int
+    unknown: tuple[str, ...] = ()  # topics that do not exist yet
     credit: int = 0
     links: deque[Link] = field(default_factory=deque)  # those with credit; the front is served first
     members: set[Link] = field(default_factory=set)  # all that ever asked and have not ended, with credit or without
@@ -61,6 +65,11 @@ class Demand:
         self.job_bytes = max(mean_bytes, (self.job_bytes + mean_bytes) / 2)
 
     @property
+    def wanted(self) -> Wanted:
+        """What its links ask for."""
+        return self.topic_nos, self.lease_ms, self.unknown
+
+    @property
     def unused(self) -> bool:
         """Nobody wants it any more, and no claim for it is in flight."""
         return not self.members and not self.claiming
@@ -68,7 +77,7 @@ class Demand:
     @property
     def wants_claim(self) -> bool:
         """It has credit, there may be work, and nobody is asking for it yet."""
-        return bool(self.credit) and self.stirred and not self.claiming
+        return bool(self.credit and self.topic_nos) and self.stirred and not self.claiming
 
     @property
     def waits(self) -> bool:

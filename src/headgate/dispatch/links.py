@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from headgate.dispatch.writer import LONGEST_HINT_MS, Account, Overloaded, ShuttingDown
@@ -31,6 +31,8 @@ from headgate.domain.workers import stored_worker
 if TYPE_CHECKING:
     from headgate.dispatch.demand import Demand
 
+Wanted: TypeAlias = tuple[tuple[int, ...], int, tuple[str, ...]]
+"""What credit is for: topics by number, the lease in milliseconds, and topics that do not exist yet, by name."""
 MAX_QUEUED_PARTS = 256
 """Frames waiting to be written to one link. Credits bound the jobs among them; a peer that does not read is closed
 here."""
@@ -114,7 +116,7 @@ class Delivery:
     lease_until_us: int
     headers: Sequence[str | None]
     payloads: Sequence[bytes]
-    wanted: tuple[int, ...] = ()  # the topics of the demand it was claimed for
+    wanted: Wanted = ((), 0, ())  # what the credit was for that it uses up
     seq: int = 0  # its number on the link, from 1; 0 on all parts of a split one but the last
 
     def __len__(self) -> int:
@@ -198,7 +200,7 @@ class Link:
     held: dict[UUID, tuple[int, int, float, int]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
     quiet: bool = False  # an operator's wish: credit is kept aside, not given
-    kept: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)  # (topics, lease) → credit kept aside
+    kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
     ended: HeadgateError | None = None
     last_heard: float = 0.0
     last_delivery: float = 0.0

@@ -97,12 +97,14 @@ class Presence:
 
     def _view(self, link: Link) -> WorkerView:
         topic_nos = {no for demand in link.credit for no in demand.topic_nos}
-        topic_nos |= {no for kept, _ in link.kept for no in kept}  # a quiet link's credit is put aside
+        topic_nos |= {no for kept, _, _ in link.kept for no in kept}  # a quiet link's credit is put aside
+        unknown = {name for demand in link.credit for name in demand.unknown}
+        unknown |= {name for _, _, kept in link.kept for name in kept}
         return WorkerView(
             worker=link.worker_id,
             incarnation=link.incarnation,
             instance=self.instance,
-            topics=sorted({self._topic_name(no) for no in topic_nos}),
+            topics=sorted({self._topic_name(no) for no in topic_nos} | unknown),
             holding=len(link.held),
             credit=sum(link.credit.values()) + sum(link.kept.values()),
             quiet=link.quiet,

@@ -154,6 +154,19 @@ class BacklogFull(Refused):
         self.topic, self.limit, self.waiting = topic, limit, waiting
 
 
+class QuotaExceeded(Refused):
+    """The tenant has as many names of this kind as it may have, and this one is new; nothing was written."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, what: str, *, quota: int, column: str, hint: str) -> None:
+        super().__init__(
+            f"{what} is new, and the tenant has its quota of {quota}; {hint}, or raise {column} of the tenant in "
+            "headgate.tenants"
+        )
+        self.quota, self.column = quota, column
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

@@ -61,7 +61,7 @@ class Submission:
     policy: RetryPolicy | None = None  # None: the topic's
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)  # kept as an unchangeable copy
     tags: Sequence[str] = ()
-    key: str | None = None
+    key: str | None = None  # within the topic
     key_window: timedelta | None = None  # with a key: 24 hours unless said otherwise
     unique: Unique | None = None
     depends_on: Sequence[UUID] = ()
@@ -69,6 +69,7 @@ class Submission:
     on_parent_failure: str = "cancel"  # or ignore, block
     batch: UUID | None = None
     limit_key: str | None = None  # by what its topic limits, orders or shares: a customer, an account
+    sees: frozenset[str] | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
     fresh: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
@@ -111,6 +112,7 @@ class Submission:
             needs=self.needs,
             on_parent_failure=self.on_parent_failure,
             batch=self.batch,
+            sees=self.sees,
         )
         self._keep("links", links)
 

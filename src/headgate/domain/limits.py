@@ -29,6 +29,14 @@ TENANT_MAX_CHARS: Final = 63
 TENANT_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,62}"
 """One DNS label in lower case: a tenant may become a host name, and two tenants must not differ by case alone."""
 WORKER_ID_MAX_CHARS: Final = 200
+TOPICS_MAX: Final = 10_000
+RETRY_POLICIES_MAX: Final = 1_000
+"""Of a tenant, unless its row in headgate.tenants says otherwise (max_topics, max_policies). Names are never removed,
+and every instance keeps them all in memory."""
+SESSION_DEMANDS_MAX: Final = 64
+"""Combinations of topics and lease that one worker session may have credit for: each is claimed for by itself."""
+SESSION_UNKNOWN_TOPICS_MAX: Final = 1_000
+"""Topics that nobody has submitted to yet and one worker session waits for: they are kept by name, in memory only."""
 
 # --- order ----------------------------------------------------------------------------------------------------------
 EPOCH_MAX: Final = 2**53 - 1  # the largest integer that a double, and so JavaScript's number, holds

@@ -106,6 +106,7 @@ class Links:
     needs: Needs = Needs.SUCCEEDED
     on_parent_failure: OnParentFailure = OnParentFailure.CANCEL
     batch: JobId | None = None
+    sees: frozenset[str] | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
 
     @property
     def flags(self) -> int:
@@ -125,6 +126,7 @@ def checked_links(
     needs: object,
     on_parent_failure: object,
     batch: UUID | None,
+    sees: frozenset[str] | None = None,
 ) -> Links | None:
     """The links of one submission, checked; None if it has none."""
     if unique is None and not depends_on and batch is None:
@@ -140,6 +142,7 @@ def checked_links(
         needs=Needs.parse(needs, field="needs"),
         on_parent_failure=OnParentFailure.parse(on_parent_failure, field="on_parent_failure"),
         batch=None if batch is None else parse_job_id(batch, field="batch"),
+        sees=sees,
     )
 
 
@@ -177,13 +180,17 @@ def waves(ids: Sequence[UUID], parents: Sequence[Sequence[UUID]]) -> tuple[list[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBatch:
-    """A batch as asked for. The same id opens it once."""
+    """A batch as asked for. The same id opens it once.
+
+    It belongs to the topic of its callback; without one, to `topics`. None: to the whole tenant.
+    """
 
     id: JobId
     name: str = ""
     needs: Needs = Needs.ENDED
     on_failure: OnParentFailure = OnParentFailure.CANCEL
     expires_in: timedelta = limits.BATCH_EXPIRY_DEFAULT
+    topics: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         parse_job_id(self.id, field="batch")
@@ -210,7 +217,11 @@ class BatchStatus:
     counts: Mapping[State, int] = field(default_factory=dict, hash=False)
     callback_id: UUID | None = None
     callback_state: State | None = None
-    callback_topic: str = ""
+    topics: frozenset[str] | None = None  # those it belongs to; None: to the whole tenant
+
+    def is_visible_to(self, topics: frozenset[str] | None) -> bool:
+        """Whether a token for these topics (None: any) may read the batch, add to it and seal it."""
+        return topics is None or (self.topics is not None and self.topics <= topics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

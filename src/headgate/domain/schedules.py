@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
+from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain import validation as check
@@ -269,6 +270,7 @@ class DueSchedule:
 
     schedule_no: int
     tenant_no: int
+    seed: UUID  # random, and known to nobody outside: what the ids of its jobs are made from
     version: int
     timing: Timing
     overlap: Overlap
@@ -318,7 +320,7 @@ def plan(schedule: DueSchedule, *, now: datetime) -> Firing:
         missed, chosen = chosen[-1], []
     runs = tuple(
         Run(
-            id=occurrence_job_id(schedule.tenant_no, schedule.schedule_no, at),
+            id=occurrence_job_id(schedule.seed, at),
             occurrence=at,
             # Caught up one by one, each stands for itself; the oldest also for those before it that are left out.
             covers_from=at if place else schedule.due,
@@ -328,11 +330,12 @@ def plan(schedule: DueSchedule, *, now: datetime) -> Firing:
     return Firing(schedule=schedule, runs=runs, next_at=upcoming, missed=missed)
 
 
-def occurrence_job_id(tenant_no: int, schedule_no: int, occurrence: datetime) -> JobId:
-    """The id of an occurrence's job: every instance arrives at the same one."""
-    return derived_job_id(
-        f"schedule {tenant_no} {schedule_no}", str(unix_us(occurrence)), at_ms=max(0, unix_us(occurrence) // 1000)
-    )
+def occurrence_job_id(seed: UUID, occurrence: datetime) -> JobId:
+    """The id of an occurrence's job: every instance arrives at the same one, and nobody else can.
+
+    Who could guess it would submit a job of their own under it, and the occurrence would count as made.
+    """
+    return derived_job_id(seed.bytes, str(unix_us(occurrence)), at_ms=max(0, unix_us(occurrence) // 1000))
 
 
 def triggered_job_id(tenant_no: int, schedule_no: int, request: JobId) -> JobId:

@@ -25,8 +25,8 @@ from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
 
 OPEN: Final = """
-INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at)
-SELECT $1, $2, $3, $4, $5, $6, c.now, c.now + $7::bigint * interval '1 ms' FROM headgate.clock_v1() AS c(now)
+INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at, topics)
+SELECT $1, $2, $3, $4, $5, $6, c.now, c.now + $7::bigint * interval '1 ms', $8 FROM headgate.clock_v1() AS c(now)
 ON CONFLICT (tenant_no, id) DO NOTHING
 RETURNING id"""
 # The batch as a parent of its callback, and the callback's first word.
@@ -36,12 +36,13 @@ WITH bound AS (
     VALUES ($1, $2, $3, 0, 0, 0))
 INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason)
 VALUES ($1, $3, headgate.clock_v1(), 20, 0, 0, 4, 'waits for batch ' || $2::uuid)"""
-SAME: Final = (
-    "SELECT name = $3 AND needs = $4 AND on_failure = $5 FROM headgate.batches WHERE tenant_no = $1 AND id = $2"
-)
+# Also its topics: who opens another topic's batch again must not be shown it.
+SAME: Final = """
+SELECT name = $3 AND needs = $4 AND on_failure = $5 AND topics IS NOT DISTINCT FROM $6::text[]
+  FROM headgate.batches WHERE tenant_no = $1 AND id = $2"""
 GET: Final = """
 SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired, b.total, b.callback_id,
-       b.gone_completed, b.gone_dead, b.gone_cancelled
+       b.gone_completed, b.gone_dead, b.gone_cancelled, b.topics
   FROM headgate.batches b WHERE b.tenant_no = $1 AND b.id = $2"""
 # By key, a member at a time. None can have ended before its batch was opened, so older days are not looked at.
 COUNTS: Final = """
@@ -58,11 +59,9 @@ SELECT f.state, count(*)
  GROUP BY 1"""
 MEMBERS: Final = "SELECT count(*) FROM headgate.batch_jobs WHERE tenant_no = $1 AND batch_id = $2"
 CALLBACK: Final = """
-SELECT f.state, t.name
-  FROM (SELECT j.state, j.topic_no FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
-         UNION ALL
-        SELECT a.state, a.topic_no FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2) AS f
-  JOIN headgate.topics t ON t.topic_no = f.topic_no"""
+SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+ UNION ALL
+SELECT a.state FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 
 
 async def open_batch(
@@ -70,7 +69,7 @@ async def open_batch(
 ) -> bool:
     """Open a batch, with the job that is to run when all its members are done; False if it is open already.
 
-    The same id with another name, another need or a batch that is sealed is refused.
+    The same id with another name, another need or other topics is refused.
     """
     if callback is not None and (callback.links is not None or callback.key is not None):
         raise InvalidInput("on_done", "cannot have a key, a unique key, parents or a batch of its own")
@@ -88,6 +87,8 @@ async def open_batch(
 
 async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, callback: Submission | None) -> bool:
     needs, on_failure = int(batch.needs), int(batch.on_failure)
+    topics = batch.topics if callback is None else {callback.topic}
+    owners = None if topics is None else sorted(topics)
     opened = await db.fetchval(
         OPEN,
         tenant_no,
@@ -97,10 +98,11 @@ async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, c
         on_failure,
         None if callback is None else callback.id,
         to_ms(batch.expires_in),
+        owners,
     )
     if opened is None:
-        if not await db.fetchval(SAME, tenant_no, batch.id, batch.name, needs, on_failure):
-            raise InvalidInput("batch", f"{batch.id} was opened before with another name or need")
+        if not await db.fetchval(SAME, tenant_no, batch.id, batch.name, needs, on_failure, owners):
+            raise InvalidInput("batch", f"{batch.id} was opened before with another name, need or topic")
         return False
     if callback is not None:
         flush = await fill(db, names, [callback])
@@ -133,7 +135,7 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         total = row[7] if row[7] is not None else sum(gone.values()) + await db.fetchval(MEMBERS, tenant_no, batch_id)
         found = {State(state): count for state, count in counts if state is not None}
         found |= {state: found.get(state, 0) + count for state, count in gone.items() if count}
-        callback = None if row[8] is None else await db.fetchrow(CALLBACK, tenant_no, row[8])
+        callback = None if row[8] is None else await db.fetchval(CALLBACK, tenant_no, row[8])
     return BatchStatus(
         id=row[0],
         name=row[1],
@@ -146,8 +148,8 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         counted=sum(found.values()),
         counts=found,
         callback_id=row[8],
-        callback_state=None if callback is None else State(callback[0]),
-        callback_topic="" if callback is None else callback[1],
+        callback_state=None if callback is None else State(callback),
+        topics=None if row[12] is None else frozenset(row[12]),
     )
 
 

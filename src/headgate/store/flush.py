@@ -240,8 +240,9 @@ async def fill(db: Connection, names: Names, jobs: Iterable[Submission], *, now:
     for job in jobs:
         if job.run_at is not None and now is not None:
             check_run_at(job.run_at, now=now)
-        topic = await names.topic(db, await names.tenant(db, job.tenant), job.topic)
-        policy_no = None if job.policy is None else await names.policy_no(db, job.policy)
+        tenant_no = await names.tenant(db, job.tenant)
+        topic = await names.topic(db, tenant_no, job.topic)
+        policy_no = None if job.policy is None else await names.policy_no(db, tenant_no, job.policy)
         flush.add(job, topic, policy_no=policy_no)
     return flush
 

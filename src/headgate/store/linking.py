@@ -19,7 +19,9 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
-LINK: Final = "SELECT ord, code, job_id FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+LINK: Final = """
+SELECT ord, code, job_id
+  FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"""
 UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
 PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
@@ -77,6 +79,7 @@ async def link(
     unique = [(ord_, one.unique.key) for ord_, one in enumerate(links, 1) if one.unique is not None]
     parents = [(ord_, parent) for ord_, one in enumerate(links, 1) for parent in one.depends_on]
     batches = [(ord_, one.batch) for ord_, one in enumerate(links, 1) if one.batch is not None]
+    scopes, scope_nos, scope_topics = _scopes(links)
     rows = await db.fetch(
         LINK,
         tenant_no,
@@ -91,12 +94,26 @@ async def link(
         [parent for _, parent in parents],
         [ord_ for ord_, _ in batches],
         [batch for _, batch in batches],
+        scopes,
+        scope_nos,
+        scope_topics,
     )
     return {ord_ - 1: (code, job_id) for ord_, code, job_id in rows}
 
 
+def _scopes(links: Sequence[Links]) -> tuple[list[int], list[int], list[str]]:
+    """What callers whose token permits some topics may refer to: a number for each job (0: anything), and the topics
+    by number. Empty lists when none is limited so, which is nearly always."""
+    if all(one.sees is None for one in links):
+        return [], [], []
+    numbers: dict[frozenset[str], int] = {}
+    of_jobs = [0 if one.sees is None else numbers.setdefault(one.sees, len(numbers) + 1) for one in links]
+    pairs = [(number, topic) for topics, number in numbers.items() for topic in sorted(topics)]
+    return of_jobs, [number for number, _ in pairs], [topic for _, topic in pairs]
+
+
 def refusal(code: int, subject: UUID) -> HeadgateError:
-    """Why a job is not made. Another tenant's parent or batch is none."""
+    """Why a job is not made. A parent or batch of another tenant, or of a topic out of sight, is none."""
     if code == SEALED:
         return BatchSealed(subject)
     return NotFound("parent job" if code == NO_PARENT else "batch", str(subject))

@@ -1,19 +1,22 @@
 """Names to numbers and back: tenants, topics and retry policies are interned once and cached for good.
 
 A number never changes its meaning, so a cached one cannot be wrong. The rules of a topic (ageing, attempts, policy) can
-change at run time: `refresh()` reads them again, and callers do so on their tick.
+change at run time, and other processes make topics: `refresh()` reads what has changed since it was last called. An
+instance calls it when its tick says that something has. A tenant has a quota of topics and of policies, which the
+database checks (intern_v1.sql).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Final
 
 import asyncpg
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput, NotFound, QuotaExceeded
 from headgate.domain.ids import TenantNo, TopicNo
 from headgate.domain.jobs import TopicRules
 from headgate.domain.rank import MICROSECOND
@@ -22,7 +25,29 @@ from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
-DEFAULT_POLICY_NO = 1
+DEFAULT_POLICY_NO: Final = 1
+DEFAULT_POLICY: Final = RetryPolicy()
+TOPICS: Final = """
+SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed FROM headgate.intern_topics_v1($1, $2)"""
+POLICIES: Final = "SELECT ord, policy_no FROM headgate.intern_policies_v1($1, $2, $3, $4, $5)"
+POLICY: Final = "SELECT tenant_no, kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1"
+# What transactions have written that the snapshot of the last look, $1, does not show: none of them is missed, whenever
+# it commits, and each is read once. The first column is the snapshot of this look. index: topics_changed
+CHANGED: Final = """
+SELECT s.seen, c.tenant_no, c.name, c.topic_no, c.ageing_step_us, c.max_attempts, c.policy_no, c.keyed,
+       c.policy_tenant, c.kind, c.base_ms, c.cap_ms, c.delays_ms
+  FROM (SELECT pg_current_snapshot()::text AS seen) AS s
+  LEFT JOIN (SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no,
+                    coalesce(l.keyed, false) AS keyed, p.tenant_no AS policy_tenant, p.kind, p.base_ms, p.cap_ms,
+                    p.delays_ms
+               FROM headgate.topics t
+               JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
+               LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
+              WHERE t.changed_by >= pg_snapshot_xmin($1::text::pg_snapshot)
+                AND NOT pg_visible_in_snapshot(t.changed_by, $1::text::pg_snapshot)) AS c ON true"""
+BY_NO: Final = """
+SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, coalesce(l.keyed, false)
+  FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no WHERE t.topic_no = $1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +62,22 @@ class Topic:
     keyed: bool = False  # jobs wait in lines by key, and come back at old places
 
 
+def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
+    """Nobody waits for topics."""
+
+
 class Names:
     """The caches of one process."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantNo] = {}
-        self._topics: dict[tuple[TenantNo, str], Topic] = {}
+        self._topics: dict[tuple[int, str], Topic] = {}
         self._topics_by_no: dict[int, Topic] = {}
-        self._policies: dict[RetryPolicy, int] = {RetryPolicy(): DEFAULT_POLICY_NO}
-        self._policies_by_no: dict[int, RetryPolicy] = {DEFAULT_POLICY_NO: RetryPolicy()}
+        self._policies: dict[tuple[int, RetryPolicy], int] = {}
+        self._policies_by_no: dict[int, RetryPolicy] = {DEFAULT_POLICY_NO: DEFAULT_POLICY}
+        self.seen = "1:1:"  # the snapshot of the last refresh: this one shows nothing
+        self._looks = self._taken = 0  # refreshes begun, and the newest of them that was taken over
+        self.on_topic: Callable[[int, str, int], None] = _nobody  # a topic is known from now on: tenant, name, number
 
     async def tenant(self, db: Connection, name: str) -> TenantNo:
         """The tenant's number, made on first use."""
@@ -72,6 +104,19 @@ class Names:
             found.append(topic)
         return found
 
+    def topic_no(self, tenant_no: int, name: str) -> int | None:
+        """The number of a topic, if it is cached."""
+        topic = self._topics.get((tenant_no, name))
+        return None if topic is None else topic.no
+
+    def known_topic_of(self, tenant_no: int, name: str) -> Topic:
+        """A topic that was looked up before, by its name."""
+        return self._topics[tenant_no, name]
+
+    def knows(self, no: int) -> bool:
+        """Whether the topic of this number is cached."""
+        return no in self._topics_by_no
+
     def known_topic(self, no: int) -> Topic:
         """A topic that was looked up before."""
         return self._topics_by_no[no]
@@ -81,94 +126,171 @@ class Names:
         return (await self.topics(db, tenant_no, [name]))[0]
 
     async def topics(self, db: Connection, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic]:
-        """Topics in the order asked for, made on first use, in one round trip for all that are new."""
+        """Topics in the order asked for, made on first use, in one round trip for all that are new.
+
+        Raises QuotaExceeded for the first that may not be made.
+        """
         if isinstance(names, str | bytes) or not isinstance(names, Iterable):
             raise InvalidInput("topics", f"must be a list of topic names, got {shown(names)}")
         names = list(names)
         for name in names:
             check_kind(name, str, field="topic")
-        missing = {check_topic(name) for name in names if (tenant_no, name) not in self._topics}
-        if missing:
-            check_tenant_no(tenant_no)
-            with translating(writing=True):
-                try:
-                    rows = await db.fetch(
-                        "SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed"
-                        " FROM headgate.intern_topics_v1($1, $2)",
-                        tenant_no,
-                        sorted(missing),
-                    )
-                except asyncpg.ForeignKeyViolationError as error:
-                    raise NotFound("tenant", str(tenant_no)) from error
-            for name, no, step_us, attempts, policy_no, keyed in rows:
-                await self._remember(db, tenant_no, name, no, step_us, attempts, policy_no, keyed)
+        for refused in (await self.make_topics(db, tenant_no, names)).values():
+            raise refused
         return [self._topics[tenant_no, name] for name in names]
+
+    async def make_topics(self, db: Connection, tenant_no: TenantNo, names: Iterable[str]) -> dict[str, QuotaExceeded]:
+        """Make those known that are not, in one round trip; why some cannot be made, by name."""
+        missing = sorted({check_topic(name) for name in names if (tenant_no, name) not in self._topics})
+        if not missing:
+            return {}
+        check_tenant_no(tenant_no)
+        with translating(writing=True):
+            try:
+                rows = await db.fetch(TOPICS, tenant_no, missing)
+            except asyncpg.ForeignKeyViolationError as error:
+                raise NotFound("tenant", str(tenant_no)) from error
+        quota = 0
+        for name, no, step_us, attempts, policy_no, keyed in rows:
+            if name is None:
+                quota = no
+            # A refresh that came in between has read what may be newer.
+            elif (tenant_no, name) not in self._topics:
+                policy = await self.policy_by_no(db, policy_no)
+                self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=policy)
+        return {
+            name: QuotaExceeded(
+                f'topic "{name}"',
+                quota=quota,
+                column="max_topics",
+                hint="use a topic that exists (what varies belongs into the payload, a tag or a limit key)",
+            )
+            for name in missing
+            if (tenant_no, name) not in self._topics
+        }
 
     async def topic_by_no(self, db: Connection, no: int) -> Topic:
         """The topic behind a number found in a row."""
         if no not in self._topics_by_no:
-            await self.refresh(db)
-        if no not in self._topics_by_no:
-            raise NotFound("topic", str(no))
+            with translating(writing=False):
+                row = await db.fetchrow(BY_NO, no)
+            if row is None:
+                raise NotFound("topic", str(no))
+            tenant_no, name, _, step_us, attempts, policy_no, keyed = row
+            policy = await self.policy_by_no(db, policy_no)
+            if no not in self._topics_by_no:
+                self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=policy)
         return self._topics_by_no[no]
 
-    async def policy_no(self, db: Connection, policy: RetryPolicy) -> int:
-        """The number of a retry policy, made on first use."""
+    async def policy_no(self, db: Connection, tenant_no: int, policy: RetryPolicy) -> int:
+        """The number of a retry policy for jobs of a tenant, made on first use. Raises QuotaExceeded."""
         check_kind(policy, RetryPolicy, field="policy")
-        known = self._policies.get(policy)
-        if known is None:
-            with translating(writing=True):
-                known = await db.fetchval(
-                    "SELECT headgate.intern_policy_v1($1, $2, $3, $4)",
-                    int(policy.kind),
-                    policy.base_ms,
-                    policy.cap_ms,
-                    list(policy.delays_ms),
-                )
-            self._policies[policy] = known
-            self._policies_by_no[known] = policy
-        return known
+        for refused in (await self.make_policies(db, tenant_no, [policy])).values():
+            raise refused
+        return self.known_policy_no(tenant_no, policy)
+
+    def known_policy_no(self, tenant_no: int, policy: RetryPolicy) -> int:
+        """The number of a policy that was looked up before."""
+        return DEFAULT_POLICY_NO if policy == DEFAULT_POLICY else self._policies[tenant_no, policy]
+
+    def unknown_policies(self, tenant_no: int, policies: Iterable[RetryPolicy]) -> list[RetryPolicy]:
+        """Those that are not cached."""
+        return [
+            policy
+            for policy in dict.fromkeys(policies)
+            if (tenant_no, policy) not in self._policies and policy != DEFAULT_POLICY
+        ]
+
+    async def make_policies(
+        self, db: Connection, tenant_no: int, policies: Iterable[RetryPolicy]
+    ) -> dict[RetryPolicy, QuotaExceeded]:
+        """Make those known that are not, in one round trip; why some cannot be made."""
+        missing = self.unknown_policies(tenant_no, policies)
+        if not missing:
+            return {}
+        check_tenant_no(tenant_no)
+        with translating(writing=True):
+            rows = await db.fetch(
+                POLICIES,
+                tenant_no,
+                [int(policy.kind) for policy in missing],
+                [policy.base_ms for policy in missing],
+                [policy.cap_ms for policy in missing],
+                [f"{{{','.join(map(str, policy.delays_ms))}}}" for policy in missing],
+            )
+        quota = 0
+        for ord_, no in rows:
+            if ord_:
+                self._policies[tenant_no, missing[ord_ - 1]] = no
+                self._policies_by_no[no] = missing[ord_ - 1]
+            else:
+                quota = no
+        return {
+            policy: QuotaExceeded(
+                "retry: this policy", quota=quota, column="max_policies", hint="use one that other jobs or topics have"
+            )
+            for policy in missing
+            if (tenant_no, policy) not in self._policies
+        }
 
     async def policy_by_no(self, db: Connection, no: int) -> RetryPolicy:
         """The retry policy behind a number found in a row."""
         if no not in self._policies_by_no:
             check_integer(no, field="policy_no", low=1, high=INT32_MAX)
             with translating(writing=False):
-                row = await db.fetchrow(
-                    "SELECT kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1", no
-                )
+                row = await db.fetchrow(POLICY, no)
             if row is None:
                 raise NotFound("retry policy", str(no))
-            kind, base_ms, cap_ms, delays_ms = row
-            policy = RetryPolicy(kind=BackoffKind(kind), base_ms=base_ms, cap_ms=cap_ms, delays_ms=tuple(delays_ms))
-            self._policies_by_no[no] = policy
-            self._policies[policy] = no
+            self._remember_policy(no, *row)
         return self._policies_by_no[no]
 
-    async def refresh(self, db: Connection) -> None:
-        """Read all topics' rules again; another process may have changed them, or made new ones."""
+    async def refresh(self, db: Connection) -> int:
+        """Read topics that were made or changed since the last call, by whichever process; returns how many."""
+        self._looks += 1
+        look = self._looks
         with translating(writing=False):
-            rows = await db.fetch(
-                "SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no,"
-                " coalesce(l.keyed, false)"
-                " FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no"
-            )
-        for tenant_no, name, no, step_us, attempts, policy_no, keyed in rows:
-            await self._remember(db, TenantNo(tenant_no), name, no, step_us, attempts, policy_no, keyed)
+            rows: Sequence[Any] = await db.fetch(CHANGED, self.seen)
+        if look < self._taken:  # one that began later has answered before: it has read all of this, and newer
+            return 0
+        self._taken = look
+        changed = [row[1:] for row in rows if row[1] is not None]
+        for tenant_no, name, no, step_us, attempts, policy_no, keyed, *policy in changed:
+            known = self._policies_by_no.get(policy_no) or self._remember_policy(policy_no, *policy)
+            self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=known)
+        self.seen = rows[0][0]
+        return len(changed)
 
-    async def _remember(
+    def _remember_policy(
+        self, no: int, tenant_no: int, kind: int, base_ms: int, cap_ms: int, delays_ms: Sequence[int]
+    ) -> RetryPolicy:
+        policy = RetryPolicy(kind=BackoffKind(kind), base_ms=base_ms, cap_ms=cap_ms, delays_ms=tuple(delays_ms))
+        self._policies_by_no[no] = policy
+        self._policies[tenant_no, policy] = no
+        return policy
+
+    def _remember(
         self,
-        db: Connection,
-        tenant_no: TenantNo,
+        tenant_no: int,
         name: str,
         no: int,
         step_us: int | None,
         attempts: int,
         policy_no: int,
-        keyed: bool,  # noqa: FBT001 - a column among others
+        *,
+        keyed: bool,
+        policy: RetryPolicy,
     ) -> None:
         step: timedelta | None = None if step_us is None else step_us * MICROSECOND
-        rules = TopicRules(max_attempts=attempts, policy=await self.policy_by_no(db, policy_no), ageing_step=step)
-        topic = Topic(tenant_no=tenant_no, no=TopicNo(no), name=name, rules=rules, policy_no=policy_no, keyed=keyed)
+        topic = Topic(
+            tenant_no=TenantNo(tenant_no),
+            no=TopicNo(no),
+            name=name,
+            rules=TopicRules(max_attempts=attempts, policy=policy, ageing_step=step),
+            policy_no=policy_no,
+            keyed=keyed,
+        )
+        is_new = (tenant_no, name) not in self._topics
         self._topics[tenant_no, name] = topic
         self._topics_by_no[no] = topic
+        if is_new:
+            self.on_topic(tenant_no, name, no)

@@ -28,6 +28,7 @@ _MOST_SECONDS = 3600.0
 _FORGET = "DELETE FROM headgate.instances"
 # Their transaction numbers may be those of another cluster.
 _FORGET_ARRIVALS = "DELETE FROM headgate.arrivals"
+_RENUMBER_TOPICS = "UPDATE headgate.topics SET changed_by = pg_current_xact_id()"
 _NEW_FLOOR = """
 UPDATE headgate.arrivals_floor SET generation = generation + 2, snapshot = pg_current_snapshot(), gone_to = '0'"""
 
@@ -53,6 +54,7 @@ async def restored(db: Connection, *, actor: str) -> Restored:
             instances = _rows(await db.execute(_FORGET))
             await db.execute(_FORGET_ARRIVALS)
             await db.execute(_NEW_FLOOR)
+            await db.execute(_RENUMBER_TOPICS)
             await record(db, 0, actor=actor, verb="restored", target="database", detail={"jobs": jobs})
     return Restored(jobs=jobs, instances=instances)
 

@@ -57,11 +57,20 @@ class ScheduleLanes:
         return at
 
     async def put(
-        self, tenant: str, name: str, spec: ScheduleSpec, *, expected: int | None, who: str
+        self,
+        tenant: str,
+        name: str,
+        spec: ScheduleSpec,
+        *,
+        expected: int | None,
+        who: str,
+        topics: frozenset[str] | None,
     ) -> tuple[ScheduleView, bool]:
         tenant_no = TenantNo(await self._store.tenant_no(tenant))
         async with self._operate.use() as db:
-            return await schedules.put(db, self._store.names, tenant_no, name, spec, expected=expected, who=who)
+            return await schedules.put(
+                db, self._store.names, tenant_no, name, spec, expected=expected, who=who, topics=topics
+            )
 
     async def get(self, tenant: str, name: str) -> ScheduleView:
         tenant_no = await self._store.tenant_no(tenant)

@@ -54,7 +54,7 @@ SELECT headgate.clock_v1(),
 # nothing back from the others.
 DUE: Final = """
 SELECT schedule_no, tenant_no, version, kind, at, span_ms, expression, zone, overlap, catch_up, catch_up_most, next_at,
-       ends_at
+       ends_at, seed
   FROM headgate.schedules WHERE look_at <= $1 ORDER BY look_at LIMIT $2"""
 FIRE: Final = """
 SELECT schedule_no, topic_no, made, skipped, waits FROM headgate.fire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
@@ -164,6 +164,7 @@ async def due(db: Connection, *, limit: int) -> Due:
             catch_up_most=row[10],
             due=row[11],
             ends_at=row[12],
+            seed=row[13],
         )
         for row in rows
     ]
@@ -250,11 +251,22 @@ def _arguments(firings: Sequence[Firing]) -> tuple[list[object], ...]:
 
 
 async def put(
-    db: Connection, names: Names, tenant_no: TenantNo, name: str, spec: ScheduleSpec, *, expected: int | None, who: str
+    db: Connection,
+    names: Names,
+    tenant_no: TenantNo,
+    name: str,
+    spec: ScheduleSpec,
+    *,
+    expected: int | None,
+    who: str,
+    topics: frozenset[str] | None = None,
 ) -> tuple[ScheduleView, bool]:
-    """Create or replace; says whether anything was written. Raises AlreadyExists or VersionConflict."""
+    """Create or replace; says whether anything was written. Raises AlreadyExists or VersionConflict.
+
+    `topics`: those the caller may see. A schedule of another topic is never replaced: to the caller there is none.
+    """
     topic = await names.topic(db, tenant_no, spec.topic)
-    policy_no = None if spec.policy is None else await names.policy_no(db, spec.policy)
+    policy_no = None if spec.policy is None else await names.policy_no(db, tenant_no, spec.policy)
     with translating(writing=True):
         async with db.transaction():
             now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
@@ -271,6 +283,8 @@ async def put(
             if made is None:
                 # Here from the start, or made by another just now: workers that start together all put the same.
                 before = before or await _found(db, names, tenant_no, name, locked=True)
+                if topics is not None and before.spec.topic not in topics:
+                    raise NotFound("schedule", name)
                 if expected is not None and expected != before.version:
                     if expected == 0:
                         raise AlreadyExists(f'schedule "{name}" exists; leave the version out to replace it')

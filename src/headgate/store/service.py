@@ -24,7 +24,16 @@ from asyncpg.pgproto import pgproto
 from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
-from headgate.domain.errors import InstanceForgotten, ReadOnly, RowLocked, StoreBusy, StoreError, StoreUnavailable
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.errors import (
+    InstanceForgotten,
+    QuotaExceeded,
+    ReadOnly,
+    RowLocked,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
@@ -56,7 +65,7 @@ CHANNEL: Final = "headgate_topics"
 ANNOUNCED_MOST: Final = 500
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, epoch, at, headgate.clock_v1()
-  FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
+  FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::pg_snapshot)"""
 PROGRESS: Final = """
 SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
  UNION ALL
@@ -144,7 +153,6 @@ class Store:
         self._doubt_until: datetime | None = None
         self._believed = leases.BEGINNING  # the database's clock when `_fresh_until` was set
         self._believed_at = 0.0  # the same by the monotonic clock, or when it was last asked for
-        self._rules_of: datetime | None = None  # the newest change of a topic that is in the names
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
         self._waits_place = linking.BEGINNING
         self._quiet_hash: int | None = None
@@ -242,6 +250,17 @@ class Store:
     def topic_name(self, topic_no: int) -> str:
         return self.names.known_topic(topic_no).name
 
+    def topic_no(self, tenant_no: int, name: str) -> int | None:
+        return self.names.topic_no(tenant_no, name)
+
+    def knows_topic(self, topic_no: int) -> bool:
+        return self.names.knows(topic_no)
+
+    async def refresh_names(self) -> None:
+        """Read topics that were made or changed since the last time; those that are new are told to `on_topic`."""
+        async with self._lanes["tick"].use() as db:
+            await self.names.refresh(db)
+
     def is_ageing(self, topic_no: int) -> bool:
         return self.names.known_topic(topic_no).rules.ageing_step is not None
 
@@ -254,15 +273,38 @@ class Store:
 
     # ------------------------------------------------------------------ submits
 
+    async def refusals(self, tenant: str, jobs: Sequence[Submission]) -> dict[int, QuotaExceeded]:
+        """Make topics and policies of a tenant's jobs known, a round trip each for all that are new.
+
+        Returns, by place, why some jobs cannot be taken: a name of theirs is over the tenant's quota.
+        """
+        tenant_no, names = TenantNo(await self.tenant_no(tenant)), self.names
+        policies = names.unknown_policies(tenant_no, (job.policy for job in jobs if job.policy is not None))
+        topics_refused: Mapping[str, QuotaExceeded] = {}
+        policies_refused: Mapping[RetryPolicy, QuotaExceeded] = {}
+        if names.known_topics(tenant_no, [job.topic for job in jobs]) is None:
+            wanted = {job.topic for job in jobs}
+            topics_refused = await self._interned(lambda db: names.make_topics(db, tenant_no, wanted))
+        if policies:
+            policies_refused = await self._interned(lambda db: names.make_policies(db, tenant_no, policies))
+        if not topics_refused and not policies_refused:
+            return {}
+        return {
+            place: refused
+            for place, job in enumerate(jobs)
+            if (refused := topics_refused.get(job.topic) or (job.policy and policies_refused.get(job.policy)))
+        }
+
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
+        """Raises QuotaExceeded for the first job that needs a name which may not be made."""
         await self._keep_belief()
         flush = SubmitFlush(fresh_until=self._fresh_until)
+        for tenant in {job.tenant for job in jobs}:
+            for refused in (await self.refusals(tenant, [job for job in jobs if job.tenant == tenant])).values():
+                raise refused
         for job in jobs:
-            (topic,) = await self.topics(job.tenant, [job.topic])
-            policy_no = None
-            if job.policy is not None:
-                async with self._lanes["read"].use() as db:
-                    policy_no = await self.names.policy_no(db, job.policy)
+            topic = self.names.known_topic_of(await self.tenant_no(job.tenant), job.topic)
+            policy_no = None if job.policy is None else self.names.known_policy_no(topic.tenant_no, job.policy)
             flush.add(job, topic, policy_no=policy_no)
         return flush
 
@@ -481,11 +523,8 @@ class Store:
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
             self._quiet_hash = tick.quiet_hash
         tick.quiet = self._quiet
-        kinds = {row[0]: row[5] for row in rows}
-        if kinds.get("rules") != self._rules_of:
-            async with self._lanes["tick"].use() as db:
-                await self.names.refresh(db)
-            self._rules_of = kinds.get("rules")
+        if any(row[0] == "names" for row in rows):
+            await self.refresh_names()
         return tick
 
     async def _tick_rows(
@@ -506,6 +545,7 @@ class Store:
                     promote_floor,
                     running_floor,
                     one_by_one,
+                    self.names.seen,
                 )
         return [tuple(row) for row in rows]
 

@@ -389,8 +389,8 @@ def _orphans(flush: SubmitFlush, answers: Mapping[int, SubmitAnswer]) -> list[in
 
     That happens when the neighbour's id was there with another body. Its key is free again, so these may try anew.
     """
-    tenants, ids = flush.tenant_nos, flush.ids
-    keys = {ord_ - 1: (tenants[ord_ - 1], key) for ord_, key in zip(flush.key_ords, flush.keys, strict=True)}
+    topics, ids = flush.topic_nos, flush.ids
+    keys = {ord_ - 1: (topics[ord_ - 1], key) for ord_, key in zip(flush.key_ords, flush.keys, strict=True)}
     not_made = {
         (keys[place], ids[place])
         for place, answer in answers.items()

@@ -134,7 +134,7 @@ async def set_topic(
         before = await topic(db, tenant_no, name)
         wanted = replace(before.limits, **(dict(changes or {})))  # type: ignore[arg-type]  # checked by the class
         new_rules = changed_rules(before.rules, rules or {})
-        policy_no = await names.policy_no(db, new_rules.policy)
+        policy_no = await names.policy_no(db, tenant_no, new_rules.policy)
         step = new_rules.ageing_step
         with translating(writing=True):
             await db.execute(

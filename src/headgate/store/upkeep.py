@@ -51,10 +51,11 @@ ARRIVALS_APART_MS: Final = 30_000
 SNAPSHOT_IS_OLD: Final = timedelta(minutes=2)
 # Oldest first, in bounded numbers, skipping what a submit is just using.
 EXPIRE_KEYS: Final = """
-WITH old AS (SELECT k.tenant_no, k.key FROM headgate.idempotency_keys k WHERE k.expires_at <= headgate.clock_v1()
+WITH old AS (SELECT k.tenant_no, k.key, k.topic_no FROM headgate.idempotency_keys k
+              WHERE k.expires_at <= headgate.clock_v1()
               ORDER BY k.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
      gone AS (DELETE FROM headgate.idempotency_keys k USING old o
-               WHERE k.tenant_no = o.tenant_no AND k.key = o.key RETURNING 1)
+               WHERE k.tenant_no = o.tenant_no AND k.key = o.key AND k.topic_no = o.topic_no RETURNING 1)
 SELECT count(*) FROM gone"""
 MEND_LIMITS: Final = "SELECT topic, key, mended FROM headgate.mend_limits_v1($1, $2, $3)"
 EXPIRE_RESENT: Final = """

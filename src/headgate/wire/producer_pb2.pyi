@@ -106,7 +106,7 @@ class NewJob(_message.Message):
     max_attempts: _builtins.int
     """0: the topic's"""
     key: _builtins.str
-    """idempotency key"""
+    """idempotency key, within the topic"""
     key_window_ms: _builtins.int
     fresh: _builtins.bool
     """the id was made for this very call and was never sent before"""

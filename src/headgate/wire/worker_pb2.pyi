@@ -144,7 +144,8 @@ Global___Held: _TypeAlias = Held  # noqa: Y015
 @_typing.final
 class Ready(_message.Message):
     """Asks for `count` more jobs of these topics. Credit only grows by this and only shrinks by delivery. A Ready is never
-    forgotten: it stays until there is work. No topics: those of the last Ready on this stream.
+    forgotten: it stays until there is work. No topics: those of the last Ready on this stream. A topic need not exist, and
+    none is made. A stream may have credit for at most 64 combinations of topics and lease.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -48,7 +48,8 @@ SELECT n.name AS tenant, s.name, f.occurrence, f.job_id, f.covers_from, f.trigge
   FROM headgate.schedule_jobs f JOIN headgate.schedules s USING (schedule_no)
   JOIN headgate.tenants n ON n.tenant_no = f.tenant_no"""
 KEYS: Final = """
-SELECT n.name AS tenant, k.key, k.job_id FROM headgate.idempotency_keys k JOIN headgate.tenants n USING (tenant_no)"""
+SELECT n.name AS tenant, t.name AS topic, k.key, k.job_id
+  FROM headgate.idempotency_keys k JOIN headgate.tenants n USING (tenant_no) JOIN headgate.topics t USING (topic_no)"""
 
 UNIQUE: Final = """
 SELECT n.name AS tenant, u.job_id, u.key, u.live

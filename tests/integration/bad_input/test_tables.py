@@ -453,7 +453,7 @@ def name_cases(w: World) -> list[Case]:
         ),
         *bad_tenants(lambda value: names.topic(w.db, 0 if value == [1] else value, "unheard-of")),
         *(
-            Case("policy", "must be RetryPolicy", lambda value=value: names.policy_no(w.db, value))
+            Case("policy", "must be RetryPolicy", lambda value=value: names.policy_no(w.db, 1, value))
             for value in (None, "fast", 1, RetryPolicy)
         ),
         Case("policy_no", "1 to 2147483647", lambda: names.policy_by_no(w.db, "x")),  # type: ignore[arg-type]

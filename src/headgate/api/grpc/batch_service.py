@@ -33,7 +33,9 @@ class BatchService:
         identity = caller()
         callback = None
         if request.HasField("on_done"):
-            callback = codec.submission_of(request.on_done, tenant=identity.tenant, new_id=self._new_id)
+            callback = codec.submission_of(
+                request.on_done, tenant=identity.tenant, new_id=self._new_id, sees=identity.topics
+            )
             identity.allowed([callback.topic])
         batch = NewBatch(
             id=parse_job_id(codec.id_of(request.id, field="id"), field="id") if request.id else self._new_id(),
@@ -43,6 +45,7 @@ class BatchService:
             expires_in=codec.span(request.expires_in_ms, "expires_in_ms")
             if request.expires_in_ms
             else limits.BATCH_EXPIRY_DEFAULT,
+            topics=identity.topics,
         )
         return info(await self._store.open_batch(identity.tenant, batch, callback=callback))
 
@@ -60,9 +63,9 @@ class BatchService:
         return info(await self._permitted(identity, codec.id_of(request.id, field="id")))
 
     async def _permitted(self, identity: Identity, batch_id: UUID) -> BatchStatus:
-        """The batch, unless its callback is of a topic that the token does not permit: then there is none."""
+        """The batch, unless it belongs to a topic that the token does not permit: then there is none."""
         status = await self._store.batch(identity.tenant, batch_id)
-        if identity.topics is not None and status.callback_topic and status.callback_topic not in identity.topics:
+        if not status.is_visible_to(identity.topics):
             raise NotFound("batch", str(batch_id))
         return status
 

@@ -270,8 +270,10 @@ def are_job_ids(raw: Sequence[bytes]) -> bool:
     }
 
 
-def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[], JobId]) -> Submission:
-    """One job to submit; raises InvalidInput naming the field."""
+def submission_of(
+    job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[], JobId], sees: frozenset[str] | None = None
+) -> Submission:
+    """One job to submit; raises InvalidInput naming the field. `sees`: the topics its caller may refer to."""
     if job.delay_ms and job.run_at_us:
         raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
     delay = span(job.delay_ms, "delay_ms") if job.delay_ms else None
@@ -279,6 +281,7 @@ def submission_of(job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[],
     return Submission(
         tenant=TenantName(tenant),
         topic=TopicName(job.topic),
+        sees=sees,
         id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, new_id),
         payload=job.payload,
         priority=job.priority,

@@ -30,6 +30,7 @@ STATUS: Final = {
     "token_revoked": grpc.StatusCode.UNAUTHENTICATED,
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "backlog_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "link_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "too_many_streams": grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -23,9 +23,18 @@ from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
 from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
 from headgate.dispatch.writer import Account, ShuttingDown
 from headgate.domain import limits
-from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, NotFound, OutcomeUnknown, TooLarge
+from headgate.domain.errors import (
+    Conflict,
+    HeadgateError,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    TooLarge,
+)
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
+from headgate.domain.jobs import Submission
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_priority, check_topic
 from headgate.wire import jobs_pb2, producer_pb2
@@ -159,7 +168,7 @@ class ProducerService:
             if frame.HasField("plain"):
                 try:
                     rows = await self._plain(identity, plain)
-                except (InvalidInput, PermissionDenied) as error:
+                except (InvalidInput, PermissionDenied, QuotaExceeded) as error:
                     if not frame.jobs:
                         raise
                     # Others' jobs may share the frame: what is wrong with these is not their fault.
@@ -234,21 +243,31 @@ class ProducerService:
 
     async def _special(self, identity: Identity, jobs, first: int):  # type: ignore[no-untyped-def]
         """Jobs with options; a bad one is refused by itself."""
-        if len(jobs) > limits.SUBMIT_BATCH_MAX:
-            raise TooLarge("jobs", size=len(jobs), limit=limits.SUBMIT_BATCH_MAX, unit="jobs")
+        _check_jobs(len(jobs))
         good, places, refused = [], [], []
         for place, job in enumerate(jobs, first):
             try:
-                submission = codec.submission_of(job, tenant=identity.tenant, new_id=self._parts.new_id)
-                identity.allowed([submission.topic])
+                submission = self._submission(identity, job)
             except HeadgateError as error:
                 refused.append(codec.refused_receipt(place, error))
                 continue
             good.append(submission)
             places.append(place)
+        over = await self._parts.store.refusals(identity.tenant, good) if good else {}
+        if over:
+            refused += [codec.refused_receipt(places[row], error) for row, error in over.items()]
+            left = [row for row in range(len(good)) if row not in over]
+            good, places = [good[row] for row in left], [places[row] for row in left]
         if not good:
             return None, refused
         return (await self._parts.store.fill(good), places, [job.id.bytes for job in good]), refused
+
+    def _submission(self, identity: Identity, job: producer_pb2.NewJob) -> Submission:
+        """A job with options, of a topic that the token permits."""
+        new_id = self._parts.new_id
+        submission = codec.submission_of(job, tenant=identity.tenant, new_id=new_id, sees=identity.topics)
+        identity.allowed([submission.topic])
+        return submission
 
     # ------------------------------------------------------------------ unary
 
@@ -264,8 +283,7 @@ class ProducerService:
             job_id, payloads = job.id, [job.payload]
             rows = await store.fill_plain(identity.tenant, job.topic, [job_id], payloads, (), fresh=job.fresh)
         else:
-            submission = codec.submission_of(job, tenant=identity.tenant, new_id=self._parts.new_id)
-            identity.allowed([submission.topic])
+            submission = self._submission(identity, job)
             job_id = submission.id.bytes
             rows = await store.fill([submission])
         answers = await self._parts.submitter.submit(rows, size=size, account=account)
@@ -281,17 +299,21 @@ class ProducerService:
         identity = caller()
         if not request.jobs:
             raise InvalidInput("jobs", "is empty; give at least one job")
-        special, receipts = await self._special(identity, request.jobs, 0)
+        _check_jobs(len(request.jobs))
+        if len(request.jobs) > limits.SUBMIT_FLUSH_MAX_ROWS and request.atomic:
+            raise TooLarge(
+                "jobs", size=len(request.jobs), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
+            )
+        account = self._parts.submitter.account_of_calls(identity.tenant)
+        size = sum(len(job.payload) for job in request.jobs) + 200 * len(request.jobs) + CALL_BYTES
+        # Before anything is asked of the database, and counted while it makes new names known.
+        with self._parts.submitter.writer.holding(len(request.jobs), size, account):
+            special, receipts = await self._special(identity, request.jobs, 0)
         if request.atomic and receipts:
             worst = receipts[0]
             raise InvalidInput(f"jobs[{worst.place}]", worst.error.message, hint="nothing was submitted")
         if special is not None:
             rows, places, ids = special
-            if len(rows) > limits.SUBMIT_FLUSH_MAX_ROWS and request.atomic:
-                raise TooLarge(
-                    "jobs", size=len(rows), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs in one atomic batch"
-                )
-            account = self._parts.submitter.account_of_calls(identity.tenant)
             answers = await self._batch(rows, account, atomic=request.atomic)
             receipts += [codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)]
         return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
@@ -424,6 +446,11 @@ def _check_plain(plain: producer_pb2.PlainJobs) -> None:
     ):
         if count > most:
             raise TooLarge(f"plain.{name}", size=count, limit=most, unit="jobs")
+
+
+def _check_jobs(count: int) -> None:
+    if count > limits.SUBMIT_BATCH_MAX:
+        raise TooLarge("jobs", size=count, limit=limits.SUBMIT_BATCH_MAX, unit="jobs")
 
 
 def _id(raw: bytes) -> UUID:

@@ -24,7 +24,7 @@ from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, InvalidInput, StoreError, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.identity import Identity
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
@@ -213,9 +213,8 @@ class WorkerService:
             with _told(link):
                 self._take_beat(link, frame.beat)
         if frame.HasField("ready"):
-            # A Ready is never forgotten: where the store is away, the worker connects again and asks anew.
-            with _told(link, unless=StoreError):
-                await self._take_ready(link, frame.ready, topics)
+            with _told(link):
+                self._take_ready(link, frame.ready, topics)
 
     async def _write(self, link: Link, stream: WorkStream) -> None:
         name = self._parts.store.topic_name
@@ -230,13 +229,12 @@ class WorkerService:
 
     # ------------------------------------------------------------------ parts of a frame
 
-    async def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
+    def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
         if ready.topics or not topics:
             topics[:] = self._allowed(link.identity, ready.topics, field="ready.topics")
         check_integer(ready.count, field="ready.count", low=1, high=MAX_CREDIT)
         lease_ms = self._lease_ms(ready.lease_seconds, "ready.lease_seconds")
-        known = await self._parts.store.topics(link.identity.tenant, topics)
-        self._parts.coordinator.grant(link, [topic.no for topic in known], lease_ms, ready.count)
+        self._parts.coordinator.ask(link, topics, lease_ms, ready.count)
 
     def _allowed(self, identity: Identity, topics: Sequence[str], *, field: str) -> list[str]:
         if not topics:
@@ -514,13 +512,13 @@ class WorkerService:
         try:
             identity = caller()
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
-            link, numbers = await self._asked(request, identity)
+            link, topics = await self._asked(request, identity)
             parts.links.open(link)
         except HeadgateError as error:
             await end_with(stream, error)
         lease_ms = link.default_lease_ms
-        link.on_freed = lambda count: parts.coordinator.grant(link, numbers, lease_ms, count)
-        parts.coordinator.grant(link, numbers, lease_ms, request.max_in_flight)
+        link.on_freed = lambda count: parts.coordinator.ask(link, topics, lease_ms, count)
+        parts.coordinator.ask(link, topics, lease_ms, request.max_in_flight)
         await self._serve(link, stream, self._write_batches(link, stream))
 
     async def _write_batches(self, link: Link, stream: Call) -> None:
@@ -545,11 +543,11 @@ class WorkerService:
         try:
             identity = caller()
             count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
-            link, numbers = await self._asked(request, identity)
+            link, topics = await self._asked(request, identity)
         except HeadgateError as error:
             await end_with(context, error)
         parts.links.begin_call(link)
-        parts.coordinator.grant(link, numbers, link.default_lease_ms, count)
+        parts.coordinator.ask(link, topics, link.default_lease_ms, count)
         try:
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000 or 0.25):
                 part = await link.next_part()
@@ -569,18 +567,17 @@ class WorkerService:
 
     async def _asked(
         self, request: worker_pb2.StreamJobsRequest | worker_pb2.ClaimRequest, identity: Identity
-    ) -> tuple[Link, list[int]]:
-        """A link for a call that names its topics once, not yet opened, and their numbers."""
+    ) -> tuple[Link, list[str]]:
+        """A link for a call that names its topics once, not yet opened, and the topics it may have."""
         parts = self._parts
         check_worker_id(request.worker_id)
         topics = self._allowed(identity, request.topics, field="topics")
         lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
-        known = await parts.store.topics(identity.tenant, topics)  # last: it makes those that are not there yet
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
         link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
         link.heard()
-        return link, [topic.no for topic in known]
+        return link, topics
 
     def _check_accepting(self) -> None:
         """Right before a link is opened, too: one that comes after the others were told to drain would hear nothing."""
@@ -589,12 +586,12 @@ class WorkerService:
 
 
 @contextmanager
-def _told(link: Link, *, seq: int = 0, unless: type[HeadgateError] | None = None) -> Iterator[None]:
+def _told(link: Link, *, seq: int = 0) -> Iterator[None]:
     """Tell a worker what is wrong with a part of its frame, and go on; but end the link when it may not be here."""
     try:
         yield
     except HeadgateError as error:
-        if error.code in ("permission_denied", "shutting_down") or (unless and isinstance(error, unless)):
+        if error.code in ("permission_denied", "shutting_down"):
             raise
         link.tell(Told(error=error.with_traceback(None), error_seq=seq))
 

@@ -585,7 +585,8 @@ BEGIN
                    AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = v_one.tenant_no AND a.id = ids_[o.o])
                    AND NOT EXISTS (SELECT FROM unnest(key_ords_, keys_) AS k(o, key)
                                      JOIN headgate.idempotency_keys i
-                                       ON i.tenant_no = v_one.tenant_no AND i.key = k.key AND i.expires_at > v_now
+                                       ON i.tenant_no = v_one.tenant_no AND i.key = k.key AND i.topic_no = v_one.topic_no
+                                      AND i.expires_at > v_now
                                     WHERE k.o = o.o)) AS f
         HAVING count(*) FILTER (WHERE f.nth > v_one.max_backlog - v_one.n) > 0;
     END LOOP;

@@ -4,6 +4,8 @@
 --   10 no such parent: job_id   11 no such batch: job_id
 --   12 that batch is sealed: job_id                            13 somebody was in between: try again
 --   20 the id is known already, so its links stand: submit it without
+-- scopes_: for each job 0, or a number in scope_nos_: its caller sees the topics scope_topics_ of that number and no others,
+-- so parents and batches of other topics do not exist for it (10, 11). Empty: all callers see everything.
 -- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by unlink_v1 if the submit
 -- then finds that it is no new job.
 --
@@ -13,7 +15,8 @@
 -- statement: no submit is swallowed by a job that has already ended, and no end of a parent is missed.
 CREATE FUNCTION headgate.link_v1(
     tenant_ int, ids_ uuid[], topics_ int[], stale_ boolean[], unique_ords_ int[], unique_keys_ text[],
-    needs_ smallint[], on_failures_ smallint[], parent_ords_ int[], parents_ uuid[], batch_ords_ int[], batches_ uuid[])
+    needs_ smallint[], on_failures_ smallint[], parent_ords_ int[], parents_ uuid[], batch_ords_ int[], batches_ uuid[],
+    scopes_ int[], scope_nos_ int[], scope_topics_ text[])
 RETURNS TABLE (ord int, code smallint, job_id uuid)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
@@ -54,6 +57,31 @@ BEGIN
         OR EXISTS (SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = u.id)
         OR (u.stale AND EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = u.id));
     v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
+
+    -- Before anything is locked, and what is missing together with what is out of sight: the answer must not differ, whatever
+    -- else the job has.
+    IF cardinality(scopes_) > 0 THEN
+        SELECT array_agg(h.o), array_agg(h.code), array_agg(h.id) INTO v_new_ords, v_new_codes, v_new_jobs
+          FROM (SELECT DISTINCT ON (r.o) r.o, r.code, r.id
+                  FROM (SELECT p.o, 10::smallint, p.id FROM unnest(parent_ords_, parents_) AS p(o, id)
+                        UNION ALL
+                        SELECT t.o, 11::smallint, t.id FROM unnest(batch_ords_, batches_) AS t(o, id)) AS r(o, code, id)
+                 CROSS JOIN LATERAL (SELECT array_agg(s.topic) AS topics FROM unnest(scope_nos_, scope_topics_) AS s(no, topic)
+                                      WHERE s.no = scopes_[r.o]) AS seen
+                 WHERE r.o <> ALL (v_ords) AND scopes_[r.o] > 0
+                   AND CASE r.code
+                       WHEN 10 THEN NOT EXISTS (
+                            SELECT FROM headgate.jobs j JOIN headgate.topics n ON n.topic_no = j.topic_no
+                             WHERE j.tenant_no = tenant_ AND j.id = r.id AND n.name = ANY (seen.topics))
+                           AND NOT EXISTS (
+                            SELECT FROM headgate.archive a JOIN headgate.topics n ON n.topic_no = a.topic_no
+                             WHERE a.tenant_no = tenant_ AND a.id = r.id AND n.name = ANY (seen.topics))
+                       ELSE NOT EXISTS (
+                            SELECT FROM headgate.batches b
+                             WHERE b.tenant_no = tenant_ AND b.id = r.id AND b.topics <@ seen.topics) END
+                 ORDER BY r.o, r.code, r.id) AS h;
+        v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
+    END IF;
 
     IF v_unique OR v_parents THEN
         SELECT coalesce(array_agg(l.id), '{}') INTO v_live
@@ -121,7 +149,10 @@ BEGIN
 
     IF cardinality(batch_ords_) > 0 THEN
         -- Shared: many add members at once, and sealing waits for them all.
-        PERFORM FROM headgate.batches b WHERE b.tenant_no = tenant_ AND b.id = ANY (batches_) ORDER BY b.id FOR SHARE;
+        PERFORM FROM headgate.batches b
+          WHERE b.tenant_no = tenant_
+            AND b.id = ANY (ARRAY(SELECT t.id FROM unnest(batch_ords_, batches_) AS t(o, id) WHERE t.o <> ALL (v_ords)))
+          ORDER BY b.id FOR SHARE;
         SELECT array_agg(t.o), array_agg((CASE WHEN b.id IS NULL THEN 11 ELSE 12 END)::smallint), array_agg(t.id)
           INTO v_new_ords, v_new_codes, v_new_jobs
           FROM unnest(batch_ords_, batches_) AS t(o, id)

@@ -28,6 +28,7 @@ BEGIN
            fair_by_key = excluded.fair_by_key, max_backlog = excluded.max_backlog, swept_to = '',
            changed_at = excluded.changed_at
     RETURNING l.counted INTO v_is;
+    UPDATE headgate.topics t SET changed_by = pg_current_xact_id() WHERE t.topic_no = topic_;     -- instances remember `keyed`
     IF v_is AND v_was IS NOT TRUE THEN
         SELECT array_agg(r.id) INTO v_ids
           FROM (SELECT j.id FROM headgate.jobs j WHERE j.state = 1 AND j.topic_no = topic_     -- index: jobs_running

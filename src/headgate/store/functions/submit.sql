@@ -78,6 +78,11 @@ BEGIN
     END IF;
     v_tenant := headgate.intern_tenant_v1(tenant);
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
+    IF v_topic.name IS NULL THEN
+        RAISE EXCEPTION 'topic: "%" is new, and tenant "%" has its quota of % topics; use a topic that exists, or raise '
+            'max_topics of the tenant in headgate.tenants', topic, tenant, v_topic.topic_no
+            USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
+    END IF;
     -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
     -- as the caller's transaction takes.
     IF limit_key IS NOT NULL AND v_delay IS NULL AND coalesce(run_at <= v_now, true) THEN

@@ -73,26 +73,26 @@ BEGIN
     -- Keys first: the row in idempotency_keys is what two simultaneous submits of one key meet on.
     IF cardinality(key_ords_) > 0 THEN
         WITH told AS MATERIALIZED (
-            SELECT k.o, tenant_nos_[k.o] AS tenant_no, k.key, ids_[k.o] AS id, k.hash, k.window_ms,
-                   row_number() OVER (PARTITION BY tenant_nos_[k.o], k.key ORDER BY k.o) AS nth
+            SELECT k.o, tenant_nos_[k.o] AS tenant_no, topic_nos_[k.o] AS topic_no, k.key, ids_[k.o] AS id, k.hash, k.window_ms,
+                   row_number() OVER (PARTITION BY topic_nos_[k.o], k.key ORDER BY k.o) AS nth
               FROM unnest(key_ords_, keys_, key_hashes_, key_windows_ms_) AS k(o, key, hash, window_ms)
              WHERE k.o <> ALL (v_refused)),
         won AS (
-            INSERT INTO headgate.idempotency_keys AS k (tenant_no, key, job_id, body_hash, expires_at)
-            SELECT t.tenant_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
-             WHERE t.nth = 1 ORDER BY t.tenant_no, t.key     -- one order for everybody: no deadlock
-            ON CONFLICT (tenant_no, key) DO UPDATE
+            INSERT INTO headgate.idempotency_keys AS k (tenant_no, topic_no, key, job_id, body_hash, expires_at)
+            SELECT t.tenant_no, t.topic_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
+             WHERE t.nth = 1 ORDER BY t.tenant_no, t.key, t.topic_no     -- one order for everybody: no deadlock
+            ON CONFLICT (tenant_no, key, topic_no) DO UPDATE
                SET job_id = excluded.job_id, body_hash = excluded.body_hash, expires_at = excluded.expires_at
              WHERE k.expires_at <= v_now
-            RETURNING k.tenant_no, k.key)
+            RETURNING k.topic_no, k.key)
         SELECT coalesce(array_agg(t.o), '{}') INTO v_skip FROM told t
-         WHERE t.nth > 1 OR NOT EXISTS (SELECT FROM won w WHERE w.tenant_no = t.tenant_no AND w.key = t.key);
+         WHERE t.nth > 1 OR NOT EXISTS (SELECT FROM won w WHERE w.topic_no = t.topic_no AND w.key = t.key);
         -- A later statement: it sees the winner's row also when the winner committed while we waited for it.
         RETURN QUERY
         SELECT k.o, (CASE WHEN e.body_hash = k.hash THEN 1 ELSE 2 END)::smallint, e.job_id, NULL::bigint[]
           FROM unnest(key_ords_, keys_, key_hashes_) AS k(o, key, hash)
           JOIN LATERAL (SELECT i.job_id, i.body_hash FROM headgate.idempotency_keys i
-                         WHERE i.tenant_no = tenant_nos_[k.o] AND i.key = k.key LIMIT 1) AS e ON true
+                         WHERE i.tenant_no = tenant_nos_[k.o] AND i.key = k.key AND i.topic_no = topic_nos_[k.o] LIMIT 1) AS e ON true
          WHERE k.o = ANY (v_skip);
     END IF;
     v_skip := v_skip || v_refused;
@@ -228,7 +228,7 @@ BEGIN
         DELETE FROM headgate.idempotency_keys k
          USING unnest(key_ords_, keys_) AS t(o, key), unnest(v_old_ords, v_old_receipts) AS o(n, r)
          WHERE o.n = t.o AND o.r = 2
-           AND k.tenant_no = tenant_nos_[t.o] AND k.key = t.key AND k.job_id = ids_[t.o];
+           AND k.tenant_no = tenant_nos_[t.o] AND k.key = t.key AND k.topic_no = topic_nos_[t.o] AND k.job_id = ids_[t.o];
     END IF;
     IF cardinality(limit_ords_) > 0 THEN
         PERFORM headgate.enter_line_v1(tenant_nos_, ids_, topic_nos_, limit_ords_, limit_keys_, v_undo, v_new_tenants, v_new_ids);

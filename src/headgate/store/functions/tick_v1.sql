@@ -5,7 +5,7 @@
 --   running   when the oldest attempt that still runs began
 --   checks    jobs that waited for others may be free (see free_ready_v1)      operations   some are not over
 --   room      a topic of a limited sort with claimable jobs now, or (at) later
---   rules     when limits or rules of a topic were changed last
+--   names     topics were made or changed by transactions that the snapshot names_seen_ does not show (store/names.py)
 --   in flight a snapshot's oldest transaction that has not ended, and the next one to begin: as numbers behind these words
 --   others    how many other instances were seen lately (in topic_no)
 --   forgotten this instance has no row: the database is an older one than it registered in
@@ -16,14 +16,14 @@
 -- them. While an old snapshot is held, a topic's head is all dead entries, more of them every second.
 CREATE FUNCTION headgate.tick_v1(
     instance_ int, topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
-    promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false)
+    promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false,
+    names_seen_ pg_snapshot DEFAULT NULL)
 RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch bigint, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now    timestamptz := headgate.clock_v1();
-    v_rules  timestamptz;          -- NULL: no topic has limits
 BEGIN
     PERFORM set_config('lock_timeout', CASE WHEN one_by_one_ THEN '5' ELSE '100' END, true);
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
@@ -45,9 +45,11 @@ BEGIN
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
     RETURN QUERY SELECT coalesce('problem ' || p.problem, 'promoted'), p.tenant_no, p.topic_no, p.id, NULL::bigint, p.run_at
                    FROM headgate.promote_v1(promote_n_, promote_floor_, one_by_one_) AS p;
-    SELECT max(l.changed_at) INTO v_rules FROM headgate.topic_limits l;
-    IF v_rules IS NOT NULL THEN
-        RETURN QUERY SELECT 'rules', NULL::int, NULL::int, NULL::uuid, NULL::bigint, v_rules;
+    RETURN QUERY SELECT 'names', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+                  WHERE EXISTS (SELECT FROM headgate.topics t                                       -- index: topics_changed
+                                 WHERE t.changed_by >= pg_snapshot_xmin(names_seen_)
+                                   AND NOT pg_visible_in_snapshot(t.changed_by, names_seen_));
+    IF EXISTS (SELECT FROM headgate.topic_limits) THEN
         RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.free_due_v1(500) AS f;
     END IF;
     RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j

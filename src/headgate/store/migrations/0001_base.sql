@@ -8,17 +8,22 @@
 CREATE TABLE headgate.tenants (
     tenant_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE CHECK (name ~ '^[a-z0-9][a-z0-9-]{0,62}$'),
+    -- How many names it may have, checked by intern_v1.sql when one is made: names are never removed, and every instance
+    -- keeps all of them in memory (ADR 28). domain/limits.py has the same defaults.
+    max_topics    int NOT NULL DEFAULT 10000 CHECK (max_topics >= 0),
+    max_policies  int NOT NULL DEFAULT 1000 CHECK (max_policies >= 0),
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- Retry policies are rows, so that any instance (and the watchdog) can apply them without knowing who submitted the job.
 CREATE TABLE headgate.retry_policies (
     policy_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant_no   int NOT NULL DEFAULT 0,                  -- who uses it, and has it counted; 0: everybody
     kind        smallint NOT NULL CHECK (kind BETWEEN 0 AND 6),
     base_ms     bigint NOT NULL CHECK (base_ms >= 1),
     cap_ms      bigint NOT NULL CHECK (cap_ms BETWEEN base_ms AND 2592000000),
     delays_ms   bigint[] NOT NULL DEFAULT '{}' CHECK ((kind = 6) = (cardinality(delays_ms) BETWEEN 1 AND 100)),
-    UNIQUE (kind, base_ms, cap_ms, delays_ms)
+    UNIQUE (tenant_no, kind, base_ms, cap_ms, delays_ms)
 );
 INSERT INTO headgate.retry_policies (kind, base_ms, cap_ms) VALUES (0, 1000, 86400000);   -- 1: attempt² seconds
 
@@ -35,8 +40,11 @@ CREATE TABLE headgate.topics (
     keep_dead_ms       bigint CHECK (keep_dead_ms BETWEEN 86400000 AND 315360000000),
     keep_cancelled_ms  bigint CHECK (keep_cancelled_ms BETWEEN 86400000 AND 315360000000),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_by      xid8 NOT NULL DEFAULT pg_current_xact_id(),   -- the transaction that made or changed it last
     UNIQUE (tenant_no, name)
 );
+-- Instances keep all topics in memory, and read again what transactions have changed that their last look did not see.
+CREATE INDEX topics_changed ON headgate.topics (changed_by);
 
 -- How long things are kept where a topic has no rule of its own. One row, the same for all instances: with settings of
 -- their own, two of them would undo each other's walks, and the shorter rule would win without being chosen.
@@ -296,14 +304,16 @@ INSERT INTO headgate.dispatch_control (paused) VALUES (false);
 
 -- ---------------------------------------------------------------- side tables
 
--- Same key, same job, until the window ends; the hash tells "again" from "another body under the same key".
+-- Same topic and key, same job, until the window ends; the hash tells "again" from "another body under the same key". Per
+-- topic: who may not submit to a topic can neither take its keys nor learn the job behind one (ADR 28).
 CREATE TABLE headgate.idempotency_keys (
     tenant_no   int NOT NULL,
+    topic_no    int NOT NULL,                            -- as submitted: a job that is moved leaves its key behind
     key         text NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
     job_id      uuid NOT NULL,
     body_hash   bytea NOT NULL,
     expires_at  timestamptz NOT NULL,
-    PRIMARY KEY (tenant_no, key)
+    PRIMARY KEY (tenant_no, key, topic_no)               -- in this order: lists are filtered by the key alone
 );
 CREATE INDEX idempotency_keys_expiry ON headgate.idempotency_keys (expires_at);
 

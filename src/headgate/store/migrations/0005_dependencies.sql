@@ -54,6 +54,8 @@ CREATE TABLE headgate.batches (
     sealed_at    timestamptz,
     expired      boolean NOT NULL DEFAULT false,
     total        int,                                    -- how many members, once sealed
+    topics       text[],                                 -- a token for some topics must permit all of these; NULL: to see
+                                                         -- it, a token must permit all of the tenant's
     gone_completed int NOT NULL DEFAULT 0,               -- members that retention has removed, by how they ended
     gone_dead      int NOT NULL DEFAULT 0,
     gone_cancelled int NOT NULL DEFAULT 0,

@@ -10,18 +10,20 @@ from tests.fault.lab.checker.model import Model, Row, Violation, ok
 
 def one_job_per_key(model: Model) -> Iterator[Violation]:
     """No window of a key ends within a run, so a key has one job for all of it. A body is carried by one job."""
-    answers: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    answers: defaultdict[tuple[str, str, str, str], set[str]] = defaultdict(set)
     for one in model.asked("submit"):
         if ok(one):
-            for name in ("key", "id"):
-                if name in one.data:
-                    answers[one.tenant, name, str(one.data[name])].update(one.jobs)
-    for (tenant, name, value), jobs in answers.items():
+            if "key" in one.data:  # within its topic
+                answers[one.tenant, str(one.data.get("topic")), "key", str(one.data["key"])].update(one.jobs)
+            if "id" in one.data:
+                answers[one.tenant, "", "id", str(one.data["id"])].update(one.jobs)
+    for (tenant, topic, name, value), jobs in answers.items():
         if len(jobs) > 1:
             yield Violation(
-                invariant="I10", text=f"{name} {value} of {tenant} was answered with {len(jobs)} jobs: {sorted(jobs)}",
+                invariant="I10",
+                text=f"{name} {value} of {tenant} {topic} was answered with {len(jobs)} jobs: {sorted(jobs)}",
                 job=min(jobs),
-            )  # fmt: skip
+            )
     rows: defaultdict[object, list[Row]] = defaultdict(list)
     for row in model.rows:
         if "schedule" not in row.payload and "b" in row.payload:

@@ -21,9 +21,11 @@ def kept_for_its_time_and_no_orphans(model: Model) -> Iterator[Violation]:
                 at=ended[-1].t,
                 job=job,
             )
-    kept = {(event["tenant"], event["key"]): event["job_id"] for event in model.of_kind["final_key"]}
+    kept = {(event["tenant"], event["topic"], event["key"]) for event in model.of_kind["final_key"]}
     for one in model.asked("submit"):
-        if "key" in one.data and ok(one) and (one.tenant, one.data["key"]) not in kept and not model.gone(one.jobs[0]):
+        if "key" not in one.data or not ok(one) or model.gone(one.jobs[0]):
+            continue
+        if (one.tenant, one.data.get("topic"), one.data["key"]) not in kept:
             yield Violation(
                 invariant="I21", text=f"key {one.data['key']} of {one.tenant} was forgotten within its window",
                 at=one.t_end, job=one.jobs[0],

@@ -1,0 +1,302 @@
+"""Names: asking for jobs makes no topic, a new one is heard of at once, quotas hold, and only changes are read."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headgate.domain import limits
+from headgate.domain.backoff import RetryPolicy
+from headgate.domain.errors import QuotaExceeded, TooLarge
+from headgate.domain.ids import TenantName, TopicName
+from headgate.domain.jobs import Submission
+from headgate.domain.states import State
+from headgate.store import topics
+from headgate.store.connect import Connection
+from headgate.store.names import Names
+from tests.support.dispatching import SOON, Hold, Instance, Worker, completing, listening, soon
+from tests.support.queue import Queue
+from tests.support.waiting import until_async
+
+TOPICS = "SELECT count(*) FROM headgate.topics"
+SECOND = timedelta(seconds=1)
+
+
+def ask(worker: Worker, *names: str, count: int = 1, lease_ms: int = 60_000) -> None:
+    worker.instance.coordinator.ask(worker.link, names, lease_ms, count)
+
+
+def job(one: Instance, topic: str, **options: Any) -> Submission:
+    values: dict[str, Any] = {"id": one.ids.make(1)[0], "fresh": True} | options
+    return Submission(tenant=TenantName(one.tenant), topic=TopicName(topic), **values)
+
+
+# ---------------------------------------------------------------------- asking for topics that do not exist
+
+
+async def test_asking_for_10_000_names_asks_nothing_of_the_database_and_makes_no_topic(
+    still: Instance, db: Connection
+) -> None:
+    workers = [await still.worker(f"w{n}") for n in range(10)]
+    before = await db.fetchval(TOPICS)
+    await still.store.count_statements()
+    begun = await still.store.sent()
+    for n, worker in enumerate(workers):
+        ask(worker, *(f"new-{n}-{m}" for m in range(1_000)), count=5)
+    assert await still.store.sent() == begun
+    for _ in range(3):
+        await still.coordinator.tick_once()
+        assert await still.coordinator.claim_once() == 0
+    assert await db.fetchval(TOPICS) == before
+    assert still.store.asked == [], "there is nothing to claim from"
+    assert sum(worker.link.credit[demand] for worker in workers for demand in worker.link.credit) == 50
+
+
+async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(still: Instance) -> None:
+    worker = await still.worker()
+    for n in range(limits.SESSION_DEMANDS_MAX):
+        ask(worker, "mail" if n % 2 else f"new-{n}", lease_ms=1_000 * (n + 1))
+    for names, lease_ms in ((("mail",), 999_000), (("mail", "more"), 60_000)):
+        with pytest.raises(TooLarge, match="65 combinations of topics and lease_seconds is over the limit of 64"):
+            ask(worker, *names, lease_ms=lease_ms)
+    ask(worker, "mail", lease_ms=2_000, count=3)  # one that it has
+    other = await still.worker("other")
+    ask(other, *(f"x{n}" for n in range(limits.SESSION_UNKNOWN_TOPICS_MAX)))
+    with pytest.raises(TooLarge, match="1001 topics that nobody has submitted to is over the limit of 1000"):
+        ask(other, "one-more")
+    ask(other, "mail", lease_ms=7_000)
+    assert len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX + 2
+
+
+async def test_combinations_that_have_had_their_jobs_leave_room_for_others(still: Instance) -> None:
+    worker = await still.worker()
+    for n in range(limits.SESSION_DEMANDS_MAX):
+        ask(worker, "mail", lease_ms=1_000 * (n + 1))
+    await still.submit(limits.SESSION_DEMANDS_MAX)
+    assert await still.coordinator.claim_once() == limits.SESSION_DEMANDS_MAX
+    for n in range(limits.SESSION_DEMANDS_MAX):
+        ask(worker, "mail", lease_ms=1_000 * (n + 100))
+    assert len(worker.link.credit) == len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX
+
+
+async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: Instance) -> None:
+    worker = await one.worker("w", handler=completing())  # the tick of `one` is an hour away
+    ask(worker, "new", "mail", count=5)
+    ids = [*await one.submit(1, "new"), *await one.submit(1, "mail"), *await one.submit(1, "new")]
+    await one.reach(3, State.COMPLETED)
+    assert worker.tracker.times == dict.fromkeys(ids, 1)
+    await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
+
+
+async def test_a_job_of_a_new_topic_starts_at_once_on_another_instance(one: Instance, database: str) -> None:
+    one.start("announcements", one.coordinator.run_announcements(apart=0.01))
+    async with Instance(database, name="two") as two:
+        await soon(lambda: two.coordinator.ticks, "the first tick is over")
+        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        await until_async(lambda: listening(two), "two listens")
+        await one.coordinator.tick_once()  # it knows of the other
+        worker = await two.worker("w", handler=completing())
+        ask(worker, "new", count=2)
+        await soon(lambda: two.coordinator.ticks >= 2, "it has looked whether somebody else has made the topic")
+        (made,) = await one.submit(1, "new")
+        await one.reach(1, State.COMPLETED)
+        assert worker.tracker.times == {made: 1}
+
+
+async def test_a_topic_that_another_instance_has_made_is_found_without_waiting_for_a_tick(
+    one: Instance, database: str
+) -> None:
+    async with Instance(database, name="two", running=False) as two:
+        (made,) = await two.submit(1, "new")
+    worker = await one.worker("w", handler=completing())
+    ask(worker, "new")
+    await one.reach(1, State.COMPLETED)
+    assert worker.tracker.times == {made: 1}
+
+
+async def test_a_tick_finds_a_new_topic_of_which_nobody_told(still: Instance, db: Connection) -> None:
+    worker = await still.worker()
+    ask(worker, "new", count=3)
+    async with db.transaction():
+        await db.fetchval("SELECT headgate.submit('new', 'x'::bytea, tenant => $1)", still.tenant)
+        await Queue(db, tenant="other").topic("new")  # of no concern
+        await still.coordinator.tick_once()
+        assert await still.coordinator.claim_once() == 0
+        # Others come and are read meanwhile: the transaction that commits last was the first to begin.
+        await still.submit(1, "elsewhere")
+        await still.coordinator.tick_once()
+    await still.coordinator.tick_once()
+    assert await still.coordinator.claim_once() == 1
+    assert len(await worker.take()) == 1
+    assert still.free() == 2
+
+
+async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(one: Instance) -> None:
+    worker = await one.worker("w", handler=completing())
+    ask(worker, "mail", "new", count=5)
+    await soon(lambda: one.store.got, "it has looked in vain")
+    hold = one.store.after["claim"] = Hold()
+    ids = await one.submit(2, "mail")
+    await hold.reached()
+    ids += await one.submit(1, "new")
+    hold.release()
+    await one.reach(3, State.COMPLETED)
+    assert worker.tracker.times == dict.fromkeys(ids, 1)
+    await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
+
+
+async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still: Instance) -> None:
+    worker = await still.worker()
+    ask(worker, "new", count=2)
+    still.coordinator.quiet(worker.link)
+    ask(worker, "new", "newer")
+    await still.submit(1, "new")
+    assert await still.coordinator.claim_once() == 0
+    still.coordinator.unquiet(worker.link)
+    assert await still.coordinator.claim_once() == 1
+    assert still.free() == 2
+
+
+async def test_a_worker_that_leaves_leaves_no_name_behind(still: Instance) -> None:
+    worker = await still.worker()
+    ask(worker, "new", "mail", count=2)
+    still.coordinator.forget(worker.link)
+    coordinator = still.coordinator
+    assert (coordinator._demands, coordinator._by_name, coordinator._by_topic) == ({}, {}, {})
+
+
+# ---------------------------------------------------------------------- quotas
+
+
+async def test_a_tenant_has_a_quota_of_topics_and_others_do_not_feel_it(still: Instance, db: Connection) -> None:
+    await still.submit(1, "mail")
+    await db.execute("UPDATE headgate.tenants SET max_topics = 3")
+    await still.submit(1, "a")
+    await still.store.count_statements()
+    begun = await still.store.sent()
+    refused = await still.store.refusals(still.tenant, [job(still, name) for name in ("b", "mail", "c", "b")])
+    assert sorted(refused) == [0, 2, 3]  # both do not fit: none of them is made
+    assert await still.store.sent() == begun + 1
+    assert await db.fetchval(TOPICS) == 2
+    await still.submit(1, "b")
+    with pytest.raises(
+        QuotaExceeded, match=r'topic "c" is new, and the tenant has its quota of 3; .* max_topics'
+    ) as over:
+        await still.submit(1, "c")
+    assert over.value.code == "quota_exceeded"
+    with pytest.raises(asyncpg.ConfigurationLimitExceededError, match="quota of 3 topics") as caught:
+        await db.fetchval("SELECT headgate.submit('c', 'x'::bytea, tenant => $1)", still.tenant)
+    assert caught.value.hint == "headgate code: quota_exceeded"
+    for known in ("mail", "a", "b"):
+        await still.submit(1, known)
+    assert await Queue(db, tenant="other").add(1, "c")
+    await db.execute("UPDATE headgate.tenants SET max_topics = 4")
+    await still.submit(1, "c")
+
+
+async def test_a_tenant_has_a_quota_of_retry_policies(still: Instance, db: Connection) -> None:
+    await still.submit(1, "mail")
+    await db.execute("UPDATE headgate.tenants SET max_policies = 2")
+    fixed = [RetryPolicy.fixed(n * SECOND) for n in range(1, 5)]
+    await still.submit(1, policy=fixed[0])
+    jobs = [job(still, "mail", policy=policy) for policy in (fixed[0], RetryPolicy(), None, fixed[2], fixed[3])]
+    await still.store.count_statements()
+    begun = await still.store.sent()
+    assert sorted(await still.store.refusals(still.tenant, jobs)) == [3, 4]
+    assert await still.store.sent() == begun + 1
+    await still.submit(1, policy=RetryPolicy.explicit(SECOND, 3 * SECOND))
+    with pytest.raises(QuotaExceeded, match="retry: this policy is new, and the tenant has its quota of 2"):
+        await still.submit(1, policy=fixed[1])
+    count = "SELECT count(*) FROM headgate.retry_policies WHERE tenant_no > 0"
+    assert await db.fetchval(count) == 2
+    assert await Queue(db, tenant="other").add(1, policy=fixed[1])
+    # Another instance, which remembers none of them.
+    async with Instance(still.store._dsn, name="two", running=False) as two:
+        await two.submit(1, policy=fixed[0])
+        with pytest.raises(QuotaExceeded):
+            await two.submit(1, policy=fixed[1])
+
+
+async def test_the_quotas_are_those_of_the_limits(db: Connection) -> None:
+    await Names().tenant(db, "acme")
+    row = await db.fetchrow("SELECT max_topics, max_policies FROM headgate.tenants")
+    assert tuple(row or ()) == (limits.TOPICS_MAX, limits.RETRY_POLICIES_MAX)
+
+
+# ---------------------------------------------------------------------- reading what has changed
+
+
+async def test_a_tick_asks_for_names_only_when_some_have_changed(still: Instance, db: Connection) -> None:
+    await Queue(db).names.topics(db, await Queue(db).tenant_no(), [f"t{n}" for n in range(500)])
+
+    async with still.store.lane("read").use() as reader:
+        assert await still.store.names.refresh(reader) == 500
+        assert await still.store.names.refresh(reader) == 0
+    assert still.store.names.topic_no((await Queue(db).tenant_no()), "t499") is not None
+    await still.store.count_statements()
+    await still.coordinator.tick_once()
+    begun = await still.store.sent()
+    for _ in range(5):
+        await still.coordinator.tick_once()
+    assert await still.store.sent() == begun + 5, "the tick itself, and nothing for the names"
+    await db.execute("UPDATE headgate.topics SET max_attempts = 7 WHERE name = 't3'")
+    await still.coordinator.tick_once()
+    assert await still.store.sent() == begun + 7
+    (topic,) = await still.store.topics(still.tenant, ["t3"])
+    assert topic.rules.max_attempts == 7
+
+
+async def test_what_any_transaction_changes_is_read_once_whenever_it_commits(db: Connection, database: str) -> None:
+    queue, names = Queue(db), Names()
+    tenant = await queue.tenant_no()
+    await queue.topic("mail")
+    async with Instance(database, name="reader", running=False) as reader, reader.store.lane("read").use() as other:
+        await names.refresh(other)
+        transaction = db.transaction()
+        await transaction.start()
+        await Names().topics(db, tenant, ["late"])
+        await db.execute("UPDATE headgate.topics SET max_attempts = 3 WHERE name = 'mail'")
+        for n in range(3):
+            await Names().topics(other, tenant, [f"early-{n}"])
+            assert await names.refresh(other) == 1
+        assert names.topic_no(tenant, "late") is None
+        await transaction.commit()
+        assert await names.refresh(other) == 2
+        assert names.topic_no(tenant, "late") is not None
+        assert names.known_topic_of(tenant, "mail").rules.max_attempts == 3
+        # Limits are kept beside the topic; what instances remember of them changes with it.
+        no = names.known_topic_of(tenant, "late").no
+        await topics.set_topic(db, Names(), tenant, "late", changes={"max_running_per_key": 1})
+        assert await names.refresh(other) == 1
+        assert names.known_topic(no).keyed
+
+
+async def test_a_look_that_answers_late_does_not_undo_a_newer_one(db: Connection) -> None:
+    queue, names = Queue(db), Names()
+    tenant = await queue.tenant_no()
+    await queue.topic("mail")
+
+    class Slow:
+        """Reads at once, and answers when it is told to."""
+
+        def __init__(self) -> None:
+            self.read, self.answer = asyncio.Event(), asyncio.Event()
+
+        async def fetch(self, *asked: Any) -> Any:
+            rows = await db.fetch(*asked)
+            self.read.set()
+            await self.answer.wait()
+            return rows
+
+    slow = Slow()
+    late = asyncio.create_task(names.refresh(slow))  # type: ignore[arg-type]
+    await asyncio.wait_for(slow.read.wait(), SOON.total_seconds())
+    await db.execute("UPDATE headgate.topics SET max_attempts = 3")
+    await names.refresh(db)
+    slow.answer.set()
+    await asyncio.wait_for(late, SOON.total_seconds())
+    assert names.known_topic_of(tenant, "mail").rules.max_attempts == 3
