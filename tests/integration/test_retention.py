@@ -560,9 +560,9 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_
     await counts_agree(queue)
 
 
-@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("second_life", ["plain", "tagged", "linked"])
 async def test_a_job_submitted_again_while_its_day_is_cleared_has_nothing_of_its_first_life(
-    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, linked: bool
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, second_life: str
 ) -> None:
     db, tenant = queue.db, await queue.tenant_no()
     first, second = NewBatch(id=new_id()), NewBatch(id=new_id())
@@ -583,11 +583,11 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_has_nothing_of_its
     while not await db.fetchval("SELECT count(*) BETWEEN 1 AND 5 FROM headgate.payloads"):
         assert (await retention.run_pass(db, chunk=2)).more
     again = await db.fetchval("SELECT max(id::text)::uuid FROM headgate.payloads")
-    options: dict[str, object] = {}
-    if linked:
+    options: dict[str, object] = {} if second_life == "plain" else {"tags": ["green"]}
+    if second_life == "linked":
         await open_batch(db, queue.names, tenant, second)
         (parent,) = await queue.add(1, "parents")
-        options = {"tags": ["green"], "batch": second.id, "depends_on": [parent], "unique": Unique(key="mine")}
+        options |= {"batch": second.id, "depends_on": [parent], "unique": Unique(key="mine")}
     assert [done.receipt for done in await queue.submit(queue.job(id=again, **options))] == [SubmitReceipt.CREATED]
     repeat = queue.job("other", id=young, tags=["blue"])
     assert [done.receipt for done in await queue.submit(repeat)] == [SubmitReceipt.DUPLICATE]
@@ -604,16 +604,13 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_has_nothing_of_its
             ("payloads", "id"),
         )
     }
-    assert left == {name: [] for name in left} | {"job_tags": [("blue", young)]} | (
-        {
-            "job_tags": [("blue", young), ("green", again)],
-            "batch_jobs": [(second.id, again)],
-            "job_dependencies": [(parent, again)],
-            "unique_jobs": [("mine", again)],
-        }
-        if linked
-        else {}
-    )
+    expected: dict[str, list[tuple[object, ...]]] = {name: [] for name in left}
+    expected["job_tags"] = [("blue", young)] if second_life == "plain" else [("blue", young), ("green", again)]
+    if second_life == "linked":
+        expected["batch_jobs"] = [(second.id, again)]
+        expected["job_dependencies"] = [(parent, again)]
+        expected["unique_jobs"] = [("mine", again)]
+    assert left == expected
     counted = await db.fetchrow("SELECT total, gone_completed FROM headgate.batches WHERE id = $1", first.id)
     assert tuple(counted) == (6, 6)
     assert not await db.fetchval("SELECT count(*) FROM headgate.retention_days WHERE leaving")
