@@ -13,6 +13,15 @@ from bench.lane_promises import used_rate, used_slots
 from bench.lane_scale import worst_fall
 from bench.table import BOUNDS, BROKEN, Bound, show, verdicts
 
+MACHINE = {
+    "cpu": "?",
+    "cores": 2,
+    "memory_gib": 1,
+    "load_at_start": 0,
+    "python": "3",
+    "versions": {},
+    "postgres": {},
+}
 YARDSTICK = "64d686414efef41324d768a7add8979b"
 
 
@@ -43,15 +52,7 @@ def test_verdicts_go_by_medians_and_a_broken_one_is_explained() -> None:
         "to_ceiling": {"cycle": spread([0.7, 0.9, 0.85], 2), "drain": spread([1.0, 1.1, 1.3], 2)},
         "cores": {"drain": {"postgres": 1.2, "server": 0.7, "worker": 0.1}},
         "commits_per_job": 0.004,
-        "machine": {
-            "cpu": "?",
-            "cores": 2,
-            "memory_gib": 1,
-            "load_at_start": 0,
-            "python": "3",
-            "versions": {},
-            "postgres": {},
-        },
+        "machine": MACHINE,
     }
     found = verdicts(report)
     assert {name: row["verdict"] for name, row in found.items()} == {
@@ -77,15 +78,7 @@ def test_every_bound_can_be_missed_and_a_missed_one_is_red(bound: Bound) -> None
 
 def test_a_bound_that_no_lane_has_measured_is_red_when_all_lanes_have_run() -> None:
     report: dict[str, object] = {
-        "machine": {
-            "cpu": "?",
-            "cores": 2,
-            "memory_gib": 1,
-            "load_at_start": 0,
-            "python": "3",
-            "versions": {},
-            "postgres": {},
-        },
+        "machine": MACHINE,
         "commits_per_job": spread([0.004], 3),
     }
     console = Console(width=150, record=True, quiet=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -27,16 +26,6 @@ WAITERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_databas
 @pytest.fixture
 def queue(db: Connection) -> Queue:
     return Queue(db)
-
-
-@asynccontextmanager
-async def stranger(database: str) -> AsyncIterator[Connection]:
-    session = await connect(database, application_name="a stranger")
-    try:
-        async with session.transaction():
-            yield session
-    finally:
-        await session.close()
 
 
 async def after_a_wait(db: Connection, clock: Clock, call: Coroutine[Any, Any, Any], lock: Connection) -> Any:

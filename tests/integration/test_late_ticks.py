@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
 from headgate.domain.states import State
-from headgate.store.connect import Connection, connect
+from headgate.store.connect import Connection
 from tests.support.dispatching import Hold, Instance, ManualClock
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, stranger
 
 SECOND = timedelta(seconds=1)
 ANSWERED = 10.0
@@ -30,17 +29,6 @@ CREATE TRIGGER poison BEFORE UPDATE ON headgate.jobs
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
-
-
-@asynccontextmanager
-async def stranger(database: str) -> AsyncIterator[Connection]:
-    """An open transaction of another client; it commits at the end."""
-    session = await connect(database, application_name="a stranger")
-    try:
-        async with session.transaction():
-            yield session
-    finally:
-        await session.close()
 
 
 async def promoted(one: Instance) -> set[UUID]:

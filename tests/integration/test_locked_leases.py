@@ -16,7 +16,7 @@ from headgate.store import leases
 from headgate.store.connect import Connection, connect
 from headgate.store.leases import Renewal
 from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
-from tests.support.queue import Clock
+from tests.support.queue import Clock, stranger
 
 SOON = 15.0
 SKIPPED = Renewal(lost=False, cancel=False, skipped=True)
@@ -33,19 +33,12 @@ async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncItera
 
 @asynccontextmanager
 async def locking(database: str, ids: Sequence[UUID], strength: str = "UPDATE") -> AsyncIterator[None]:
-    """Somebody's transaction that has these rows and does not end."""
-    stranger = await connect(database, application_name="a stranger")
-    try:
-        async with stranger.transaction():
-            assert strength in ("UPDATE", "SHARE")
-            rows = await stranger.fetch(
-                f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}",
-                list(ids),
-            )
-            assert len(rows) == len(ids)
-            yield
-    finally:
-        await stranger.close()
+    """A transaction of another client that has these rows locked and does not end."""
+    assert strength in ("UPDATE", "SHARE")
+    async with stranger(database) as session:
+        rows = await session.fetch(f"SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR {strength}", list(ids))
+        assert len(rows) == len(ids)
+        yield
 
 
 async def holding(one: Instance, count: int) -> tuple[Worker, list[UUID]]:
@@ -140,14 +133,9 @@ async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
     worker, (job,) = await holding(still, 1)
     worker.lose()
     back = await still.worker("w")
-    stranger = await connect(database, application_name="a stranger")
-    try:
-        async with stranger.transaction():
-            assert await stranger.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
-            waiting = still.store.abandon_undeclared(back.link.tenant_no, "w", [])
-            assert await asyncio.wait_for(waiting, 5) == []  # half of what a session waits for a lock
-    finally:
-        await stranger.close()
+    async with stranger(database, "SELECT FROM headgate.limit_usage FOR UPDATE"):
+        waiting = still.store.abandon_undeclared(back.link.tenant_no, "w", [])
+        assert await asyncio.wait_for(waiting, 5) == []  # half of what a session waits for a lock
     assert await still.store.abandon_undeclared(back.link.tenant_no, "w", []) == [job]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import UUID
 
@@ -19,7 +18,7 @@ from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
 from headgate.store.settle import OutcomeFlush
 from tests.support.dispatching import Instance, Worker, soon
-from tests.support.queue import Queue
+from tests.support.queue import Queue, stranger
 
 DONE = Completed(result=b"r")
 FAILED = Failed(error=ErrorInfo(type="ValueError", message="boom"))
@@ -37,18 +36,6 @@ ANSWERED = 10.0  # seconds for an answer; what holds the lock ends only after it
 async def still(database: str) -> AsyncIterator[Instance]:
     async with Instance(database, running=False) as instance:
         yield instance
-
-
-@asynccontextmanager
-async def stranger(database: str, lock: str, *values: object) -> AsyncIterator[None]:
-    """A transaction of another client that has rows locked and does not end."""
-    session = await connect(database, application_name="a stranger")
-    try:
-        async with session.transaction():
-            assert await session.fetch(lock, *values)
-            yield
-    finally:
-        await session.close()
 
 
 def job_lock(strength: str = "UPDATE") -> str:

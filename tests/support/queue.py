@@ -44,6 +44,19 @@ async def links(database: str, count: int) -> AsyncIterator[list[Connection]]:
         yield opened
 
 
+@asynccontextmanager
+async def stranger(database: str, lock: str = "", *values: object) -> AsyncIterator[Connection]:
+    """An open transaction of another client, holding the rows that `lock` selects, if any; it commits at the end."""
+    session = await connect(database, application_name="a stranger")
+    try:
+        async with session.transaction():
+            if lock:
+                assert await session.fetch(lock, *values)
+            yield session
+    finally:
+        await session.close()
+
+
 class Queue:
     """One tenant's view of a store; topics are made as they are named."""
 
