@@ -16,6 +16,7 @@ from rich.console import Console
 from headgate import embedded
 from headgate.store.connect import connect
 from headgate.store.migrate import migrate
+from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
 
 def main() -> int:
@@ -28,8 +29,9 @@ def main() -> int:
         console.print("[bold]Headgate demo[/]: PostgreSQL, a server and a worker, all of its own")
         cluster = stack.enter_context(embedded.start(folder / "postgres"))
         console.print(f"  PostgreSQL {cluster.version} is up, with fsync on")
-        environ = os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn()}
-        asyncio.run(_migrate(cluster.dsn()))
+        asyncio.run(prepare_embedded(cluster.dsn()))
+        asyncio.run(_migrate(cluster.dsn(role=OWNER)))
+        environ = os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn(role=RUNTIME)}
         server, address = start_server(root, environ, folder, stack)
         environ["HEADGATE_URL"] = address
         console.print(f"  server ready on {address}  (pid {server.pid})")
@@ -40,7 +42,7 @@ def main() -> int:
         os.environ["HEADGATE_URL"] = address
         from examples.demo.play import play  # its Headgate() reads the address when it is made
 
-        return asyncio.run(play(cluster.dsn(), console))
+        return asyncio.run(play(cluster.dsn(role=OWNER), console))
 
 
 async def _migrate(dsn: str) -> None:
