@@ -110,7 +110,7 @@ async def test_large_requests_without_a_token_are_refused_unread(server: ServerP
 async def test_messages_that_are_begun_and_never_finished_are_not_kept(
     server: ServerProcess, neighbour: Neighbour, path: str
 ) -> None:
-    """A hundred of 8 MiB took 800 MB, for ever. Each sends as much as the server's windows let it."""
+    """A hundred of 8 MiB took 800 MB, and kept them. Each sends as much as the server's windows let it."""
     before = _memory(server)
     with ExitStack() as stack:
         peers = [stack.enter_context(Http2(server.host, server.port)) for _ in range(3)]
@@ -133,7 +133,7 @@ async def test_every_method_but_health_needs_a_token_in_its_metadata(server: Ser
         answer = await wire.channel.unary_unary(CHECK, response_deserializer=health_pb2.HealthCheckResponse.FromString)(
             b"\xff" * 100, timeout=20
         )
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING  # nobody looks at the request
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING  # the request is not read
 
 
 async def test_a_client_with_a_wrong_token_is_told_so_and_does_not_try_again(server: ServerProcess) -> None:

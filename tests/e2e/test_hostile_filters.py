@@ -1,4 +1,4 @@
-"""Filters made to keep a server busy: it refuses them or answers, stays healthy, and stops when it is told to."""
+"""Filters made to keep a server busy: it refuses them or answers, stays healthy, and stops on request."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_the_name_of_a_worker_forges_no_field_of_the_log(server: ServerPro
 
 
 async def test_compressed_requests_are_refused_before_they_are_inflated(server: ServerProcess) -> None:
-    """Nothing of ours compresses, so nobody may have a server inflate what a few bytes stand for."""
+    """Nothing of ours compresses, so no client may have a server inflate what a few bytes stand for."""
     async with Wire(server.address, token=TOKEN) as wire:
         bomb = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic="mail", payload=b"\0" * 7_000_000))
         async with grpc.aio.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel:

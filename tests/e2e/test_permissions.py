@@ -1,7 +1,7 @@
 """The authorisation table against a real server: every method, with tokens of other scopes, tenants and topics.
 
 What belongs to another tenant or another topic must look exactly like what does not exist. So each method is asked
-about an object of somebody else and about one that nobody has, and the two answers must be the same but for the name.
+about an object of someone else and about one that does not exist. The two answers must differ in the name only.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ async def test_system_pauses_and_resumes_everything_and_sees_what_concerns_all(a
 
 
 def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Message]]]]:
-    """By method: what `own` has, what nobody has, and how to ask about one of them."""
+    """By method: what `own` has, what does not exist, and how to ask about one of them."""
 
     def one_of(there: Any, ask: Callable[[Any], Message], nowhere: Any = NOBODYS) -> tuple[Any, Any, Any]:
         return there, nowhere, ask

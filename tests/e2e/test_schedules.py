@@ -184,7 +184,7 @@ async def test_tenants_scopes_and_topics_are_kept(hg: Headgate, server: ServerPr
             assert said[0] == said[1]
         with pytest.raises(Forbidden):
             await schedules.put("mail/new", "payroll", every=60)
-        # A name that is not theirs to choose: nothing tells whether somebody has it.
+        # A name that is not theirs to choose: nothing tells whether it is taken.
         said = [await refusal(Forbidden, schedules.put(name, "mail", every=60), name) for name in ("secret", "free")]
         assert said[0] == said[1]
         # What is theirs they may change, whatever it is called; what is new is named after their topic.

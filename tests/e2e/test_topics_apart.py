@@ -1,4 +1,4 @@
-"""Tokens for some topics: what belongs to other topics of the tenant does not exist for them, whoever refers to it.
+"""Tokens for some topics: what belongs to other topics of the tenant does not exist for them, however they refer to it.
 
 A real server and real calls. Each refusal is compared, word by word, with that of something that was never there.
 """
@@ -93,7 +93,7 @@ async def refusal(call: Any, *hidden: UUID) -> tuple[type[HeadgateError], str, s
 
 async def test_a_key_of_another_topic_is_neither_taken_nor_told(office: Office) -> None:
     first = await office.pay.submit("pay", b"order", key="order-7")
-    # Whatever the body: a job of their own, and no word of the other.
+    # Whatever the body: a job of their own, and nothing about the other.
     squatted = await office.mail.submit("mail", b"order", key="order-8")
     for body in (b"order", b"another"):
         mine = await office.mail.submit("mail", body, key=f"order-7-{body.decode()}")
@@ -171,7 +171,7 @@ async def test_a_batch_of_another_topic_is_none(office: Office) -> None:
             await office.mail.batch(id=batch.id).open()
         assert (await office.owner.batch_status(batch.id)).total == 0
     assert await office.db.fetchval("SELECT count(*) FROM headgate.batch_jobs") == before
-    # Nobody has spoilt it: its callback is free when its members are done.
+    # It is not damaged: its callback is free when its members are done.
     member = await with_callback.submit_to("pay", delay=3600)
     await with_callback.seal()
     await office.pay.admin.jobs.cancel(member.id)

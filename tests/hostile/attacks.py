@@ -133,7 +133,7 @@ attack("large batches, a token", "default")(large_batches)
 
 @attack("unfinished messages, no token")
 async def unfinished_messages(target: Target) -> None:
-    """A hundred messages of 8 MiB that are sent but for their last byte."""
+    """A hundred messages of 8 MiB that are sent except for their last byte."""
     body = message(8 * MIB) + b"\0" * (8 * MIB - 1)
 
     async def connection(number: int) -> None:
@@ -368,7 +368,7 @@ async def gzip_bombs(target: Target) -> None:
 
 @attack("replies that are never read", "default")
 async def unread_replies(target: Target) -> None:
-    """Frames of jobs that are all wrong, whose long answers nobody reads."""
+    """Frames of jobs that are all wrong, whose long answers are not read."""
 
     async def session(channel: grpc.aio.Channel, _: int) -> None:
         call = target.stream(channel, PRODUCE)

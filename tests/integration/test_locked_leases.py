@@ -162,7 +162,7 @@ async def test_of_locked_rows_only_what_is_certain_is_told(
         answers = await asyncio.wait_for(still.store.renew(asked), SOON)
     assert answers == {
         (tenant, mine, my_first): SKIPPED,
-        (tenant, theirs, their_first): LOST,  # a newer epoch has it, whoever holds its row now
+        (tenant, theirs, their_first): LOST,  # a newer epoch has it, whatever holds its row now
         (tenant, theirs, their_first + 1): SKIPPED,
     }
 

@@ -1,4 +1,4 @@
-"""Names: asking for jobs makes no topic, a new one is heard of at once, quotas hold, and only changes are read."""
+"""Names: asking for jobs makes no topic, a new one is known at once, quotas hold, and only changes are read."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ async def test_a_job_of_a_new_topic_starts_at_once_on_another_instance(one: Inst
         await soon(lambda: two.coordinator.ticks, "the first tick is over")
         two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
         await until_async(lambda: listening(two), "two listens")
-        await one.coordinator.tick_once()  # it knows of the other
+        await one.coordinator.tick_once()  # it knows the other
         worker = await two.worker("w", handler=completing())
         ask(worker, "new", count=2)
-        await soon(lambda: two.coordinator.ticks >= 2, "it has looked whether somebody else has made the topic")
+        await soon(lambda: two.coordinator.ticks >= 2, "it has looked whether another instance has made the topic")
         (made,) = await one.submit(1, "new")
         await one.reach(1, State.COMPLETED)
         assert worker.tracker.times == {made: 1}
@@ -138,7 +138,7 @@ async def test_a_tick_finds_a_new_topic_of_which_nobody_told(still: Instance, db
 async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(one: Instance) -> None:
     worker = await one.worker("w", handler=completing())
     ask(worker, "mail", "new", count=5)
-    await soon(lambda: one.store.got, "it has looked in vain")
+    await soon(lambda: one.store.got, "it has looked, and found nothing")
     hold = one.store.after["claim"] = Hold()
     ids = await one.submit(2, "mail")
     await hold.reached()
@@ -281,7 +281,7 @@ async def test_a_look_that_answers_late_does_not_undo_a_newer_one(db: Connection
     await queue.topic("mail")
 
     class Slow:
-        """Reads at once, and answers when it is told to."""
+        """Reads at once, and answers when the test says so."""
 
         def __init__(self) -> None:
             self.read, self.answer = asyncio.Event(), asyncio.Event()

@@ -382,7 +382,7 @@ async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(
 
 
 async def test_an_operation_that_is_always_too_slow_fails_and_lets_others_go_on(queue: Queue, database: str) -> None:
-    """Cancelled by statement_timeout each time, it would be taken up again before all others, for ever."""
+    """Cancelled by statement_timeout each time, it would be taken up again before all others each time."""
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()
     await queue.add(3)

@@ -502,7 +502,7 @@ async def test_who_may_pause_what(still: Instance) -> None:
     allowed = [(someone(Scope.SYSTEM, tenant=""), EVERYTHING), (OPERATOR, TENANT), (OPERATOR, MAIL), (limited, MAIL)]
     refused = [
         (OPERATOR, EVERYTHING),
-        (someone(Scope.ADMIN), EVERYTHING),  # of one tenant: it stops nobody else's jobs
+        (someone(Scope.ADMIN), EVERYTHING),  # of one tenant: it stops no other tenant's jobs
         (someone(Scope.SYSTEM, tenant=""), TENANT),
         (limited, TENANT),
         (limited, sms),

@@ -1,4 +1,4 @@
-"""Whoever opens a call or a stream sends its first message in time, or is sent away."""
+"""A client that opens a call or a stream sends its first message in time, or is disconnected."""
 
 from __future__ import annotations
 

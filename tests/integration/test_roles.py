@@ -210,7 +210,7 @@ async def test_a_notification_from_anyone_is_a_hint_and_a_flood_of_them_costs_li
         hints = Hints(one.coordinator.heard, one.coordinator.stir_all)
         one.start("words", one.store.listen(hints.heard, lambda: None))
         worker = await one.worker(slots=1, handler=completing())
-        await soon(lambda: one.store._listener is not None and one.store.got, "it listens, and has looked in vain")
+        await soon(lambda: one.store._listener is not None and one.store.got, "it listens, and has found nothing")
         (topic_no,) = await one.topic_nos("mail")
         for junk in ("", "mail", "-", "9" * 7_999, "٣", "1;DROP", "\u202e"):
             await stranger.execute("SELECT pg_notify('headgate_topics', $1)", junk)

@@ -73,6 +73,6 @@ def someone(*scopes: Scope, topics: Iterable[str] | None = None, tenant: str = "
     )
 
 
-ANA = someone(Scope.ADMIN, Scope.SYSTEM)  # as everybody is in dev mode
+ANA = someone(Scope.ADMIN, Scope.SYSTEM)  # as all callers are in dev mode
 OPERATOR = someone(Scope.OPERATE)
 READER = someone(Scope.READ)

@@ -100,7 +100,7 @@ def last_words(how: str, runs: str = "", *, job: Job = this_job) -> dict[str, in
 
 
 class Trap:
-    """Unpickled, it makes a file: whoever reads it runs what it says."""
+    """Unpickled, it makes a file: its reader runs what it says."""
 
     def __init__(self, path: str) -> None:
         self._path = path

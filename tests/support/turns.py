@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Turns:
-    """How often somebody else has run."""
+    """How often other tasks have run."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -242,4 +242,4 @@ def test_a_day_decades_ahead_is_found_without_looking_at_every_day_again(monkeyp
     assert 40 * 365 <= looked <= 42 * 420  # once for each day
     looked = 0
     assert next_occurrence(rare, zone, after) == first
-    assert looked <= 41 * 8  # from then on a few for each year, whoever asks
+    assert looked <= 41 * 8  # from then on a few for each year, for any caller

@@ -1,4 +1,4 @@
-"""SECURITY.md: whatever somebody cannot do is shown by a test that exists."""
+"""SECURITY.md: whatever an attacker cannot do is shown by a test that exists."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Credential:
 
 
 class StaticTokens:
-    """A set of credentials that does not change, but for those that expire."""
+    """A set of credentials that does not change, except that some expire."""
 
     def __init__(self, credentials: Iterable[Credential] = (), *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """Failed logins: logged, but not each of them; and answered late to an address that fails again and again.
 
 A valid token is never slowed or refused because others fail: behind a proxy all clients have one address. So a guess
-costs its sender time, and nobody else's. Nothing here grows with the number of guesses or of addresses: the answers
+costs its sender time, and no other client. Nothing here grows with the number of guesses or of addresses: the answers
 held back are bounded for each address and in all (more are given at once), and of the addresses the latest are known.
 """
 
@@ -59,7 +59,7 @@ class FailedLogins:
         return len(self._peers)
 
     async def failed(self, address: str, reason: str) -> None:
-        """A login from `address` failed. Returns when its sender may be told."""
+        """A login from `address` failed. Returns when its sender may get the answer."""
         peer = self._note(_network(address))
         self._log(address, peer, reason)
         if peer.failures <= FREE_FAILURES or peer.held >= HELD_PER_PEER or self._held >= HELD_IN_ALL:

@@ -85,7 +85,7 @@ class ManyJobs:
     def __init__(
         self, store: OperationStore, *, started: Callable[[], None], recheck: Callable[[Identity], Identity]
     ) -> None:
-        """`started` is told of each new operation, so that the first chunk need not wait for a poll.
+        """`started` is called for each new operation, so that the first chunk need not wait for a poll.
 
         `recheck` raises TokenRevoked for a caller whose token was revoked meanwhile.
         """
@@ -128,7 +128,7 @@ class ManyJobs:
             who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.credential
         )
         try:
-            # Whoever ends the operations of a revoked token may have looked just before this one was there.
+            # What ends the operations of a revoked token may have looked just before this one was there.
             self._recheck(who)
         except TokenRevoked as revoked:
             await self._store.cancel(who.tenant, operation_id, who="headgate", reason=str(revoked), topics=None)

@@ -3,7 +3,7 @@
 Who is here
 - Worker sessions, streams of jobs and waiting claims (`dispatch/links`): they end when the credential is revoked, has
   expired, or permits something else now. A worker connects again, with the rights it has then.
-- Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights anew, and
+- Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights again, and
   end if those are not enough. Each frame of a producer is judged by itself anyway.
 - Bulk operations: they are cancelled, and the audit says why. One that the credential may still do goes on.
 
@@ -39,7 +39,7 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """A call that asks for its rights anew when `changed` is set."""
+    """A call that asks for its rights again when `changed` is set."""
 
     identity: Identity
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,7 +53,7 @@ class OpenCalls:
 
     @contextmanager
     def watched(self, identity: Identity) -> Iterator[OpenCall]:
-        """Have a call told of changes to its rights for as long as this lasts."""
+        """Notify a call of changes to its rights for as long as this lasts."""
         call = OpenCall(identity)
         self._open.add(call)
         try:

@@ -1,6 +1,6 @@
 """Demands: what the links of this instance want, summed up by tenant, topics and lease.
 
-A topic that nobody has submitted to has no number. It is kept by name, and nothing is written for it; when it appears,
+A topic without any submit so far has no number. It is kept by name, and nothing is written for it; when it appears,
 the credit goes to a demand with its number.
 
 Credit is conserved: what links granted is free here, reserved by a claim in flight, or dealt. A claim reserves before

@@ -69,7 +69,7 @@ class OutcomeRows(Protocol):
     """One flush of outcomes, being filled; `freed`, once it is settled, are topics in which others may start."""
 
     freed: set[int]
-    unmatched: bool  # reported by somebody who was not given these jobs: on a connection of their own
+    unmatched: bool  # reported by a caller that was not given these jobs: on a connection of their own
     skip_locked: bool  # answer rows that others have locked with LOCKED; else they fail the call: StoreBusy.locked
 
     def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int: ...

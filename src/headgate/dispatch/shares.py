@@ -26,7 +26,7 @@ class Due(NamedTuple):
 
 def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
     """The batches in which these are to be renewed, of at most so many rows each."""
-    if len(due) <= rows:  # all of them together: nobody waits for anybody
+    if len(due) <= rows:  # all of them together: none waits for another
         if due:
             yield due
         return
@@ -43,7 +43,7 @@ def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
 def _next_batch(waiting: dict[int, dict[Link, list[Due]]], rows: int) -> list[Due]:
     """Take the next batch out of what waits, by tenant and session."""
     batch: list[Due] = []
-    # Whoever has the lease that expires soonest comes first: there may be more tenants, or sessions, than rows.
+    # The tenant with the lease that expires soonest comes first: there may be more tenants, or sessions, than rows.
     tenants = sorted(waiting, key=lambda tenant_no: min(leases[-1].expires for leases in waiting[tenant_no].values()))
     sizes = [sum(map(len, waiting[tenant_no].values())) for tenant_no in tenants]
     for tenant_no, share in zip(tenants, fair_shares(sizes, rows), strict=True):

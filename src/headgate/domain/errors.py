@@ -3,7 +3,7 @@
 `code` is public and never changes its meaning; the skins (gRPC, REST, CLI) map it to a status in one table each.
 A subclass without a `code` of its own does not exist: tests/unit/test_errors.py checks that codes are unique.
 
-Texts go back to whoever sent the input, and into logs. So those that may repeat input are cut here, where they are
+Texts go back to the sender of the input, and into logs. So those that may repeat input are cut here, where they are
 made, and not by each caller: `InvalidInput` and `NotFound` to ECHO_MAX characters (a hint is ours, and comes on top).
 """
 

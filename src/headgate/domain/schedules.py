@@ -270,7 +270,7 @@ class DueSchedule:
 
     schedule_no: int
     tenant_no: int
-    seed: UUID  # random, and known to nobody outside: what the ids of its jobs are made from
+    seed: UUID  # random, and not known outside: what the ids of its jobs are made from
     version: int
     timing: Timing
     overlap: Overlap
@@ -331,7 +331,7 @@ def plan(schedule: DueSchedule, *, now: datetime) -> Firing:
 
 
 def occurrence_job_id(seed: UUID, occurrence: datetime) -> JobId:
-    """The id of an occurrence's job: every instance arrives at the same one, and nobody else can.
+    """The id of an occurrence's job: every instance arrives at the same one, and no one else can.
 
     Who could guess it would submit a job of their own under it, and the occurrence would count as made.
     """

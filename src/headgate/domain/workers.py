@@ -15,8 +15,8 @@ there (chr(31))."""
 def stored_worker(worker_id: str, incarnation: int, credential: str) -> str:
     """What a claim writes on the row: it tells processes apart that go by the same worker id.
 
-    It depends on the name of the credential as well: whoever knows another worker's id and incarnation cannot give back
-    what was sent to it, on any instance.
+    It depends on the name of the credential as well: a client that knows another worker's id and incarnation cannot
+    give back what was sent to it, on any instance.
     """
     if not incarnation:
         return worker_id

@@ -47,7 +47,7 @@ def check_encrypted(host: str, *, tls: bool, insecure: bool) -> None:
 def exposure_of(path: Path) -> tuple[str, str] | None:
     """What is wrong with the permissions of a file that holds secrets, and the command that mends it; None: nothing.
 
-    As PostgreSQL does it for its key: nobody but the owner, except that a file of root's may be readable by a group.
+    As PostgreSQL does it for its key: only the owner, except that a file of root's may be readable by a group.
     That is how Kubernetes and packages hand secrets to a process that is not root.
     """
     if os.name == "nt":  # permissions are not in the mode there
@@ -66,6 +66,6 @@ def check_private(path: Path | None, *, setting: str) -> None:
     try:
         exposed = exposure_of(path) if path is not None else None
     except OSError:
-        return  # not there, or not ours to look at: whoever opens it says so
+        return  # not there, or not ours to look at: opening it says so
     if exposed is not None:
         raise InvalidSetting(setting, exposed[0], hint=f"run: {exposed[1]}")

@@ -15,7 +15,7 @@ class PayloadError(InvalidInput):
     """Arguments or a result cannot be sent, or were received and do not fit the function; `path` says where."""
 
     code = "payload_error"
-    echo_max = 2_000  # it is raised where the payload is: nobody else reads it
+    echo_max = 2_000  # it is raised where the payload is, and read there
 
     def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
         super().__init__(path, problem, hint=hint)

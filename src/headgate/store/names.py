@@ -63,7 +63,7 @@ class Topic:
 
 
 def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
-    """Nobody waits for topics."""
+    """No demand waits for topics."""
 
 
 class Names:

@@ -12,7 +12,7 @@ from headgate.store.connect import Connection, connect
 from headgate.store.errors import translating
 
 OWNER: Final = "headgate_owner"
-"""Of the embedded PostgreSQL. Elsewhere the owner is whoever runs the migrations."""
+"""Of the embedded PostgreSQL. Elsewhere the owner is the role that runs the migrations."""
 RUNTIME: Final = "headgate_runtime"
 READER: Final = "headgate_reader"
 STATEMENTS: Final = {

@@ -1,7 +1,7 @@
 """The store as an instance uses it: its verbs on connections of their own, so that none waits for another.
 
 Each lane is one connection that is opened again when it breaks. Leases have their own: however busy submits and claims
-are, renewals get through. So have heartbeats, and outcomes of jobs that were not given to whoever reports them: callers
+are, renewals get through. So have heartbeats, and outcomes of jobs that were not given to their reporter: callers
 decide how many of these there are.
 """
 
@@ -257,7 +257,7 @@ class Store:
         return self.names.knows(topic_no)
 
     async def refresh_names(self) -> None:
-        """Read topics that were made or changed since the last time; those that are new are told to `on_topic`."""
+        """Read topics that were made or changed since the last time; those that are new are passed to `on_topic`."""
         async with self._lanes["tick"].use() as db:
             await self.names.refresh(db)
 

@@ -85,7 +85,7 @@ class OutcomeFlush:
         self._others: dict[int, _Other] = {}
         self._seen: set[tuple[int, UUID]] = set()
         self._repeats: list[_Repeat] = []  # a job's second and later outcomes
-        self.unmatched = False  # reported by somebody who was not given these jobs
+        self.unmatched = False  # reported by a caller that was not given these jobs
         self.skip_locked = False  # answer rows that others have locked with LOCKED; else such a row fails the call
         self.may_free = False  # written: jobs that waited for some of these may be free now
         self.freed: set[int] = set()  # topics that have room, or new pending jobs, since this was settled

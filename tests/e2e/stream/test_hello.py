@@ -43,7 +43,7 @@ async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) 
 async def test_a_bad_token_is_not_let_in_and_nothing_is_waited_for(server: ServerProcess) -> None:
     for token in ("", "a-token-nobody-knows"):
         async with Wire(server.address, token=token) as wire:
-            ended = await wire.link().ended()  # without a word of ours
+            ended = await wire.link().ended()  # before any frame of ours
         assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
         assert "token" in ended.details
         assert token not in ended.details or not token

@@ -79,7 +79,7 @@ BEGIN
                        AND p.cap_ms = u.cap_ms AND p.delays_ms = u.delays_ms::bigint[] LIMIT 1) AS f ON true;
 END $$;
 
--- Whoever changes a topic, also by hand: instances read it again (headgate.topics.changed_by).
+-- After any change of a topic, also by hand, instances read it again (headgate.topics.changed_by).
 CREATE FUNCTION headgate.topic_changed_v1() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -304,7 +304,7 @@ BEGIN
     RETURN QUERY SELECT v_looked, coalesce(cardinality(v_ids), 0), v_looked < n_;
 END $$;
 
--- Detaches a day for a server that does not own the table: CONCURRENTLY, which stops nobody, is for owners, and cannot be
+-- Detaches a day for a server that does not own the table: CONCURRENTLY, which blocks no one, is for owners, and cannot be
 -- in a function. While this waits for its lock, settles wait behind it: so it waits for 200 ms, and is tried again later.
 CREATE FUNCTION headgate.detach_day_v1(table_ text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$

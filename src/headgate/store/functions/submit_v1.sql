@@ -80,7 +80,7 @@ BEGIN
         won AS (
             INSERT INTO headgate.idempotency_keys AS k (tenant_no, topic_no, key, job_id, body_hash, expires_at)
             SELECT t.tenant_no, t.topic_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
-             WHERE t.nth = 1 ORDER BY t.tenant_no, t.key, t.topic_no     -- one order for everybody: no deadlock
+             WHERE t.nth = 1 ORDER BY t.tenant_no, t.key, t.topic_no     -- one order for all: no deadlock
             ON CONFLICT (tenant_no, key, topic_no) DO UPDATE
                SET job_id = excluded.job_id, body_hash = excluded.body_hash, expires_at = excluded.expires_at
              WHERE k.expires_at <= v_now

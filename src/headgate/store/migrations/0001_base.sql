@@ -18,7 +18,7 @@ CREATE TABLE headgate.tenants (
 -- Retry policies are rows, so that any instance (and the watchdog) can apply them without knowing who submitted the job.
 CREATE TABLE headgate.retry_policies (
     policy_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant_no   int NOT NULL DEFAULT 0,                  -- who uses it, and has it counted; 0: everybody
+    tenant_no   int NOT NULL DEFAULT 0,                  -- who uses it, and has it counted; 0: all tenants
     kind        smallint NOT NULL CHECK (kind BETWEEN 0 AND 6),
     base_ms     bigint NOT NULL CHECK (base_ms >= 1),
     cap_ms      bigint NOT NULL CHECK (cap_ms BETWEEN base_ms AND 2592000000),

@@ -5,7 +5,7 @@ CREATE TABLE headgate.schedules (
     schedule_no     int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant_no       int NOT NULL REFERENCES headgate.tenants,
     name            text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
-    -- What the ids of its jobs are made from. Nobody outside knows it: a job submitted under the id of a coming occurrence
+    -- What the ids of its jobs are made from. It is not known outside: a job submitted under the id of a coming occurrence
     -- would take that one's place.
     seed            uuid NOT NULL DEFAULT gen_random_uuid(),
     version         int NOT NULL DEFAULT 1,              -- grows with every change by a person; firing is no change
