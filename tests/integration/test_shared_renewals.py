@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
 from headgate.dispatch import renewals
 from headgate.dispatch.links import Superseded, WorkerIdTaken
+from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.states import State
 from headgate.store.connect import Connection
 from tests.support.dispatching import Instance, ManualClock, Worker
@@ -29,9 +32,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewals, "STATEMENTS_A_PASS", 3)
 
 
-async def holding(one: Instance, count: int, name: str, *, tenant: str) -> Worker:
+async def holding(one: Instance, count: int, name: str, *, tenant: str, lease: timedelta | None = None) -> Worker:
     await one.submit(count, tenant=tenant, topic=name)
-    worker = await one.worker(name, name, slots=count, tenant=tenant)
+    worker = await one.worker(name, name, slots=count, tenant=tenant, lease=lease)
     while await one.coordinator.claim_once():
         pass
     assert len(worker.link.held) == count
@@ -91,7 +94,7 @@ async def test_leases_that_are_locked_do_not_keep_others_of_their_session_waitin
 ) -> None:
     worker = await holding(still, 90, "locked", tenant="acme")
     await pass_time(seconds, clock, 31, worker)
-    locked: list[UUID] = list(worker.link.held)[30:]
+    locked: list[UUID] = list(worker.link.held)[:60]
     async with db.transaction():
         await db.execute("SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR UPDATE", locked)
         assert await still.renewer.run_once() == 0
@@ -131,3 +134,23 @@ async def test_a_worker_id_belongs_to_the_credential_whose_session_is_alive(stil
     assert isinstance(older.link.ended, Superseded)
     newer.lose()
     await still.worker("w", subject="another")
+
+
+async def test_the_watchdog_waits_for_what_was_due_in_an_outage_and_for_nothing_later(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    """Leases of a second are due in every pass: they must not keep the watchdog of all tenants closed."""
+    gate = WatchdogGate(beat=5, now=seconds)
+    renewer = LeaseRenewer(still.store, still.links, now=seconds, watchdog=gate)
+    greedy = await holding(still, 100, "greedy", tenant="greedy", lease=timedelta(seconds=1))
+    seconds.advance(0.5)
+    gate.lost()
+    gate.answered()
+    seconds.advance(5)
+    gate.answered()
+    greedy.link.heard()
+    assert await renewer.run_once() == 60
+    assert not gate.is_open  # forty were due in the outage, and have not been tried
+    assert await renewer.run_once() == 60
+    assert renewer.behind
+    assert gate.is_open

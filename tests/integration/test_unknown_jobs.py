@@ -150,6 +150,18 @@ async def test_a_session_that_reports_mostly_unknown_ids_is_ended_and_may_come_b
         assert await link.complete(job) == {}
 
 
+async def test_ids_that_were_declared_and_are_not_its_own_are_excused_in_one_beat_only(greedy: Wire) -> None:
+    """A worker may have made them up: else a hello of 100,000 would permit beats of as many, for seconds."""
+    wrong = invented(UNKNOWN_MOST + 500)
+    async with greedy.worker("declares", held=wrong) as link:
+        assert link.ack is not None
+        assert len(link.ack.lost.ids) == len(wrong.ids)
+        await link.send(worker_pb2.WorkerFrame(beat=worker_pb2.Beat(held=wrong)))
+        await link.until(lambda: link.beats, "the beat was answered")
+        await link.send(worker_pb2.WorkerFrame(beat=worker_pb2.Beat(held=wrong)))
+        assert (await link.ended()).code == "unknown_jobs"
+
+
 async def test_a_few_unknown_ids_a_beat_end_a_session_in_time(greedy: Wire) -> None:
     async with greedy.worker() as link:
         jobs = await given(greedy, link, 100)

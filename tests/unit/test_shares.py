@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.dispatch.links import Link
+from headgate.dispatch.links import HELD_PER_TENANT, LONG_LIST, LONG_LIST_SECONDS, Link, Links
 from headgate.dispatch.shares import Due, fair_shares, in_shares
+from headgate.dispatch.writer import Overloaded
 from headgate.domain.identity import Identity, Scope
 
 
@@ -86,3 +87,41 @@ def test_with_more_sessions_than_rows_those_that_expire_soonest_are_served() -> 
     batches = list(in_shares(due, 10))
     assert [one.expires for one in batches[0]] == list(range(51, 61))
     assert [len(batch) for batch in batches] == [10] * 5
+
+
+def test_an_extended_lease_has_its_turn_by_when_the_one_it_has_expires() -> None:
+    link, job = session(1, "one"), UUID(int=1)
+    link.hold(job, 3, 60_000, renew_at=100.0)  # it expires at 130
+    link.extend(job, 2, 86_400_000, 90.0)
+    assert link.held[job][:3] == (3, 60_000, 100.0)  # the wish of an earlier attempt
+    link.extend(job, 3, 86_400_000, 90.0)
+    epoch, lease_ms, renew_at, _ = link.held[job]
+    assert (epoch, lease_ms) == (3, 86_400_000)
+    assert renew_at <= 90.0
+    assert renew_at + lease_ms / 2000 == 130.0
+    link.hold(job, 4, 60_000, renew_at=100.0)
+    link.extend(job, 4, 10_000, 90.0)
+    assert link.held[job][2] == 90.0  # a shorter one is due at once, too
+
+
+def test_long_lists_are_read_once_a_second_and_short_ones_always() -> None:
+    now = 0.0
+    identity = Identity(tenant="tenant", subject="tester", scopes=frozenset({Scope.WORK}))
+    link = Link(identity, 1, "one", lambda: now, 60_000)
+    assert link.may_list(LONG_LIST + 1)
+    assert not link.may_list(LONG_LIST + 1)
+    assert link.may_list(LONG_LIST)
+    now = LONG_LIST_SECONDS
+    assert link.may_list(LONG_LIST + 1)
+
+
+def test_jobs_that_are_being_declared_count_as_held() -> None:
+    links, first = Links(), session(1, "one")
+    links.check_room(1, HELD_PER_TENANT)
+    first.declaring = HELD_PER_TENANT
+    links.open(first)
+    with pytest.raises(Overloaded):
+        links.check_room(1, 1)
+    links.check_room(2, HELD_PER_TENANT)
+    first.declaring = 0
+    links.check_room(1, HELD_PER_TENANT)

@@ -15,6 +15,7 @@ link ended, the epoch of the next delivery makes the outcome of this one stale.
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -45,6 +46,8 @@ HELD_PER_TENANT: Final = 500_000
 """Jobs that the sessions of a tenant may hold on one instance. Beyond it none may declare more (some 140 MB)."""
 UNKNOWN_MOST: Final = 1_000
 """Jobs that a worker may report although it was never given them; then they must be fewer than those it was given."""
+LONG_LIST, LONG_LIST_SECONDS = 2_000, 0.9
+"""A longer list of a beat is read only so often: 100,000 ids take a tenth of a second of the event loop."""
 EXCUSED_SECONDS: Final = 10.0
 """For so long, and up to twice that, a worker may list jobs that are not its own any more: their receipts may be on
 their way to it. They are counted, not kept: that would be every job of the last seconds."""
@@ -221,6 +224,9 @@ class Link:
     _released: int = 0  # jobs that it holds no more, since a moment; and before, for at least as long
     _released_before: int = 0
     _released_since: float = 0.0
+    _excused_once: int = 0  # jobs that it declared and that are not its own: it may list them in one more beat
+    declaring: int = 0  # jobs that it has declared in hello and that are being looked up: counted like held ones
+    listed_at: float = -math.inf  # when its last long list was looked at
     _parts: deque[Delivery | Told] = field(default_factory=deque)
     _words: int = 0  # the weight of all Told among them
     _receipts: deque[Told] = field(default_factory=deque)  # those that wait for jobs to go with; bounded as words
@@ -339,22 +345,47 @@ class Link:
         if entry is None or entry[0] <= epoch:
             self.held[job_id] = (epoch, lease_ms, renew_at, entry[3] if entry is not None else 0)
 
+    def extend(self, job_id: UUID, epoch: int, lease_ms: int, now: float) -> None:
+        """Give it a lease of another length, if this very attempt is here.
+
+        It is due at once, and in its turn by when the lease it has now expires, not by the one it is to have.
+        """
+        entry = self.held.get(job_id)
+        if entry is not None and entry[0] == epoch:
+            _, old_ms, renew_at, number = entry
+            expires = renew_at + old_ms / 2000
+            self.held[job_id] = (epoch, lease_ms, min(now, expires - lease_ms / 2000), number)
+
     def renew_later(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
         """Renew it next at this time; unless it was delivered anew, or given a longer lease, meanwhile."""
         entry = self.held.get(job_id)
         if entry is not None and entry[:2] == (epoch, lease_ms):
             self.held[job_id] = (epoch, lease_ms, renew_at, entry[3])
 
-    def released(self, count: int) -> None:
-        """So many jobs that the worker named are not its own (any more), and it is being told."""
-        self._released += count
+    def excuse_once(self, count: int) -> None:
+        """So many jobs that the worker declared are not its own, and it is being told."""
+        self._excused_once += count
 
     def excused(self) -> int:
-        """How many jobs it may list that it does not hold: as many as it was released of lately."""
+        """How many jobs a beat may list that it does not hold: as many as it was released of lately.
+
+        Those that it declared count for one beat only: it may have made them up.
+        """
         now = self.now()
+        once, self._excused_once = self._excused_once, 0
         if now - self._released_since >= EXCUSED_SECONDS:
             self._released_before, self._released, self._released_since = self._released, 0, now
-        return self._released_before + self._released
+        return self._released_before + self._released + once
+
+    def may_list(self, count: int) -> bool:
+        """Whether a list of so many jobs is looked at now. Long ones are, once a second: workers beat no more often."""
+        if count <= LONG_LIST:
+            return True
+        now = self.now()
+        if now - self.listed_at < LONG_LIST_SECONDS:
+            return False
+        self.listed_at = now
+        return True
 
     def reported_jobs(self, *, given: int = 0, unknown: int = 0) -> None:
         """The worker has reported jobs that it was given, and some that it was not. If these are the most, it ends."""
@@ -517,7 +548,7 @@ class Links:
         """
         if not declared:
             return
-        held = sum(len(link.held) for link in self._all if link.tenant_no == tenant_no)
+        held = sum(len(link.held) + link.declaring for link in self._all if link.tenant_no == tenant_no)
         if held + declared > HELD_PER_TENANT:
             raise Overloaded(
                 f"{held} jobs are held by workers of this tenant on this instance, the limit is {HELD_PER_TENANT}",

@@ -15,13 +15,15 @@ what it holds then run out by themselves, unless its worker comes back and decla
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from uuid import UUID
 
 from headgate.dispatch.lease_calls import LeaseCalls
-from headgate.dispatch.links import Link, Links, LinkSilent, Told
+from headgate.dispatch.links import LONG_LIST, Link, Links, LinkSilent, Told
 from headgate.dispatch.ports import LeaseStore
 from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
@@ -54,6 +56,7 @@ class LeaseRenewer:
         self._stopped = asyncio.Event()
         self.calls = LeaseCalls(store)
         self.behind = False  # the last pass left some for the next one, which comes at once
+        self._left_over = 0  # how many that were due when the database was last away have not been tried since
         self.renewed = self.lost = self.skipped = self.errors = 0
 
     async def run(self) -> None:
@@ -84,14 +87,19 @@ class LeaseRenewer:
             if self._watchdog is not None:
                 self._watchdog.lost()
             raise
-        if self._watchdog is not None and not self.behind:
+        if self._watchdog is not None and not self._left_over:
             self._watchdog.renewed()
         return count
 
     async def _renew_due(self) -> int:
         now = self._now()
         next_pass = now + self._every
+        most = STATEMENTS_A_PASS * ROWS_AT_ONCE
+        # What was due when the database was last away must be tried before the watchdog may reap anything.
+        closed_at = -math.inf if self._watchdog is None else self._watchdog.closed_at
         due: list[Due] = []
+        self.behind = False
+        overdue = 0
         for link in self._links:
             if link.ended is not None:
                 continue  # what it holds is its worker's to declare again, or lapses
@@ -104,16 +112,25 @@ class LeaseRenewer:
             patience = 1.5 * beat_seconds(link.default_lease_ms)
             # What was never written to a silent worker is not its to lose: it goes back at no cost when the link ends.
             ours = link.unwritten() if silent > patience else frozenset()
-            due += [
+            found = [
                 Due(renew_at + lease_ms / 2000, link, job_id, epoch, lease_ms)
                 for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
                 and (silent <= max(patience, lease_ms / 2000) or job_id in ours)
             ]
+            overdue += sum(_due_at(one) <= closed_at for one in found)
+            if len(found) > most:
+                self.behind = True
+                found = heapq.nsmallest(most, found, key=lambda one: one.expires)
+            due += found
+            if len(link.held) > LONG_LIST:
+                await asyncio.sleep(0)  # others have work on this loop
         count = 0
-        self.behind = len(due) > STATEMENTS_A_PASS * ROWS_AT_ONCE
+        self.behind = self.behind or len(due) > most
+        self._left_over = overdue
         for batch in islice(in_shares(due, ROWS_AT_ONCE), STATEMENTS_A_PASS):
             count += await self._renew(batch, now)
+            self._left_over -= sum(_due_at(one) <= closed_at for one in batch)
         self.behind = self.behind and count > 0  # what is locked will not be free any sooner for asking without a pause
         return count
 
@@ -171,8 +188,13 @@ class LeaseRenewer:
             else:
                 skipped = answer is not None and answer.skipped
                 link.hold(job_id, epoch, lease_ms, now if skipped else now + lease_ms / 2000)
-        link.released(len(lost))
+        link.excuse_once(len(lost))
         return list(lost)
+
+
+def _due_at(one: Due) -> float:
+    """From when on it was to be renewed; a little earlier, for the rounding."""
+    return one.expires - one.lease_ms / 2000 - 0.001
 
 
 def _told(told: dict[Link, Told], link: Link) -> Told:

@@ -20,6 +20,7 @@ class WatchdogGate:
         self._last: float | None = None  # when the database last answered
         self._since: float | None = None  # since when it has answered without a break
         self._renewed = False  # whether renewals went through since then
+        self.closed_at = now()  # when it was last closed
 
     @property
     def is_open(self) -> bool:
@@ -38,7 +39,7 @@ class WatchdogGate:
         self._last = now
 
     def renewed(self) -> None:
-        """Everything that was due for renewal has been renewed."""
+        """Everything that was due for renewal when the gate closed has been tried."""
         if self._since is not None:
             self._renewed = True
 
@@ -46,3 +47,4 @@ class WatchdogGate:
         """The database did not answer."""
         self._since = self._last = None
         self._renewed = False
+        self.closed_at = self._now()

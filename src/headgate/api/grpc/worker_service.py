@@ -147,12 +147,14 @@ class WorkerService:
         link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
         link.heard()
         parts.links.check_room(tenant_no, len(hello.held.ids))
+        link.declaring = len(hello.held.ids)
         parts.links.open(link)
         # Before the peer hears of it, and whatever comes of it: who counts links sees each begin, then end.
         log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(hello.held.ids))
         try:
             ids = parts.store.uuids(hello.held.ids)
             lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
+            link.declaring = 0
             if hello.resumed and hello.incarnation:
                 # Without an incarnation, its jobs cannot be distinguished from those of another process of that name.
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
@@ -344,6 +346,16 @@ class WorkerService:
             link.reported_jobs(given=len(link.held), unknown=surplus)
             if link.ended is not None:
                 return
+        if link.may_list(len(beat.held.ids)):
+            self._take_list(link, beat, excused)
+        for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
+            if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
+                link.tell(Told(error=wrong))
+        if failpoints.armed:
+            failpoints.armed.touch("beat.before_ack")
+        link.tell(Told(beat_ack=True))
+
+    def _take_list(self, link: Link, beat: worker_pb2.Beat, excused: int) -> None:
         codec.check_held(beat.held, field="beat.held")
         listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
         # What it does not hold is not its own, whatever the database knows of it: it was neither given to it here nor
@@ -354,12 +366,6 @@ class WorkerService:
         link.reported_jobs(given=len(listed) - len(unknown), unknown=max(0, len(unknown) - excused))
         if beat.jobs_seen:
             link.keep_only(set(listed), seen=beat.jobs_seen)
-        for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
-            if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
-                link.tell(Told(error=wrong))
-        if failpoints.armed:
-            failpoints.armed.touch("beat.before_ack")
-        link.tell(Told(beat_ack=True))
 
     def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:
         """Grant longer leases; returns the first error, and grants the others nevertheless."""
@@ -373,8 +379,7 @@ class WorkerService:
                 continue
             (wished,) = self._parts.store.uuids([wish.id])
             # Not the wish of an earlier attempt: it would put its own epoch in place of the one that is held.
-            if link.holds(wished, wish.epoch):
-                link.hold(wished, wish.epoch, lease_ms, now)
+            link.extend(wished, wish.epoch, lease_ms, now)
         return wrong
 
     def _note(self, link: Link, words: Sequence[worker_pb2.JobProgress]) -> HeadgateError | None:
