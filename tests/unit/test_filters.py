@@ -171,6 +171,9 @@ def test_a_pattern_searches_a_text_once_for_each_of_its_parts(
     monkeypatch: pytest.MonkeyPatch, end: str, fits: bool
 ) -> None:
     """`*a` 40 times and `*b`: a backtracking matcher tries every way to deal the a's out, which takes for ever."""
+    small = Counted("xax")
+    assert Glob(("", "a", "")).matches(small)
+    assert small.searches == 3  # its searches are those that are counted
     monkeypatch.setattr("headgate.domain.filters.WILDCARDS_MAX", 100)
     pattern = Glob(("", *["a"] * 40, end))
     text = Counted("a" * 200)
