@@ -326,6 +326,30 @@ async def test_a_call_names_no_more_than_its_limit(neighbour: Wire) -> None:
     assert "2001 jobs is over the limit of 2000" in refused.details
 
 
+@pytest.mark.parametrize("within_its_limits", [False, True])
+async def test_nothing_of_a_refused_request_waits_for_the_collector(
+    watched: Watched, neighbour: Wire, within_its_limits: bool
+) -> None:
+    """Or a thousand refused calls, each with thousands of ids, are in memory until it comes."""
+    async with Wire(watched.address, token=SECOND) as second, neighbour.worker("taken"):
+        gc.collect()
+        gc.disable()
+        try:
+            count = 2_000 if within_its_limits else 2_001
+            seconds = 0 if not within_its_limits else 90_000  # a lease that is too long
+            request = worker_pb2.HeartbeatRequest(worker_id="taken", held=invented(count), lease_seconds=seconds)
+            assert (await neighbour.refused("Heartbeat", request)).code in ("too_large", "invalid_input")
+            link = second.link()
+            await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="taken", held=invented(2_000))))
+            assert (await link.ended()).code == "worker_id_taken"
+            await settle_down()
+            kinds = (worker_pb2.HeartbeatRequest, worker_pb2.WorkerFrame)
+            left = [one for one in gc.get_objects() if isinstance(one, kinds) and one is not request]
+            assert not left
+        finally:
+            gc.enable()
+
+
 async def test_a_heartbeat_of_another_credential_does_not_keep_a_worker_alive(
     watched: Watched, neighbour: Wire
 ) -> None:

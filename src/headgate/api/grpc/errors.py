@@ -105,7 +105,12 @@ def message_of(error: HeadgateError) -> jobs_pb2.Error:
 
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: HeadgateError) -> NoReturn:
-    """End a call with an error: the status, the sentence, and the stable code in the trailers."""
+    """End a call with an error: the status, the sentence, and the stable code in the trailers.
+
+    gRPC keeps the exception that ends a call, and that one the frames it came through and this error: a circle which
+    only the collector finds, seconds and thousands of refused calls later. So the caller lets go of what is large.
+    """
+    error.__traceback__ = None
     trailers = (("headgate-code", error.code), ("headgate-retry-after-ms", str(getattr(error, "retry_after_ms", 0))))
     try:
         await context.abort(status_of(error), text_of(error), trailers)

@@ -104,6 +104,7 @@ def unary(
                 await failpoints.armed.reach("call.before_reply")
             return reply
         except HeadgateError as error:
+            del message  # else it would stay in memory with the error: see end_with
             await end_with(context, error)
 
     def made(rule: Rule) -> Handler:

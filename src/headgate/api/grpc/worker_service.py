@@ -81,10 +81,12 @@ class WorkerService:
 
     async def work(self, _requests: object, stream: WorkStream) -> None:
         """The fast path: one stream for any number of slots."""
+        opening: list[worker_pb2.WorkerFrame] = []
         try:
-            opening = [await self._hello(stream)]
+            opening.append(await self._hello(stream))
             link = await self._open(opening[0].hello, stream)
         except HeadgateError as error:
+            opening.clear()
             await end_with(stream, error)
         except GONE:
             raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
@@ -403,61 +405,55 @@ class WorkerService:
 
     # ------------------------------------------------------------------ unary twins
 
-    async def heartbeat(self, request: worker_pb2.HeartbeatRequest, context: Call) -> worker_pb2.HeartbeatResponse:
+    async def heartbeat(self, request: worker_pb2.HeartbeatRequest, _call: Call) -> worker_pb2.HeartbeatResponse:
         """Keep leases without a stream."""
-        try:
-            identity = caller()
-            codec.check_held(
-                request.held,
-                field="held",
-                limit=limits.HEARTBEAT_MAX_JOBS,
-                hint="make several calls, or hold jobs by a Work stream",
-            )
-            lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
-            tenant_no = await self._parts.store.tenant_no(identity.tenant)
-            ids, epochs = self._parts.store.uuids(request.held.ids), list(request.held.epochs)
-            # All of it is judged before anything is renewed: a call that is refused has done nothing.
-            words = [self._word(word) for word in request.progress]
-            calls = self._parts.renewer.calls
-            answers = await calls.renew(tenant_no, lease_ms, ids, epochs, topics=identity.topics)
-            kept = set(zip(ids, epochs, strict=True))
-            kept -= {(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost}
-            for job_id, epoch, progress in words:
-                if (job_id, epoch) in kept:
-                    self._parts.progress.note(tenant_no, job_id, epoch, progress)
-            link = self._parts.links.find(tenant_no, request.worker_id)
-            # Of another credential's worker it says nothing: a dead one's leases must not be kept by whoever knows it.
-            if link is not None and link.identity.subject == identity.subject:
-                link.heard()
-            return worker_pb2.HeartbeatResponse(
-                lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
-                cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
-                skipped=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.skipped]),
-            )
-        except HeadgateError as error:
-            await end_with(context, error)
+        identity = caller()
+        codec.check_held(
+            request.held,
+            field="held",
+            limit=limits.HEARTBEAT_MAX_JOBS,
+            hint="make several calls, or hold jobs by a Work stream",
+        )
+        lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
+        tenant_no = await self._parts.store.tenant_no(identity.tenant)
+        ids, epochs = self._parts.store.uuids(request.held.ids), list(request.held.epochs)
+        # All of it is judged before anything is renewed: a call that is refused has done nothing.
+        words = [self._word(word) for word in request.progress]
+        calls = self._parts.renewer.calls
+        answers = await calls.renew(tenant_no, lease_ms, ids, epochs, topics=identity.topics)
+        kept = set(zip(ids, epochs, strict=True))
+        kept -= {(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost}
+        for job_id, epoch, progress in words:
+            if (job_id, epoch) in kept:
+                self._parts.progress.note(tenant_no, job_id, epoch, progress)
+        link = self._parts.links.find(tenant_no, request.worker_id)
+        # Of another credential's worker it says nothing: a dead one's leases must not be kept by whoever knows it.
+        if link is not None and link.identity.subject == identity.subject:
+            link.heard()
+        return worker_pb2.HeartbeatResponse(
+            lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
+            cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
+            skipped=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.skipped]),
+        )
 
     async def report_outcome(
-        self, request: worker_pb2.ReportOutcomeRequest, context: Call
+        self, request: worker_pb2.ReportOutcomeRequest, _call: Call
     ) -> worker_pb2.ReportOutcomeResponse:
         """Report outcomes without a stream, also for jobs that a stream delivered, here or elsewhere."""
-        try:
-            identity = caller()
-            tenant_no = await self._parts.store.tenant_no(identity.tenant)
-            _check_count(len(request.outcomes))
-            bad, good, places = self._judge(request.outcomes)
-            writer = self._writer_for(identity, tenant_no, request.worker_id, good)
-            answer = await self._settle(writer, identity, tenant_no, good, size=request.ByteSize()) if good else {}
-            decided = [outcome for row, outcome in enumerate(good) if _is_decided(answer.get(row))]
-            self._free(tenant_no, request.worker_id, decided)
-            receipts = [
-                codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
-                for row, place in enumerate(places)
-            ]
-            receipts += [codec.receipt(place, error) for place, error in bad.items()]
-            return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.place))
-        except HeadgateError as error:
-            await end_with(context, error)
+        identity = caller()
+        tenant_no = await self._parts.store.tenant_no(identity.tenant)
+        _check_count(len(request.outcomes))
+        bad, good, places = self._judge(request.outcomes)
+        writer = self._writer_for(identity, tenant_no, request.worker_id, good)
+        answer = await self._settle(writer, identity, tenant_no, good, size=request.ByteSize()) if good else {}
+        decided = [outcome for row, outcome in enumerate(good) if _is_decided(answer.get(row))]
+        self._free(tenant_no, request.worker_id, decided)
+        receipts = [
+            codec.receipt(place, settled if (settled := answer.get(row)) is not None else None)
+            for row, place in enumerate(places)
+        ]
+        receipts += [codec.receipt(place, error) for place, error in bad.items()]
+        return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.place))
 
     def _writer_for(
         self, identity: Identity, tenant_no: int, worker_id: str, outcomes: Sequence[tuple[UUID, int, Outcome]]
@@ -542,15 +538,12 @@ class WorkerService:
             # Heartbeat, it counts as heard.
             link.heard()
 
-    async def claim(self, request: worker_pb2.ClaimRequest, context: Call) -> worker_pb2.ClaimResponse:
+    async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
         """A single claim for scripts: a link for the length of the call, through the same coordinator."""
         parts = self._parts
-        try:
-            identity = caller()
-            count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
-            link, topics = await self._asked(request, identity)
-        except HeadgateError as error:
-            await end_with(context, error)
+        identity = caller()
+        count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
+        link, topics = await self._asked(request, identity)
         parts.links.begin_call(link)
         parts.coordinator.ask(link, topics, link.default_lease_ms, count)
         try:
@@ -565,7 +558,7 @@ class WorkerService:
             parts.links.end_call(link)
             parts.coordinator.forget(link)
         if part is None and drained is not None:
-            await end_with(context, drained)
+            raise drained
         if not isinstance(part, Delivery):
             return worker_pb2.ClaimResponse()
         return worker_pb2.ClaimResponse(jobs=codec.job_messages(part, parts.store.topic_name, identity.tenant))
