@@ -6,19 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.store.connect import Connection, connect
+from headgate.store.connect import Connection
 from tests.support.dispatching import Instance, ManualClock, soon
 from tests.support.queue import Clock
-
-
-@pytest.fixture
-async def database(database: str, request: pytest.FixtureRequest) -> str:
-    """In modules with COUNTED_EPOCHS all flushes take the range at 0, so that epochs count claims, from 1."""
-    if getattr(request.module, "COUNTED_EPOCHS", False):
-        db = await connect(database, application_name="headgate test")
-        await db.execute("ALTER SEQUENCE headgate.epoch_ranges INCREMENT 2 MINVALUE 0 MAXVALUE 1 RESTART 0 CYCLE")
-        await db.close()
-    return database
 
 
 @pytest.fixture
