@@ -43,12 +43,34 @@ def test_a_message_of_too_many_bytes_or_jobs_is_never_parsed() -> None:
     kind: Any = Spy()
     read: Any = reader_of(kind, RULES[BATCH])
     error = refusal(read, EMPTY_JOB * 4_000_000)
-    assert (error.code, str(error)) == ("too_large", "jobs: 4000000 jobs is over the limit of 10000 jobs")
+    assert (error.code, str(error)) == (
+        "too_large",
+        "jobs: 10001 jobs is over the limit of 10000 jobs; it may have more",
+    )
     error = refusal(read, b"x" * (8 * 2**20 + 1))
     assert str(error) == "message: 8388609 bytes is over the limit of 8388608 bytes; send less at once"
     assert kind.parsed == 0
     assert len(read(EMPTY_JOB * 10_000).jobs) == 10_000
     assert kind.parsed == 1
+
+
+def test_a_message_over_a_megabyte_is_walked_no_further_than_its_limits() -> None:
+    """Four million elements would keep the loop for 0.1 s; ten thousand take two milliseconds."""
+    read = reader_of(worker_pb2.WorkerFrame, RULES[WORK])
+    frame = worker_pb2.WorkerFrame
+    ids = worker_pb2.Outcomes(ids=[b""] * 1_000_000)
+    assert "outcomes.ids: 20001 ids is over the limit of 20000 ids; it may have more" in str(
+        refusal(read, frame(outcomes=ids).SerializeToString())
+    )
+    plain = producer_pb2.ProducerFrame(plain=producer_pb2.PlainJobs(ids=[b""] * 1_000_000)).SerializeToString()
+    assert "plain.ids: 20001" in str(refusal(reader_of(producer_pb2.ProducerFrame, RULES[PRODUCE]), plain))
+    unknown = b"\x98\x06\x01"  # field 99, which nobody knows
+    assert "message: 101 unknown fields is over" in str(refusal(read, unknown * 500_000))
+    results = [b"x" * 300] * 5_000
+    outcomes = worker_pb2.Outcomes(ids=[bytes(16)] * 5_000, epochs=range(5_000), results=results)
+    large = frame(hello=worker_pb2.Hello(worker_id="w"), outcomes=outcomes)
+    assert len(large.SerializeToString()) > 2**20
+    assert read(large.SerializeToString()) == large
 
 
 def test_what_jobs_carry_is_counted_for_all_of_them_together() -> None:

@@ -114,7 +114,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             _NAMED,
             _OBJECT,  # parents and the batch of a job
             max_bytes=limits.MESSAGE_MAX_BYTES,
-            elements=_within("jobs", limits.SUBMIT_BATCH_MAX),
+            elements={
+                **_within("jobs", limits.SUBMIT_BATCH_MAX),
+                **{f"plain.{name}": limits.LIST_MAX for name in ("ids", "payloads", "priorities")},
+            },
         ),
         Submit=_submit(_NAMED, _OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("job")),
         SubmitBatch=_submit(

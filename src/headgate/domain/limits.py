@@ -94,6 +94,9 @@ SMALL_REQUEST_MAX_BYTES: Final = 65_536
 COUNTED_FROM_BYTES: Final = 16_384
 """Elements of larger messages are counted before they are parsed. An empty element has 2 bytes on the wire and up to
 200 in memory, so what is not counted costs 1.6 MB at most."""
+LIST_MAX: Final = 20_000
+"""Elements of a list that has no narrower limit when it is counted before parsing. What its method takes is less, and
+is told by field."""
 PROGRESS_MAX_JOBS: Final = 10_000
 """Reports of progress, and requests for longer leases, in one message."""
 RECEIVED_AT_ONCE: Final = 16

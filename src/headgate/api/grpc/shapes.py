@@ -4,6 +4,9 @@ A message of 8 MB can hold four million empty jobs, and parsed they take 700 MB.
 a *shape* of their kind: the same fields by number, but every message in it is left as the bytes that it came as, which
 costs 16 bytes an element. Whatever is counted further down is counted for all elements at once: by the rules of
 protobuf, messages that are joined are one message whose lists are joined.
+
+Four million elements take 0.1 s even so, in which nobody else is served. So messages over 1 MiB are walked field by
+field before that, in Python, only until there are too many.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from headgate.domain import limits
 from headgate.domain.errors import TooLarge
 
 PARTS_MAX: Final = 100
 """Protobuf permits a message that is no list to come in several parts, and joins them. Nobody sends it like that."""
+WALKED_FROM_BYTES: Final = 1_048_576
 _LEFT_AS_BYTES: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING})
 
 
@@ -37,6 +42,8 @@ class Shape:
 
     kind: type[Message]
     counted: tuple[_Counted, ...]
+    fields: Mapping[int, tuple[str, int]]
+    """By number: the path of a field, and how often it may come."""
 
     @classmethod
     def of(cls, descriptor: Descriptor, elements: Mapping[str, int], *, path: str = "") -> Self:
@@ -47,10 +54,20 @@ class Shape:
             below = {one.partition(".")[2]: most for one, most in elements.items() if one.startswith(f"{name}.")}
             inner = cls.of(field.message_type, below, path=f"{here}.") if below and field.message_type else None
             found.append(_Counted(name, here, elements.get(name), inner))
-        return cls(_flat(descriptor, {one.name for one in found}), tuple(found))
+        most = {one.name: one.most for one in found}
+        fields = {
+            field.number: (
+                f"{path}{field.name}",
+                most.get(field.name) or (limits.LIST_MAX if field.is_repeated else PARTS_MAX),
+            )
+            for field in descriptor.fields
+        }
+        return cls(_flat(descriptor, set(most)), tuple(found), fields)
 
     def check(self, raw: bytes, *, holders: int = 1) -> None:
         """Raise TooLarge; or DecodeError if it is no message. `raw` may be that many messages joined."""
+        if holders == 1 and len(raw) > WALKED_FROM_BYTES:
+            self._walk(raw)
         found = self.kind.FromString(raw)
         for one in self.counted:
             elements = getattr(found, one.name)
@@ -59,6 +76,49 @@ class Shape:
                 raise TooLarge(one.path, size=len(elements), limit=limit, unit=one.name)
             if one.inner is not None and elements:
                 one.inner.check(b"".join(elements), holders=holders if one.most is None else len(elements))
+
+    def _walk(self, raw: bytes) -> None:
+        """Raise TooLarge at the first field that comes too often. What is no message is left to the parser."""
+        counts = dict.fromkeys(self.fields, 0)
+        place, end = 0, len(raw)
+        try:
+            while place < end:
+                tag, place = _varint(raw, place)
+                match tag & 7:
+                    case 0:
+                        _, place = _varint(raw, place)
+                    case 1:
+                        place += 8
+                    case 2:
+                        size, place = _varint(raw, place)
+                        place += size
+                    case 5:
+                        place += 4
+                    case _:
+                        return  # groups: none of our messages has any
+                number = tag >> 3
+                counts[number] = counts.get(number, 0) + 1
+                path, most = self.fields.get(number, ("message", PARTS_MAX))
+                if counts[number] > most:
+                    unit = path.rpartition(".")[2] if number in self.fields else "unknown fields"
+                    raise TooLarge(path, size=counts[number], limit=most, unit=unit, hint="it may have more")
+        except IndexError:
+            return
+
+
+def _varint(raw: bytes, place: int) -> tuple[int, int]:
+    """A number of protobuf, and where it ends. Raises IndexError where that is beyond the end."""
+    value = raw[place]
+    if value < 0x80:
+        return value, place + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
+        place += 1
+        byte = raw[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place + 1
+    raise IndexError(place)  # longer than any number of protobuf
 
 
 def _flat(descriptor: Descriptor, counted: set[str]) -> type[Message]:
