@@ -17,7 +17,10 @@ def test_the_page_is_about_everybody_who_may_come() -> None:
         "A stranger",
         "A token holder",
         "A tenant's administrator",
+        "A system administrator",
         "An application's database role",
+        "A server's",
+        "A handler",
         "An operator",
     )
     titles = re.findall(r"^### (.+)$", PAGE, flags=re.MULTILINE)
