@@ -235,7 +235,7 @@ async def test_large_requests_with_a_token_cost_a_few_times_their_size(
 async def test_messages_of_a_token_that_are_never_finished_are_received_in_turns(
     server: ServerProcess, neighbour: Neighbour, path: str
 ) -> None:
-    """Fifty of 8 MiB would be 400 MB. No more than sixteen are received at once; other tenants do not wait for them."""
+    """Fifty of 8 MiB would be 400 MB. No more than sixteen are received at once; others do not wait for them."""
     before = most = _memory(server)
     headers = {"authorization": f"Bearer {GREEDY}"}
     with ExitStack() as stack:

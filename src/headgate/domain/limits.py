@@ -99,13 +99,16 @@ LIST_MAX: Final = 20_000
 is told by field."""
 PROGRESS_MAX_JOBS: Final = 10_000
 """Reports of progress, and requests for longer leases, in one message."""
-RECEIVED_AT_ONCE: Final = 16
-"""First messages of one tenant's calls and streams that are received at the same time; others wait for their turn. Each
-may take up to 8 MiB until it is whole."""
+REQUESTS_AT_ONCE: Final = 16
+HELLOS_AT_ONCE: Final = 8
+"""Requests of calls, and first messages of streams, of one credential that are received at the same time; others wait
+for their turn. Each may take up to 8 MiB until it is whole."""
+TURN_WITHIN: Final = timedelta(seconds=30)
+"""How long one waits for that turn. The times below begin with it."""
 HELLO_WITHIN: Final = timedelta(seconds=10)
 """From the opening of a stream to the whole of its first message."""
-REQUEST_WITHIN: Final = timedelta(seconds=60)
-"""From the beginning of a call to the whole of its request: 8 MiB by a link of 1.2 Mbit/s."""
+REQUEST_WITHIN: Final = timedelta(seconds=20)
+"""From the beginning of a call to the whole of its request: 8 MiB by a link of 3.4 Mbit/s."""
 
 # --- what travels with a job ----------------------------------------------------------------------------------------
 TAGS_MAX: Final = 20

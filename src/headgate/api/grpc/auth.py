@@ -5,17 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Final
 
 from headgate.control.auth import TokenValidator
+from headgate.control.permissions import Rule
+from headgate.domain import limits
 from headgate.domain.identity import Identity, Scope
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
 """Set by the guard for the task of a call, and hence for all tasks which that one starts."""
 
 
-RECEIVING: Final[ContextVar[asyncio.Semaphore]] = ContextVar("receiving")
-"""Turns of the caller's tenant to receive a request, set by the guard too."""
+@dataclass(slots=True)
+class Turns:
+    """How many first messages of one credential are received at once. Silent streams do not stop calls."""
+
+    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.REQUESTS_AT_ONCE))
+    hellos: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HELLOS_AT_ONCE))
+
+
+@dataclass(slots=True)  # frozen would take three times as long to make, for every call
+class Admission:
+    """What a call was let in by."""
+
+    validator: TokenValidator
+    rule: Rule
+    turns: Turns
+
+    def renew(self) -> None:
+        """Ask again when the request has come, which may be long after the headers; raises if it may not any more."""
+        identity = self.validator.recheck(CALLER.get())
+        self.rule.admit(identity)
+        CALLER.set(identity)
+
+
+ADMISSION: Final[ContextVar[Admission]] = ContextVar("admission")
+"""Set by the guard too."""
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -7,21 +7,19 @@ the window of its stream (server.py), and dropped with it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from headgate.api.grpc.auth import CALLER, RECEIVING, token_in
+from headgate.api.grpc.auth import ADMISSION, CALLER, Admission, Turns, token_in
 from headgate.api.grpc.errors import UnknownMethod, end_with
 from headgate.api.grpc.methods import Context, Handler
 from headgate.api.grpc.peers import address_of
 from headgate.control.auth import TokenValidator
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.permissions import Rule
-from headgate.domain import limits
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Unauthenticated
 
@@ -31,7 +29,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule], logins: FailedLogins) -> None:
         self._validator, self._rules, self._logins = validator, rules, logins
-        self._receiving: dict[str, asyncio.Semaphore] = {}  # by tenant: as many as the credentials name
+        self._turns: dict[str, Turns] = {}  # by credential: as many as there were in the file
 
     async def intercept_service(
         self,
@@ -51,13 +49,13 @@ class Guard(grpc.aio.ServerInterceptor):
             except HeadgateError as error:
                 return refusing(error)
             CALLER.set(identity)
-            RECEIVING.set(self._turns(identity.tenant))
+            ADMISSION.set(Admission(self._validator, rule, self._turns_of(identity.credential)))
         return await continuation(handler_call_details)
 
-    def _turns(self, tenant: str) -> asyncio.Semaphore:
-        turns = self._receiving.get(tenant)
+    def _turns_of(self, credential: str) -> Turns:
+        turns = self._turns.get(credential)
         if turns is None:
-            turns = self._receiving[tenant] = asyncio.Semaphore(limits.RECEIVED_AT_ONCE)
+            turns = self._turns[credential] = Turns()
         return turns
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from headgate.api.grpc.auth import RECEIVING
+from headgate.api.grpc.auth import ADMISSION
 from headgate.api.grpc.errors import RequestTimeout, end_with
 from headgate.api.grpc.shapes import Shape
 from headgate.control.permissions import RULES, Rule
+from headgate.dispatch.writer import Overloaded
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 
@@ -29,6 +29,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Serve: TypeAlias = "Callable[[object, Context], Awaitable[None]]"
 Method: TypeAlias = Callable[[Rule], Handler]
 """A method of a service, made when its rule is known."""
+TURN_AGAIN_MS: Final = 1_000
 
 
 class Unreadable:
@@ -59,19 +60,41 @@ def reader_of(kind: type[Request], rule: Rule) -> Callable[[bytes], Request | Un
     return read
 
 
-async def next_message(stream: Context, kind: type[Request], *, within: timedelta | None = None) -> Request | None:
-    """The next message of a stream; None at its end. Raises InvalidInput (it cannot be taken) or RequestTimeout.
+async def first_message(stream: Context, kind: type[Request], *, hello: bool = False) -> Request | None:
+    """The first message of a call or a stream; None if there is none. Raises what `next_message` does.
 
-    `within` is for the first one: it waits for a turn of the caller's tenant, and must be whole by then.
+    It waits for a turn of the caller's credential, and must then be whole in time (RequestTimeout). The credential is
+    checked again when the message is there: it may have been revoked meanwhile.
     """
-    if within is None:
-        message: object = await stream.read()
-    else:
+    admission = ADMISSION.get()
+    turns = admission.turns.hellos if hello else admission.turns.calls
+    within = limits.HELLO_WITHIN if hello else limits.REQUEST_WITHIN
+    if turns.locked():
         try:
-            async with asyncio.timeout(within.total_seconds()), RECEIVING.get():
-                message = await stream.read()
+            async with asyncio.timeout(limits.TURN_WITHIN.total_seconds()):
+                await turns.acquire()
         except TimeoutError:
-            raise RequestTimeout(within) from None
+            waited = "too many requests with this token have begun and are not whole"
+            raise Overloaded(waited, retry_after_ms=TURN_AGAIN_MS) from None
+    else:
+        await turns.acquire()
+    try:
+        async with asyncio.timeout(within.total_seconds()):
+            message: object = await stream.read()
+    except TimeoutError:
+        raise RequestTimeout(within) from None
+    finally:
+        turns.release()
+    admission.renew()
+    return _taken(message, kind)
+
+
+async def next_message(stream: Context, kind: type[Request]) -> Request | None:
+    """The next message of a stream; None at its end. Raises InvalidInput or TooLarge if it cannot be taken."""
+    return _taken(await stream.read(), kind)
+
+
+def _taken(message: object, kind: type[Request]) -> Request | None:
     if isinstance(message, Unreadable):
         raise message.error
     return message if isinstance(message, kind) else None  # else grpc.aio.EOF
@@ -80,7 +103,7 @@ async def next_message(stream: Context, kind: type[Request], *, within: timedelt
 async def _only_message(stream: Context, kind: type[Request]) -> Request:
     """The request of a call that has one."""
     try:
-        message = await next_message(stream, kind, within=limits.REQUEST_WITHIN)
+        message = await first_message(stream, kind)
         if message is None:
             raise InvalidInput("message", f"is missing; send one {kind.DESCRIPTOR.full_name}")
     except HeadgateError as error:

@@ -14,7 +14,7 @@ import grpc
 from headgate.api.grpc import codec
 from headgate.api.grpc.auth import caller, recheck
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
-from headgate.api.grpc.methods import next_message
+from headgate.api.grpc.methods import first_message, next_message
 from headgate.control.auth import TokenValidator
 from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
@@ -71,15 +71,15 @@ class ProducerService:
 
     async def produce(self, _requests: object, stream: Call) -> None:
         """The fast path: frames are pipelined, replies come by seq after commit."""
-        identity = caller()
         try:
-            first = await next_message(stream, producer_pb2.ProducerFrame, within=limits.HELLO_WITHIN)
+            first = await first_message(stream, producer_pb2.ProducerFrame, hello=True)
             if first is None or not first.HasField("hello"):
                 raise ProtocolError("the first frame must carry hello")
         except HeadgateError as error:
             await end_with(stream, error)
         except GONE:
             raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
+        identity = caller()
         hello = producer_pb2.ProducerHelloAck(
             tenant=identity.tenant, instance=self._parts.instance, server=self._parts.version
         )

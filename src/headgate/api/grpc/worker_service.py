@@ -15,7 +15,7 @@ import grpc
 from headgate.api.grpc import codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with
-from headgate.api.grpc.methods import next_message
+from headgate.api.grpc.methods import first_message, next_message
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.links import UNKNOWN_MOST, Delivery, Link, LinkEnded, LinkForgotten, Links, Told
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked, put_in_parts
@@ -134,7 +134,7 @@ class WorkerService:
 
     async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
         self._check_accepting()
-        frame = await next_message(stream, worker_pb2.WorkerFrame, within=limits.HELLO_WITHIN)
+        frame = await first_message(stream, worker_pb2.WorkerFrame, hello=True)
         if frame is None or not frame.HasField("hello"):
             raise ProtocolError("the first frame must carry hello with a worker_id")
         return frame
