@@ -81,6 +81,8 @@ async def test_a_caller_that_leaves_passes_its_turn_on() -> None:
     waiting = await calls.begin("leaves while it waits", 1)
     await calls.begin("second", 2)
     waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert list(calls.turns._waiting) == [2], "nothing is kept of one that left"
     await calls.finish()
     assert calls.order == ["first", "second"]
     async with asyncio.timeout(60), calls.turns.turn(1, 1):

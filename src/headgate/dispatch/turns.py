@@ -66,7 +66,18 @@ class Turns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was given the turn in the same moment
                 self._pass_on()
+            else:
+                self._leave(tenant_no, turn)
             raise
+
+    def _leave(self, tenant_no: int, turn: asyncio.Future[None]) -> None:
+        """Take a caller that left out of the line: it would stay there until a turn is passed on."""
+        line = self._waiting.get(tenant_no)
+        if line is None or turn not in line:  # it was passed over in the same moment
+            return
+        line.remove(turn)
+        if not line:
+            del self._waiting[tenant_no]
 
     def _pass_on(self) -> None:
         """Give the turn to the next caller: of the tenant that has waited longest for one."""
@@ -76,7 +87,7 @@ class Turns:
             turn = line.popleft()
             if line:
                 self._waiting[tenant_no] = line  # at the end of the line of tenants
-            if not turn.done():  # else its caller has left
+            if not turn.done():  # else its caller has left, and has not run since
                 turn.set_result(None)
                 return
         self._busy = False
