@@ -114,6 +114,9 @@ async def together(target: Target, number: int, one: Callable[[grpc.aio.Channel,
                 except grpc.aio.AioRpcError as error:
                     target.counts[error.code().name.lower()] += 1
                     await asyncio.sleep(0.05)
+                except asyncio.InvalidStateError:  # written to a stream that the server has ended
+                    target.counts["ended"] += 1
+                    await asyncio.sleep(0.05)
 
     await asyncio.gather(*(again(place) for place in range(number)))
 

@@ -37,6 +37,7 @@ from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_priority, check_topic
+from headgate.ops.pacing import Pace
 from headgate.wire import jobs_pb2, producer_pb2
 
 log = logging.getLogger("headgate.producer")
@@ -245,7 +246,9 @@ class ProducerService:
         """Jobs with options; a bad one is refused by itself."""
         _check_jobs(len(jobs))
         good, places, refused = [], [], []
+        pace = Pace()
         for place, job in enumerate(jobs, first):
+            await pace.rest()
             try:
                 submission = self._submission(identity, job)
             except HeadgateError as error:
