@@ -193,6 +193,7 @@ async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick
         await still.worker(f"w{number}", slots=4)
     await still.submit(20)
     await Desk(still).pause(EVERYTHING)
+    await still.coordinator.tick_once()  # it also reads the topic that was just made
     await still.store.count_statements()
     for _ in range(200):
         still.coordinator.stir_all()
