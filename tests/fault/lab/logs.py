@@ -33,7 +33,7 @@ def troubles(folder: Path, *, allowed: Iterable[str] = ()) -> Iterator[str]:
         found: Counter[str] = Counter()
         lines = log.read_text(errors="replace").splitlines()
         for number, line in enumerate(lines):
-            if line.startswith(TRACEBACK):
+            if line.lstrip().startswith(TRACEBACK):
                 found[f"traceback, {_last_of(lines, number)}"] += 1
             elif (error := _ERROR.match(line)) and not known.search(line):
                 found[_without_numbers(error["what"] or error["odd"])] += 1
@@ -42,11 +42,16 @@ def troubles(folder: Path, *, allowed: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _last_of(lines: list[str], start: int) -> str:
-    """The line that names the exception: the first one after the traceback's start that is not indented."""
+    """The line that names the exception: the first one after the traceback's start that is indented no more than it."""
     for line in lines[start + 1 :]:
-        if line and not line.startswith((" ", "\t")):
-            return line[:_LENGTH]
+        if line.strip() and _margin(line) <= _margin(lines[start]):
+            return line.strip()[:_LENGTH]
     return "cut off"
+
+
+def _margin(line: str) -> int:
+    """How far a line is indented: by two spaces where our own log formatter wrote it (headgate/ops/logs.py)."""
+    return len(line) - len(line.lstrip())
 
 
 def _without_numbers(text: str) -> str:
