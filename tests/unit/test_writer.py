@@ -380,3 +380,23 @@ async def test_a_writer_that_rests_for_others_counts_that_as_its_pace_and_fails_
     assert written.failure is None  # it was written, and has its answer
     assert waits.failure is not None
     assert waits.failure.code == "outcome_unknown"
+
+
+async def test_a_writer_that_rests_for_others_stops_resting_when_it_is_closed() -> None:
+    database, resting = Database(), asyncio.Event()
+
+    def rest(_rows: int, _spent: float) -> float:
+        resting.set()
+        return 3_600.0
+
+    writer: GroupWriter[Rows] = GroupWriter("rows", database.write, max_rows=5, rest=rest)
+    running = asyncio.create_task(writer.run())
+    waits = Rows(5)
+    writer.put(Rows(5))
+    writer.put(waits)
+    database.allow(2)
+    await asyncio.wait_for(resting.wait(), 60)
+    await asyncio.sleep(0)
+    writer.close()
+    await asyncio.wait_for(running, 60)
+    assert (len(database.flushes), waits.failure) == (2, None)

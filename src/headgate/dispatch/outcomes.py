@@ -57,8 +57,10 @@ QUEUE_ROWS: Final = 60_000
 """Outcomes that may wait. A session alone may have a third of it: what the SDK has unanswered at most."""
 UNMATCHED_QUEUE_ROWS, UNMATCHED_QUEUE_BYTES, UNMATCHED_FLUSH_ROWS = 20_000, 16_000_000, 1_000
 UNMATCHED_REST_ROWS: Final = 200
-"""After a flush of so many outcomes that match no delivery, that writer rests for as long as it took: at most half of
-one processor of the database goes into looking for jobs that do not exist."""
+"""After a flush of so many outcomes that match no delivery, that writer rests for as long as it took, so that at most
+half of one processor of the database goes into looking for jobs that do not exist."""
+UNMATCHED_REST_SECONDS: Final = 0.5
+"""The longest such rest: a flush that took longer mostly waited, as in an outage, and used no processor."""
 LOCKED_SECONDS: Final = 30.0
 """How long an outcome whose row is locked is tried again here. Its sender may send it again at any time."""
 LOCKED_MOST: Final = 10_000
@@ -128,7 +130,7 @@ class OutcomeWriter:
         on_room: Callable[[set[int]], None] = lambda _: None,
         unmatched: bool = False,
     ) -> None:
-        """`unmatched`: for outcomes of jobs that whoever reports them was not given here."""
+        """`unmatched`: for outcomes of jobs that were not given to their sender here."""
         self._store = store
         self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
@@ -144,7 +146,7 @@ class OutcomeWriter:
                 max_rows=UNMATCHED_FLUSH_ROWS,
                 queue_rows=UNMATCHED_QUEUE_ROWS,
                 queue_bytes=UNMATCHED_QUEUE_BYTES,
-                rest=lambda rows, spent: spent if rows >= UNMATCHED_REST_ROWS else 0.0,
+                rest=unmatched_rest,
             )
             if unmatched
             else GroupWriter("outcomes", self._write, queue_rows=QUEUE_ROWS)
@@ -198,9 +200,11 @@ class OutcomeWriter:
     async def _write(self, parcels: list[OutcomeParcel]) -> None:
         answers: list[dict[int, Answer]] = [{} for _ in parcels]
         pieces = [(parcel, range(parcel.rows), answer) for parcel, answer in zip(parcels, answers, strict=True)]
-        if self._unmatched:
-            pieces = await self._permitted(pieces)
-        failed = await self._settle(pieces)
+        refused: dict[int, HeadgateError] = {}
+        if self._unmatched and any(parcel.topics is not None for parcel in parcels):
+            known, refused = await self._topics_of_restricted(parcels)
+            pieces = _permitted([piece for piece in pieces if id(piece[0]) not in refused], known)
+        failed = refused | await self._settle(pieces)
         for parcel, answer in zip(parcels, answers, strict=True):
             if failed and id(parcel) in failed:
                 parcel.fail(failed[id(parcel)])
@@ -209,26 +213,32 @@ class OutcomeWriter:
                 if self._locked or answer:
                     self._try_locked_again(parcel, answer)
 
-    async def _permitted(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """What is left without the jobs of topics that their sender's token does not permit: these do not exist."""
-        left: list[Piece] = []
-        for parcel, rows, answer in pieces:
-            if parcel.topics is None:
-                left.append((parcel, rows, answer))
-                continue
-            ids = [parcel.key(row)[1] for row in rows]
-            known = await self._topics_of(parcel.tenant_no, ids)
-            start = rows.start
-            for row, job_id in enumerate(ids):
-                if known.get(job_id) not in parcel.topics:
-                    answer[row] = _UNKNOWN
-                    left.append((parcel, range(start, row), answer))
-                    start = row + 1
-            left.append((parcel, range(start, rows.stop), answer))
-        return [piece for piece in left if piece[1]]
+    async def _topics_of_restricted(
+        self, parcels: Sequence[OutcomeParcel]
+    ) -> tuple[dict[int, Mapping[UUID, str]], dict[int, HeadgateError]]:
+        """The topics of the jobs that restricted tokens report, by tenant: one look-up for each tenant.
+
+        And the error of each parcel, by its identity, whose tenant's topics could not be looked up.
+        """
+        restricted: dict[int, list[OutcomeParcel]] = {}
+        for parcel in parcels:
+            if parcel.topics is not None:
+                restricted.setdefault(parcel.tenant_no, []).append(parcel)
+        known: dict[int, Mapping[UUID, str]] = {}
+        refused: dict[int, HeadgateError] = {}
+        for tenant_no, theirs in restricted.items():
+            ids = [parcel.key(row)[1] for parcel in theirs for row in range(parcel.rows)]
+            try:
+                known[tenant_no] = await self._topics_of(tenant_no, ids)
+            except HeadgateError as error:
+                refused |= dict.fromkeys(map(id, theirs), error)
+            except Exception as error:  # a bug fails this tenant's parcels only
+                log.exception("topics_not_known tenant=%d rows=%d", tenant_no, len(ids))
+                refused |= dict.fromkeys(map(id, theirs), InternalError("outcomes", error))
+        return known, refused
 
     async def _topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """As long as the database is away, so long it is asked: an outcome is not refused for an outage."""
+        """Ask again while the database is away: an outage does not refuse an outcome."""
         wait = 0.05
         while True:
             try:
@@ -398,6 +408,31 @@ class OutcomeWriter:
         self._locked.difference_update(parcel.key(place) for place in range(parcel.rows))
 
 
+def _permitted(pieces: Sequence[Piece], known: Mapping[int, Mapping[UUID, str]]) -> list[Piece]:
+    """What is left without the jobs of topics that their sender's token does not permit: these do not exist.
+
+    `known`: by tenant, the topics of the jobs that restricted tokens report.
+    """
+    left: list[Piece] = []
+    for parcel, rows, answer in pieces:
+        if parcel.topics is None:
+            left.append((parcel, rows, answer))
+            continue
+        topics, start = known[parcel.tenant_no], rows.start
+        for row in rows:
+            if topics.get(parcel.key(row)[1]) not in parcel.topics:
+                answer[row] = _UNKNOWN
+                left.append((parcel, range(start, row), answer))
+                start = row + 1
+        left.append((parcel, range(start, rows.stop), answer))
+    return [piece for piece in left if piece[1]]
+
+
+def unmatched_rest(rows: int, spent: float) -> float:
+    """How long the writer of unmatched outcomes rests after a flush of so many rows that took so many seconds."""
+    return min(spent, UNMATCHED_REST_SECONDS) if rows >= UNMATCHED_REST_ROWS else 0.0
+
+
 def put_in_parts(
     parcel: OutcomeParcel, held: Container[UUID], *, given: OutcomeWriter, unmatched: OutcomeWriter
 ) -> None:
@@ -427,7 +462,7 @@ class _BothParts:
         self._error: HeadgateError | None = None
 
     def part(self, rows: Sequence[int], *, counted: bool = False) -> OutcomeParcel:
-        """These rows as a parcel. `counted`: of jobs that do not exist, the session is told off."""
+        """These rows as a parcel. `counted`: jobs that do not exist are counted against the session."""
         whole = self._whole
         part = OutcomeParcel(
             whole.tenant_no,

@@ -129,7 +129,7 @@ class GroupWriter(Generic[P]):
         self._waiting: deque[TenantAccount[P]] = deque()  # those with parcels, in the order of their turns
         self._everyone: Account[P] = Account()
         self._rows = self._bytes = 0
-        self._wake = asyncio.Event()
+        self._wake, self._closed = asyncio.Event(), asyncio.Event()
         self._closing = False
         self._pace = 0.0  # rows a second, lately
         self._began: float | None = None  # the flush in flight
@@ -209,8 +209,8 @@ class GroupWriter(Generic[P]):
                 self._began = began
                 await self._flush(parcels, rows)
                 parcels = []  # each has its answer
-                if self._rest is not None and not self._closing:
-                    await asyncio.sleep(self._rest(rows, self._now() - began))
+                if self._rest is not None:
+                    await self._pause(self._rest(rows, self._now() - began))
                 self._written(rows, self._now() - began)
         except Exception as error:
             self.faults += 1
@@ -235,6 +235,14 @@ class GroupWriter(Generic[P]):
             # Some may have had their answer already: a second one is ignored.
             self._fail(parcels, InternalError(self._name, error))
 
+    async def _pause(self, seconds: float) -> None:
+        """Let others go first; a writer that closes does not wait."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+
     def _written(self, rows: int, spent: float) -> None:
         self._began = None
         self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
@@ -244,6 +252,7 @@ class GroupWriter(Generic[P]):
     def close(self) -> None:
         """Take no more; `run` returns when everything queued is written."""
         self._closing = True
+        self._closed.set()
         self._wake.set()
 
     def _take_all(self) -> list[P]:
