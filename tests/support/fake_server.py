@@ -184,6 +184,8 @@ class FakeServer:
         self.jobs: dict[bytes, jobs_pb2.JobInfo] = {}
         self.report_receipts: list[list[jobs_pb2.Receipt]] = []
         """What the next reports are answered with; those after them are taken."""
+        self.report_refusals: list[str] = []
+        """The codes with which the next reports are refused, before any is answered."""
         self.answers_outcomes = True
         self.answers_quiet = True
         self.answers_beats = True
@@ -292,7 +294,10 @@ class FakeServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _report(self, request: worker_pb2.ReportOutcomeRequest, _call: Any) -> worker_pb2.ReportOutcomeResponse:
+    async def _report(self, request: worker_pb2.ReportOutcomeRequest, call: Any) -> worker_pb2.ReportOutcomeResponse:
+        if self.report_refusals:
+            trailers = (("headgate-code", self.report_refusals.pop(0)), ("headgate-retry-after-ms", "150"))
+            await call.abort(grpc.StatusCode.UNAVAILABLE, "not now", trailers)
         self.reports.append(request)
         receipts = self.report_receipts.pop(0) if self.report_receipts else []
         return worker_pb2.ReportOutcomeResponse(receipts=receipts)

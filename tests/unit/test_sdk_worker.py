@@ -10,10 +10,12 @@ import threading
 import pytest
 
 from headgate import Headgate, InvalidInput, Job
+from headgate.domain import limits
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.worker import ledger as ledger_module
+from headgate.sdk.worker import outbound
 from headgate.wire import jobs_pb2
-from tests.support.fake_server import fake_server, until
+from tests.support.fake_server import fake_server, on_io, until
 from tests.unit.sdk_working import Gate, working
 
 
@@ -274,6 +276,41 @@ async def test_too_many_unanswered_outcomes_stop_the_asking(monkeypatch: pytest.
             for outcomes in link.frames("outcomes"):
                 link.receipts(outcomes.seq)
             await until(lambda: link.credit == 8, "it asks again")
+
+
+async def test_a_beat_carries_no_more_progress_and_extensions_than_the_server_takes_and_the_rest_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert outbound.BEAT_MOST <= limits.PROGRESS_MAX_JOBS
+    monkeypatch.setattr(outbound, "BEAT_MOST", 2)
+    monkeypatch.setattr("headgate.sdk.worker.link.PROGRESS_SECONDS", 0.05)
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        running: list[Job] = []
+
+        @app.job("t")
+        async def step(job: Job) -> None:
+            running.append(job)
+            await gate.open.wait()
+
+        async def all_at_once() -> None:
+            for job in running:
+                job.progress(1, 3)
+                job.extend(120)
+
+        async with working(app, server, concurrency=5) as (_, link):
+            ids = link.deliver("t", *[b""] * 5)
+            await until(lambda: len(running) == 5, "all run")
+            await on_io(all_at_once())
+
+            def arrived(part: str) -> list[list[bytes]]:
+                return [[one.id for one in getattr(beat, part)] for beat in link.frames("beat")]
+
+            for part in ("progress", "extensions"):
+                await until(lambda part=part: sum(map(len, arrived(part))) == 5, f"all {part} came")
+                assert sorted(raw for beat in arrived(part) for raw in beat) == sorted(ids)
+                assert max(map(len, arrived(part))) == 2
+            gate.open.set()
 
 
 @pytest.mark.req("W17")

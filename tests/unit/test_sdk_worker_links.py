@@ -14,7 +14,10 @@ import grpc
 import pytest
 
 from headgate import Abandon, Headgate, Superseded, Unauthenticated
+from headgate.domain import limits
 from headgate.sdk.io_thread import io_thread
+from headgate.sdk.worker import stopping
+from headgate.sdk.worker.outbox import FRAME_OUTCOMES
 from headgate.sdk.worker.worker import Worker, _signals
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.fake_server import WorkLink, fake_server, until
@@ -398,6 +401,38 @@ async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
         assert again[:2] == [[first[1]]] * 2
         assert (len(again) > 2) == locked_for_long
         assert ("1 outcomes could not be reported" in caplog.text) == locked_for_long
+
+
+@pytest.mark.parametrize("refusal", ["overloaded", "store_unavailable", "shutting_down"])
+async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_may_pass(
+    refusal: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert FRAME_OUTCOMES <= limits.SETTLE_FLUSH_MAX_ROWS
+    monkeypatch.setattr(stopping, "FRAME_OUTCOMES", 2)
+    monkeypatch.setattr(stopping, "FLUSH_SECONDS", 0.1)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", lambda job: None)
+        server.answers_outcomes = False
+        server.report_refusals = [refusal, refusal]
+        locked = jobs_pb2.Receipt(place=1, code=jobs_pb2.RECEIPT_LOCKED)
+        server.report_receipts = [[], [locked]]
+        worker = app.worker(concurrency=5)
+        running = asyncio.create_task(worker.run())
+        link = await server.worker()
+        sent = link.deliver("t", *[b""] * 5)
+        await until(lambda: len(link.completed()) == 5, "all were sent")
+        worker.stop()
+        await asyncio.wait_for(running, 60)
+        reports = [[one.id for one in report.outcomes] for report in server.reports]
+        if refusal == "shutting_down":  # this server takes nothing more, and there is no other one
+            assert not reports
+            assert "5 outcomes could not be reported" in caplog.text
+        else:
+            assert [len(report) for report in reports] == [2, 2, 1, 1]
+            assert reports[3] == reports[1][1:]  # the locked one, when all others have been reported
+            assert {raw for report in reports for raw in report} == set(sent)
+            assert "could not be reported" not in caplog.text
 
 
 async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

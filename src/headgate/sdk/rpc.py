@@ -61,6 +61,8 @@ RETRIED: Final = frozenset(
     }
 )
 """Codes of the server after which the same request may succeed."""
+SHORTEST_RETRY_SECONDS: Final = 0.1
+"""After a refusal that names no time, or a shorter one."""
 SERVERS_TROUBLE: Final = frozenset({"internal", "store_error", "storage_full", "schema_mismatch", "instance_forgotten"})
 """Codes of the server that say nothing about what was sent."""
 
@@ -253,6 +255,16 @@ def reported_code(error: grpc.aio.AioRpcError) -> str:
         if name == "headgate-code":
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return ""
+
+
+def retry_after(error: grpc.aio.AioRpcError) -> float | None:
+    """Seconds after which this server may take the same request; None if it will not take it."""
+    code = reported_code(error)
+    if code not in RETRIED or code == "shutting_down":
+        return None
+    hint = dict(error.trailing_metadata() or ()).get("headgate-retry-after-ms", "0")
+    milliseconds = int(hint) if hint.isdigit() else 0
+    return max(SHORTEST_RETRY_SECONDS, milliseconds / 1000)
 
 
 def never_arrived(error: grpc.aio.AioRpcError) -> bool:

@@ -271,7 +271,11 @@ class Link:
         quiet = self.ledger.resting and self.ledger.asked > 0
         if quiet:
             self.ledger.asked, self.quieted = 0, False
-        return self.outbound.next_frame(now=now, beat=beat, ask=ask, quiet=quiet)
+        frame = self.outbound.next_frame(now=now, beat=beat, ask=ask, quiet=quiet)
+        if beat and (self.outbound.progress or self.outbound.extensions):
+            self._progress_at = now
+            self._progress_soon()  # there is more than one beat carries
+        return frame
 
     def _may_leave(self) -> bool:
         if self._leaving is None:
@@ -325,5 +329,5 @@ class Link:
 
     def _progress_now(self) -> None:
         self._progress_timer = None
-        if self.outbound.progress:
+        if self.outbound.progress or self.outbound.extensions:
             self._beat_now()

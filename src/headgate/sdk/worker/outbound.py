@@ -13,6 +13,9 @@ from headgate.wire import worker_pb2 as pb
 
 READY_MAX: Final = 100_000
 """What the server takes in one Ready."""
+BEAT_MOST: Final = 2_000
+"""Jobs whose progress one beat carries, and as many extensions. The rest follows: the server refuses beats of too many
+(10,000), and may refuse large ones (8 MB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +95,18 @@ class Outbound:
     def _fill_beat(self, beat: pb.Beat) -> None:
         beat.held.CopyFrom(self._held())
         beat.jobs_seen = self.jobs_seen
-        progress, self.progress = self.progress, {}
-        extensions, self.extensions = self.extensions, {}
         held = self._ledger.held
-        for job in progress.values():
-            if held.get(job.raw_id) is job and job.last_progress is not None:
+        # By pop, since handlers' threads put more meanwhile; the oldest first.
+        for raw_id in list(self.progress)[:BEAT_MOST]:
+            job = self.progress.pop(raw_id)
+            if held.get(raw_id) is job and job.last_progress is not None:
                 done, total, message = job.last_progress
-                word = beat.progress.add(id=job.raw_id, epoch=job.epoch)
+                word = beat.progress.add(id=raw_id, epoch=job.epoch)
                 word.progress.done, word.progress.total, word.progress.message = done, total, message
-        for job, seconds in extensions.values():
-            if held.get(job.raw_id) is job:
-                beat.extensions.add(id=job.raw_id, epoch=job.epoch, lease_seconds=seconds)
+        for raw_id in list(self.extensions)[:BEAT_MOST]:
+            job, seconds = self.extensions.pop(raw_id)
+            if held.get(raw_id) is job:
+                beat.extensions.add(id=raw_id, epoch=job.epoch, lease_seconds=seconds)
 
     def _held(self) -> pb.Held:
         held = self._ledger.held

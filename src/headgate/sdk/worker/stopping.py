@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from uuid import UUID
+
+import grpc.aio
 
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
 from headgate.sdk.job import STARTED, Job
 from headgate.sdk.worker.inbound import Stops
 from headgate.sdk.worker.link import RESEND_SOON_SECONDS, Link
+from headgate.sdk.worker.outbox import FRAME_BYTES, FRAME_OUTCOMES
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
@@ -100,18 +103,12 @@ class Stopper:
     async def _report_without_stream(self) -> None:
         """The stream is gone or does not answer: report by a unary call, to whichever server takes it."""
         outbox = self._link.ledger.outbox
-        left = [outcome for _, outcome in outbox.everything()]
+        left = deque(outcome for _, outcome in outbox.everything())
         for address in self._addresses:
             channel = rpc.open_channel(address)
-            ends = time.monotonic() + REPORT_SECONDS
             try:
-                while left and (seconds := ends - time.monotonic()) > 0:
-                    request = pb.ReportOutcomeRequest(worker_id=self._worker_id, outcomes=left)
-                    answer = await rpc.REPORT_OUTCOME(channel, request, token=self._token, seconds=seconds)
-                    left = _locked(left, answer.receipts)
-                    if left:  # other transactions hold these jobs' rows, and may end soon
-                        await asyncio.sleep(min(RESEND_SOON_SECONDS, max(0.0, ends - time.monotonic())))
-            except Exception as error:  # noqa: BLE001 -- the next address may take it; the last word is logged below
+                await self._report(channel, left)
+            except Exception as error:  # noqa: BLE001 -- the next address may take it; the rest is logged below
                 log.info("%s", rpc.explain(error, address))
             else:
                 break  # what is locked at one server is locked at all of them
@@ -124,8 +121,47 @@ class Stopper:
                 len(left),
             )
 
+    async def _report(self, channel: grpc.aio.Channel, left: deque[jobs.Outcome]) -> None:
+        """Report to one server, in parts that it accepts, within REPORT_SECONDS. What it took leaves the queue.
 
-def _locked(outcomes: list[jobs.Outcome], receipts: Iterable[jobs.Receipt]) -> list[jobs.Outcome]:
+        Raises the server's refusal, unless it may be gone in time.
+        """
+        ends, locked = time.monotonic() + REPORT_SECONDS, 0  # locked ones are at the end of the queue
+        while left and (seconds := ends - time.monotonic()) > 0:
+            if locked == len(left):  # other transactions hold these jobs' rows, and may end soon
+                await asyncio.sleep(min(RESEND_SOON_SECONDS, seconds))
+                locked = 0
+                continue
+            part = _next_part(left, len(left) - locked)
+            request = pb.ReportOutcomeRequest(worker_id=self._worker_id, outcomes=part)
+            try:
+                answer = await rpc.REPORT_OUTCOME(channel, request, token=self._token, seconds=seconds)
+            except grpc.aio.AioRpcError as error:
+                wait = rpc.retry_after(error)
+                if wait is None or wait >= ends - time.monotonic():
+                    raise
+                await asyncio.sleep(wait)
+                continue
+            for _ in part:
+                left.popleft()
+            again = _locked(part, answer.receipts)
+            left.extend(again)
+            locked += len(again)
+
+
+def _next_part(left: Iterable[jobs.Outcome], most: int) -> list[jobs.Outcome]:
+    """The first of them, as many as one call may carry: at least one."""
+    part: list[jobs.Outcome] = []
+    size = 0
+    for outcome in left:
+        size += outcome.ByteSize()
+        if part and (size > FRAME_BYTES or len(part) == min(most, FRAME_OUTCOMES)):
+            break
+        part.append(outcome)
+    return part
+
+
+def _locked(outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt]) -> list[jobs.Outcome]:
     """Those of them about which nothing was decided, because their jobs were locked."""
     found = []
     for receipt in receipts:
