@@ -10,7 +10,6 @@ from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.ports import ProgressStore
-from headgate.dispatch.writer import Overloaded
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.dispatch")
@@ -18,7 +17,11 @@ MOST_WAITING: Final = 10_000
 """Jobs of one tenant whose newest word waits to be written. More is dropped: progress is for people, and the next word
 follows."""
 ROWS_AT_ONCE: Final = 1_000
-"""In one statement: tenants take turns by these."""
+"""In one statement: tenants take turns by these (`turns`)."""
+
+
+Words = dict[UUID, tuple[int, Mapping[str, object]]]
+"""By job: the epoch and the newest progress."""
 
 
 class ProgressWriter:
@@ -26,7 +29,7 @@ class ProgressWriter:
 
     def __init__(self, store: ProgressStore, *, every: float = 1.0) -> None:
         self._store, self._every = store, every
-        self._newest: dict[int, dict[UUID, tuple[int, Mapping[str, object]]]] = {}  # by tenant
+        self._newest: dict[int, Words] = {}  # by tenant
 
     def note(self, tenant_no: int, job_id: UUID, epoch: int, progress: Mapping[str, object]) -> None:
         """A worker says how far it is. The word of an earlier attempt does not replace that of a later one."""
@@ -39,28 +42,22 @@ class ProgressWriter:
         """Write until cancelled."""
         while True:
             await asyncio.sleep(self._every)
-            try:
-                await self.run_once()
-            except HeadgateError as error:
-                log.warning("progress_failed error=%s", error)
+            await self.run_once()
 
     async def run_once(self) -> int:
-        """Write what is new, tenants in turns; returns how many jobs."""
-        if not self._newest:
-            return 0
+        """Write what is new; returns how many jobs. No tenant waits for another one's turn or error."""
         newest, self._newest = self._newest, {}
-        waiting = {tenant_no: iter(words.items()) for tenant_no, words in newest.items()}
-        count = 0
-        while waiting:
-            for tenant_no, words in tuple(waiting.items()):
-                some = dict(islice(words, ROWS_AT_ONCE))
-                try:
-                    if some:
-                        await self._store.progress(tenant_no, some)
-                        count += len(some)
-                except Overloaded as error:  # by its own tenant: the others' words are written
-                    log.warning("progress_dropped tenant=%d error=%s", tenant_no, error)
-                    some = {}
-                if not some:
-                    del waiting[tenant_no]
+        async with asyncio.TaskGroup() as tasks:
+            written = [tasks.create_task(self._write(tenant_no, words)) for tenant_no, words in newest.items()]
+        return sum(task.result() for task in written)
+
+    async def _write(self, tenant_no: int, words: Words) -> int:
+        count, rest = 0, iter(words.items())
+        while some := dict(islice(rest, ROWS_AT_ONCE)):
+            try:
+                await self._store.progress(tenant_no, some)
+            except HeadgateError as error:
+                log.warning("progress_dropped tenant=%d jobs=%d error=%s", tenant_no, len(words) - count, error)
+                break
+            count += len(some)
         return count
