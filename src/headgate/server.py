@@ -413,14 +413,14 @@ class Server:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_metadata_size", 16_384),
                 # No compression (1: "identity" alone): no client of ours compresses, and a few bytes of a stranger's
-                # could stand for many. Whoever sends compressed messages is refused, and nothing is inflated.
+                # could stand for many. Compressed messages are refused, and nothing is inflated.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
                 ("grpc.per_message_decompression", 0),
                 # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
                 # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
                 ("grpc.http.overload_protection", 1),
                 # What is sent and not read yet is kept in memory. It is bounded by the window of its stream, 64 KiB;
-                # probing for bandwidth would make that megabytes. Calls that nobody has looked at yet are bounded too.
+                # probing for bandwidth would make that megabytes. Calls that were not looked at yet are bounded too.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
                 ("grpc.server.max_pending_requests", 2_000),

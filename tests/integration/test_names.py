@@ -66,7 +66,7 @@ async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(st
     ask(worker, "mail", lease_ms=2_000, count=3)  # one that it has
     other = await still.worker("other")
     ask(other, *(f"x{n}" for n in range(limits.SESSION_UNKNOWN_TOPICS_MAX)))
-    with pytest.raises(TooLarge, match="1001 topics that nobody has submitted to is over the limit of 1000"):
+    with pytest.raises(TooLarge, match="1001 topics without any job so far is over the limit of 1000"):
         ask(other, "one-more")
     ask(other, "mail", lease_ms=7_000)
     assert len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX + 2

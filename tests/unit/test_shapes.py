@@ -64,7 +64,7 @@ def test_a_message_over_a_megabyte_is_walked_no_further_than_its_limits() -> Non
     )
     plain = producer_pb2.ProducerFrame(plain=producer_pb2.PlainJobs(ids=[b""] * 1_000_000)).SerializeToString()
     assert "plain.ids: 20001" in str(refusal(reader_of(producer_pb2.ProducerFrame, RULES[PRODUCE]), plain))
-    unknown = b"\x98\x06\x01"  # field 99, which nobody knows
+    unknown = b"\x98\x06\x01"  # field 99, which does not exist
     assert "message: 101 unknown fields is over" in str(refusal(read, unknown * 500_000))
     results = [b"x" * 300] * 5_000
     outcomes = worker_pb2.Outcomes(ids=[bytes(16)] * 5_000, epochs=range(5_000), results=results)

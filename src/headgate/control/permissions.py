@@ -24,7 +24,7 @@ class TenantRule(StrEnum):
     """Whose data a method reaches. No request names a tenant: it is always the credential's."""
 
     NONE = "none"
-    """No tenant's data; open to everybody, so its requests are not read at all."""
+    """No tenant's data; open without a token, so its requests are not read at all."""
     OWN = "own"
     OWN_OR_ALL = "own or all"
     """The caller's tenant; what concerns all tenants needs the scope `system`."""

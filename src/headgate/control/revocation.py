@@ -1,6 +1,6 @@
 """Revocation: what a credential has open ends when the credential does, within five seconds.
 
-Who is here
+What ends
 - Worker sessions, streams of jobs and waiting claims (`dispatch/links`): they end when the credential is revoked, has
   expired, or permits something else now. A worker connects again, with the rights it has then.
 - Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights again, and

@@ -127,7 +127,7 @@ class Coordinator:
         unknown |= {name for _, _, kept in link.kept for name in kept}
         unknown.update(wanted[2])
         if wanted[2] and len(unknown) > names:
-            raise TooLarge("ready.topics", size=len(unknown), limit=names, unit="topics that nobody has submitted to")
+            raise TooLarge("ready.topics", size=len(unknown), limit=names, unit="topics without any job so far")
 
     def grant(
         self, link: Link, topic_nos: Sequence[int], lease_ms: int, count: int, unknown: Sequence[str] = ()

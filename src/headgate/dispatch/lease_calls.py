@@ -18,7 +18,6 @@ from headgate.dispatch.ports import LeaseStore, RenewalAnswer
 from headgate.dispatch.turns import Turns
 
 ROWS_AT_ONCE: Final = 2_000
-Answers = Mapping[tuple[int, UUID, int], RenewalAnswer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,7 @@ class Link:
             self.held[job_id] = (epoch, lease_ms, min(now, expires - lease_ms / 2000), number)
 
     def renew_later(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
-        """Renew it next at this time; unless it was delivered anew, or given a longer lease, meanwhile."""
+        """Renew it next at this time; unless it was delivered again, or given a longer lease, meanwhile."""
         entry = self.held.get(job_id)
         if entry is not None and entry[:2] == (epoch, lease_ms):
             self.held[job_id] = (epoch, lease_ms, renew_at, entry[3])
@@ -526,8 +526,8 @@ class Links:
         """Register; of two links with one worker id the newer wins, the older is told.
 
         Raises WorkerIdTaken if the older one is alive and was opened under another credential: its owner must not lose
-        its connection, and with it its jobs, to whoever knows its name. Credentials are told apart by their names, so
-        a token can be replaced by another of the same name while its worker is connected.
+        its connection, and with it its jobs, to another client that knows its name. Credentials are told apart by their
+        names, so a token can be replaced by another of the same name while its worker is connected.
         """
         key = (link.tenant_no, link.worker_id)
         older = self._by_worker.get(key)

@@ -36,7 +36,7 @@ and every instance keeps them all in memory."""
 SESSION_DEMANDS_MAX: Final = 64
 """Combinations of topics and lease that one worker session may have credit for: each is claimed for by itself."""
 SESSION_UNKNOWN_TOPICS_MAX: Final = 1_000
-"""Topics that nobody has submitted to yet and one worker session waits for: they are kept by name, in memory only."""
+"""Topics without any job so far that one worker session waits for: they are kept by name, in memory only."""
 
 # --- order ----------------------------------------------------------------------------------------------------------
 EPOCH_MAX: Final = 2**53 - 1  # the largest integer that a double, and so JavaScript's number, holds
@@ -76,7 +76,7 @@ SUBMIT_BATCH_MAX: Final = 10_000
 CLAIM_MAX: Final = 5_000
 SETTLE_FLUSH_MAX_ROWS: Final = 5_000
 HEARTBEAT_MAX_JOBS: Final = 2_000
-"""Jobs named in one unary Heartbeat: one statement's worth. Whoever holds more sends several, or uses a Work stream."""
+"""Jobs named in one unary Heartbeat: one statement's worth. To renew more, send several, or use a Work stream."""
 VERB_MAX_JOBS: Final = 1_000
 """Jobs named in one call of an operator's verb; more are a filter's affair, which goes in chunks."""
 PAGE_MAX: Final = 1_000

@@ -1,6 +1,6 @@
 """The door: every call is checked by its method and its token, before anything of its request is read.
 
-A caller who may not is answered by a handler that ends the call at once. It is a stream's handler whatever the method
+A refused call gets a handler that ends it at once. It is a stream's handler whatever the method
 is: for a unary one gRPC would read the request first, however large. What a refused peer has sent by then is bounded by
 the window of its stream (server.py), and dropped with it.
 """

@@ -161,7 +161,7 @@ def bidi_stream(serve: Serve, request: type[Request], response: type[Response]) 
 
 
 def unread_unary(answer: Callable[[object, Context], Awaitable[Response]], response: type[Response]) -> Method:
-    """One message for a request that nobody looks at: for what is open to everybody."""
+    """One message for a request that is not read: for methods that need no token."""
 
     def made(_rule: Rule) -> Handler:
         return grpc.stream_unary_rpc_method_handler(answer, None, response.SerializeToString)
@@ -170,7 +170,7 @@ def unread_unary(answer: Callable[[object, Context], Awaitable[Response]], respo
 
 
 def unread_stream(serve: Serve, response: type[Response]) -> Method:
-    """Many messages for a request that nobody looks at."""
+    """Many messages for a request that is not read."""
 
     def made(_rule: Rule) -> Handler:
         return grpc.stream_stream_rpc_method_handler(serve, None, response.SerializeToString)

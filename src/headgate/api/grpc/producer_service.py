@@ -79,7 +79,7 @@ class ProducerService:
         except HeadgateError as error:
             await end_with(stream, error)
         except GONE:
-            raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
+            raise asyncio.CancelledError from None  # the peer has left: there is nothing to answer or log
         identity = caller()
         hello = producer_pb2.ProducerHelloAck(
             tenant=identity.tenant, instance=self._parts.instance, server=self._parts.version

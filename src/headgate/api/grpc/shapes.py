@@ -5,7 +5,7 @@ a *shape* of their kind: the same fields by number, but every message in it is l
 costs 16 bytes an element. Whatever is counted further down is counted for all elements at once: by the rules of
 protobuf, messages that are joined are one message whose lists are joined.
 
-Four million elements take 0.1 s even so, in which nobody else is served. So messages over 1 MiB are walked field by
+Four million elements take 0.1 s even so, in which no other call is served. So messages over 1 MiB are walked field by
 field before that, in Python, only until there are too many.
 """
 
@@ -23,7 +23,7 @@ from headgate.domain import limits
 from headgate.domain.errors import TooLarge
 
 PARTS_MAX: Final = 100
-"""Protobuf permits a message that is no list to come in several parts, and joins them. Nobody sends it like that."""
+"""Protobuf permits a message that is no list to come in several parts, and joins them. No client sends it like that."""
 WALKED_FROM_BYTES: Final = 1_048_576
 _LEFT_AS_BYTES: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING})
 
@@ -140,6 +140,6 @@ def _flat(descriptor: Descriptor, counted: set[str]) -> type[Message]:
             if listed
             else descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
         )
-    pool = descriptor_pool.DescriptorPool()  # one of its own: these names are nobody else's affair
+    pool = descriptor_pool.DescriptorPool()  # one of its own: these names are used here only
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"headgate.shapes.{descriptor.name}"))

@@ -427,7 +427,7 @@ class WorkerService:
             if (job_id, epoch) in kept:
                 self._parts.progress.note(tenant_no, job_id, epoch, progress)
         link = self._parts.links.find(tenant_no, request.worker_id)
-        # Of another credential's worker it says nothing: a dead one's leases must not be kept by whoever knows it.
+        # Only of the same credential's worker: another one that knows its id must not keep a dead worker's leases.
         if link is not None and link.identity.subject == identity.subject:
             link.heard()
         return worker_pb2.HeartbeatResponse(
@@ -595,7 +595,7 @@ def _told(link: Link, *, seq: int = 0) -> Iterator[None]:
 
 
 def _is_decided(told: Answer | None) -> bool:
-    """Whether the job is not held any more: not one that is locked, nor one that is unknown to whoever reports it."""
+    """Whether the job is not held any more: not one that is locked, nor one that is unknown to its sender."""
     if is_locked(told):
         return False
     return told is None or isinstance(told, HeadgateError) or told.receipt is not Receipt.UNKNOWN
