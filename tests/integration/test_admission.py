@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from headgate.api.grpc.auth import CALLER
+from headgate.api.grpc.producer_service import ProducerService
 from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, SubmitParcel, Submitter
 from headgate.dispatch.writer import Account, Overloaded
+from headgate.domain.identity import Identity, Scope
 from headgate.domain.states import State
+from headgate.store.connect import Connection
+from headgate.wire import producer_pb2
 from tests.support.dispatching import SOON, Hold, Instance, completing
 
 PAGE = 1_000
@@ -86,3 +93,30 @@ async def _until(check: object) -> None:
     assert callable(check)
     while not check():
         await asyncio.sleep(0.005)
+
+
+async def test_a_batch_is_admitted_before_its_names_are_looked_up(still: Instance, db: Connection) -> None:
+    """A full queue refuses it without a statement; while its names are made known, it counts as waiting."""
+    await still.submit(1)
+    before = await db.fetchval("SELECT count(*) FROM headgate.topics")
+    parts = SimpleNamespace(submitter=still.submitter, store=still.store, new_id=lambda: still.ids.make(1)[0])
+    service = ProducerService(cast("Any", parts))
+    CALLER.set(Identity(tenant=still.tenant, subject="test", scopes=frozenset(Scope)))
+    jobs = [producer_pb2.NewJob(topic=f"new-{n}") for n in range(10)]
+    request = producer_pb2.SubmitBatchRequest(jobs=jobs)
+    await still.store.count_statements()
+    begun, writer = await still.store.sent(), still.submitter.writer
+    with writer.holding(QUEUE_ROWS - 5, 1, Account()), pytest.raises(Overloaded):
+        await service.submit_batch(request, cast("Any", None))
+    assert await still.store.sent() == begun
+    seen: list[int] = []
+    make = still.store.refusals
+
+    async def watched(tenant: str, jobs: Any) -> Any:
+        seen.append(writer.waiting_rows)
+        return await make(tenant, jobs)
+
+    still.store.refusals = watched  # type: ignore[method-assign]
+    answer = await service.submit_batch(request, cast("Any", None))
+    assert (seen, len(answer.receipts), writer.waiting_rows) == ([10, 10], 10, 0)
+    assert await db.fetchval("SELECT count(*) FROM headgate.topics") == before + 10
