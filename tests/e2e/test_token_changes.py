@@ -24,7 +24,7 @@ from tests.support.wire import Ended, Stream, Wire, held, new_id, served
 
 ALL = "a-token-for-all-of-it"
 ENDED = 20
-"""Seconds: it looks every two; the rest is for a busy machine."""
+"""Seconds for a busy machine. That it takes two looks, one a second, is shown in tests/unit/test_revocation.py."""
 
 
 class Tokens:

@@ -90,6 +90,7 @@ async def test_an_operation_ends_when_its_credential_may_not_do_it_any_more(stan
         {OTHER: OPERATES},
         {ONE: OPERATES | {"scopes": ["read"]}, OTHER: OPERATES},
         {ONE: OPERATES | {"topics": ["mail"]}, OTHER: OPERATES},
+        {ONE: OPERATES | {"tenant": "umbrella"}, OTHER: OPERATES},
         {ONE: OPERATES | {"expires": "2001-09-09T01:46:40Z"}, OTHER: OPERATES},
     ):
         stand.write({ONE: OPERATES, OTHER: OPERATES})

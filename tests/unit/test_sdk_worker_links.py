@@ -494,6 +494,45 @@ async def test_a_refused_token_ends_the_worker_with_a_sentence() -> None:
         assert caught.value.__cause__ is None
 
 
+async def test_a_worker_whose_token_was_changed_connects_again() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        async with working(app, server) as (_, link):
+            (raw,) = link.deliver("wait", b"")
+            await until(lambda: gate.begun, "it runs")
+            link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana has changed", "token_revoked")
+            again = await server.worker(1)
+            assert list(again.hello.held.ids) == [raw]
+            gate.open.set()
+            await until(lambda: raw in again.completed(), "it is done")
+
+
+async def test_a_worker_outlives_a_file_of_tokens_that_is_gone_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", Gate())
+        async with working(app, server) as (_, link):
+            server.refuses = grpc.StatusCode.UNAUTHENTICATED
+            link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
+            await until(lambda: "the token is not known" in caplog.text, "it was refused")
+            server.refuses = None
+            await server.worker(1)
+
+
+async def test_a_worker_whose_token_stays_refused_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.link.REFUSED_SECONDS", 0.0)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", Gate())
+        running = asyncio.create_task(app.worker().run())
+        link = await server.worker()
+        server.refuses = grpc.StatusCode.UNAUTHENTICATED
+        link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
+        with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
+            await asyncio.wait_for(running, 60)
+
+
 async def test_a_superseded_worker_ends() -> None:
     async with fake_server() as server:
         app = Headgate(server.address)

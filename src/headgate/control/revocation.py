@@ -73,6 +73,7 @@ class StartedOperation:
     """A bulk operation that is not over, and what it was started with."""
 
     tenant_no: int
+    tenant: str
     id: UUID
     credential: str
     topics: frozenset[str] | None
@@ -183,6 +184,8 @@ class Revocation:
             known.require(Scope.OPERATE)
         except HeadgateError as error:
             return str(error)
+        if known.tenant != one.tenant:
+            return f"the token of {known.subject} belongs to another tenant now"
         if known.topics is not None and (one.topics is None or not one.topics <= known.topics):
             return f"the token of {known.subject} permits fewer topics now"
         return ""

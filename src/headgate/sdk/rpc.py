@@ -275,7 +275,16 @@ def never_arrived(error: grpc.aio.AioRpcError) -> bool:
 
 
 def stands(error: BaseException) -> bool:
-    """True if trying again, here or elsewhere, would be answered alike."""
+    """True if trying again, here or elsewhere, would be answered alike.
+
+    `token_revoked` ends a stream also when its token permits more than before: the next hello says whether it is valid.
+    """
     if not isinstance(error, grpc.aio.AioRpcError):
         return isinstance(error, Superseded)
-    return error.code() in LASTING or reported_code(error) == "superseded"
+    reported = reported_code(error)
+    return (error.code() in LASTING and reported != "token_revoked") or reported == "superseded"
+
+
+def is_unauthenticated(error: BaseException) -> bool:
+    """True if the server does not know the token."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -59,7 +59,9 @@ UPDATE headgate.operations SET state = 3, finished_at = headgate.clock_v1(), tou
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING changed"""
 # index: operations_active
 STARTED: Final = """
-SELECT tenant_no, id, credential, topics, who FROM headgate.operations WHERE state IN (0, 1) AND credential <> ''"""
+SELECT tenant_no, tenants.name AS tenant, operations.id, credential, topics, who
+  FROM headgate.operations JOIN headgate.tenants USING (tenant_no)
+ WHERE state IN (0, 1) AND credential <> ''"""
 FORGET: Final = """
 DELETE FROM headgate.operations
  WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations
@@ -190,6 +192,7 @@ async def started(db: Connection) -> list[StartedOperation]:
     return [
         StartedOperation(
             tenant_no=row["tenant_no"],
+            tenant=row["tenant"],
             id=row["id"],
             credential=row["credential"],
             topics=None if row["topics"] is None else frozenset(row["topics"]),

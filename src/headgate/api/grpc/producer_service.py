@@ -84,7 +84,11 @@ class ProducerService:
         hello = producer_pb2.ProducerHelloAck(
             tenant=identity.tenant, instance=self._parts.instance, server=self._parts.version
         )
-        await stream.write(producer_pb2.ProducerReply(hello_ack=hello))
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await stream.write(producer_pb2.ProducerReply(hello_ack=hello))
+        except TimeoutError:
+            raise asyncio.CancelledError from None  # the peer reads nothing
         replies = _Replies()
         writer = asyncio.create_task(replies.write_to(stream), name="replies to a producer")
         reader = asyncio.create_task(self._read(stream, [first], identity, replies), name="frames of a producer")
@@ -100,9 +104,10 @@ class ProducerService:
             # The producer has said all it had to say, or is not listened to any more; what it sent is still answered.
             answered = asyncio.create_task(replies.all_written(), name="last replies to a producer")
             tasks.append(answered)
-            # Not for long, where it may not be here any more: it may never read what it is told.
-            patience = FAREWELL_SECONDS if revoked.done() else None
-            await asyncio.wait((answered, writer), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not revoked.done():
+                await asyncio.wait((answered, writer, revoked), return_when=asyncio.FIRST_COMPLETED)
+            if revoked.done():  # not for long: it may never read what it is told
+                await asyncio.wait((answered, writer), timeout=FAREWELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()

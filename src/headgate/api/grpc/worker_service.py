@@ -165,19 +165,20 @@ class WorkerService:
                 parts.coordinator.stir_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")
-            await stream.write(
-                worker_pb2.ServerFrame(
-                    hello_ack=worker_pb2.HelloAck(
-                        worker_id=hello.worker_id,
-                        tenant=identity.tenant,
-                        instance=parts.instance,
-                        lease_seconds=parts.lease_ms // 1000,
-                        beat_seconds=beat_seconds(parts.lease_ms),
-                        lost=codec.held_of(lost),
-                        server=parts.version,
-                    )
-                )
+            ack = worker_pb2.HelloAck(
+                worker_id=hello.worker_id,
+                tenant=identity.tenant,
+                instance=parts.instance,
+                lease_seconds=parts.lease_ms // 1000,
+                beat_seconds=beat_seconds(parts.lease_ms),
+                lost=codec.held_of(lost),
+                server=parts.version,
             )
+            try:
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await stream.write(worker_pb2.ServerFrame(hello_ack=ack))
+            except TimeoutError:
+                raise asyncio.CancelledError from None  # the peer reads nothing
         except BaseException:
             self._close(link, f"worker {link.worker_id} left before it was greeted")
             raise

@@ -35,6 +35,9 @@ BEAT_SECONDS: Final = 20.0
 """Until the server says otherwise."""
 PROGRESS_SECONDS: Final = 1.0
 """Progress of all jobs is sent together, at most this often."""
+REFUSED_SECONDS: Final = 60.0
+"""For how long a token that was accepted before is tried again when it is refused. Its file may be missing for a
+moment, and another server may have read a new file later."""
 RESEND_SECONDS: Final = 10.0
 RESEND_SOON_SECONDS: Final = 1.0
 
@@ -66,6 +69,7 @@ class Link:
         self._closing = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None  # the server drains: go elsewhere, at the latest then
         self._overstayed = False
+        self._accepted_until: float | None = None  # until then a refused token is tried again
         self._wake = asyncio.Event()
         self.changed = asyncio.Event()
         """Set whenever something ended or was answered: whoever waits for the end looks again."""
@@ -105,12 +109,14 @@ class Link:
         while not self._closing.is_set():
             address = self._rotation.current
             failed = await self._stream(address)
+            if self._call is not None:
+                self._accepted_until = self._io.loop.time() + REFUSED_SECONDS
             self._call = None
             self.changed.set()
             if self._closing.is_set():
                 return
             if failed is not None:
-                if rpc.stands(failed):
+                if rpc.stands(failed) and not self._was_accepted_lately(failed):
                     raise rpc.explain(failed, address)
                 log.warning("lost the stream: %s", rpc.explain(failed, address))
             wait = self._rotation.move_on()
@@ -119,6 +125,12 @@ class Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._closing.wait()
+
+    def _was_accepted_lately(self, failed: Exception) -> bool:
+        """Whether the token may be valid again soon: it was, and the file of tokens may only be missing for a while."""
+        if self._accepted_until is None or not rpc.is_unauthenticated(failed):
+            return False
+        return self._io.loop.time() < self._accepted_until
 
     def wake(self) -> None:
         """There may be something to send."""

@@ -1,0 +1,126 @@
+"""Peers that read nothing: neither their greeting nor their last replies keep a stream open for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.api.grpc import producer_service, worker_service
+from headgate.api.grpc.auth import ADMISSION, CALLER, Admission, Turns
+from headgate.api.grpc.producer_service import ProducerService
+from headgate.api.grpc.worker_service import WorkerService
+from headgate.control.auth import OpenDoor
+from headgate.control.permissions import RULES
+from headgate.control.revocation import OpenCalls
+from headgate.domain.identity import Identity, TokenRevoked
+from headgate.wire import producer_pb2, worker_pb2
+from tests.support.fake_server import until
+
+
+class Aborted(Exception):
+    """The status was given."""
+
+
+class Deaf:
+    """A stream whose peer reads so many messages, and says what it is given, then no more."""
+
+    def __init__(self, *frames: Any, reads: int) -> None:
+        self.frames, self.reads, self.written = [*frames], reads, 0
+
+    async def read(self) -> Any:
+        return self.frames.pop(0) if self.frames else None
+
+    async def write(self, _message: object) -> None:
+        self.written += 1
+        if self.written > self.reads:
+            await asyncio.Event().wait()
+
+    async def abort(self, _status: object, _details: str, trailers: Any) -> None:
+        raise Aborted(dict(trailers)["headgate-code"])
+
+
+class Door(OpenDoor):
+    """Open until it is shut."""
+
+    shut = False
+
+    def recheck(self, identity: Identity) -> Identity:
+        if Door.shut:
+            raise TokenRevoked("not any more")
+        return identity
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (producer_service, worker_service):
+        monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.01)
+    monkeypatch.setattr(Door, "shut", False)
+    CALLER.set(Door().identify(""))
+    ADMISSION.set(Admission(Door(), RULES["/headgate.v1.ProducerService/Produce"], Turns()))
+
+
+def producers(calls: OpenCalls) -> ProducerService:
+    submitter = SimpleNamespace(admit=lambda *_: None)
+    parts: Any = SimpleNamespace(
+        validator=Door(), calls=calls, submitter=submitter, instance="i", version="v", draining=asyncio.Event()
+    )
+    return ProducerService(parts)
+
+
+HELLO = producer_pb2.ProducerFrame(hello=producer_pb2.ProducerHello())
+
+
+async def test_a_producer_that_has_said_all_and_reads_nothing_ends_with_its_token() -> None:
+    calls = OpenCalls()
+    bad = producer_pb2.ProducerFrame(seq=1, plain=producer_pb2.PlainJobs())  # answered with an error
+    stream: Any = Deaf(HELLO, bad, reads=1)
+    serving = asyncio.create_task(producers(calls).produce(None, stream))
+    await until(lambda: stream.written == 2 and not stream.frames, "its reply is being written")
+    assert not serving.done()
+    Door.shut = True
+    for call in calls:
+        call.changed.set()
+    with pytest.raises(Aborted, match="token_revoked"):
+        await asyncio.wait_for(serving, 10)
+
+
+async def test_a_producer_that_does_not_read_its_greeting_is_not_waited_for() -> None:
+    stream: Any = Deaf(HELLO, reads=0)
+    serving = asyncio.create_task(producers(OpenCalls()).produce(None, stream))
+    done, _ = await asyncio.wait((serving,), timeout=10)
+    assert done
+    assert serving.cancelled()
+
+
+async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> None:
+    closed: list[object] = []
+
+    async def tenant_no(_name: str) -> int:
+        return 1
+
+    async def declare(*_: object) -> list[Any]:
+        return []
+
+    def nothing(*_: object) -> None:
+        return None
+
+    parts: Any = SimpleNamespace(
+        store=SimpleNamespace(tenant_no=tenant_no, uuids=list),
+        links=SimpleNamespace(check_room=nothing, open=nothing, close=closed.append, reserve=nothing),
+        renewer=SimpleNamespace(declare=declare),
+        coordinator=SimpleNamespace(forget=nothing),
+        now=lambda: 0.0,
+        lease_ms=60_000,
+        accepting=lambda: True,
+        instance="i",
+        version="v",
+    )
+    stream: Any = Deaf(reads=0)
+    opening = asyncio.create_task(WorkerService(parts)._open(worker_pb2.Hello(worker_id="w"), stream))
+    done, _ = await asyncio.wait((opening,), timeout=10)
+    assert done
+    assert opening.cancelled()
+    assert len(closed) == 1
