@@ -36,6 +36,7 @@ from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush
 from headgate.store.leases import BEGINNING, PROMOTE, REAP, RENEW
+from headgate.store.names import Names
 from headgate.store.service import TICK
 from headgate.store.settle import SETTLE, OutcomeFlush
 from tests.support import explain
@@ -648,7 +649,7 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_mark
 
         async def looking(ranges: KeyRanges) -> list[Cost]:
             parts = (ranges.topic_nos, ranges.class_from, ranges.rank_from, ranges.class_to, ranges.rank_to)
-            return [await explain.cost(db, TICK, 0, *parts, N, now, now, False) for _ in range(CALLS)][1:]
+            return [await explain.cost(db, TICK, 0, *parts, N, now, now, False, Names().seen) for _ in range(CALLS)][1:]
 
         ranges = graveyard.watermark.ranges([topic_no])
         none, marked = await looking(KeyRanges()), await looking(ranges)
