@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import asyncpg
 import pytest
 
+from headgate.api.grpc import worker_service
+from headgate.api.grpc.worker_service import WorkerService
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import QuotaExceeded, TooLarge
@@ -18,6 +21,7 @@ from headgate.domain.states import State
 from headgate.store import topics
 from headgate.store.connect import Connection
 from headgate.store.names import Names
+from headgate.wire import worker_pb2
 from tests.support.dispatching import SOON, Hold, Instance, Worker, completing, listening, soon
 from tests.support.queue import Queue
 from tests.support.waiting import until_async
@@ -159,6 +163,30 @@ async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still
     still.coordinator.unquiet(worker.link)
     assert await still.coordinator.claim_once() == 1
     assert still.free() == 2
+
+
+async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
+    still: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(worker_service, "asyncio", SimpleNamespace(sleep=pause))
+    parts = SimpleNamespace(coordinator=still.coordinator, lease_ms=60_000)
+    service, worker, topics = WorkerService(cast("Any", parts)), await still.worker(), list[str]()
+
+    async def ready(*names: str) -> list[float]:
+        frame = worker_pb2.WorkerFrame(ready=worker_pb2.Ready(topics=names, count=1))
+        pauses.clear()
+        await service._take(worker.link, frame, topics, greeted=True)
+        return list(pauses)
+
+    many, others = ([f"{name}{n}" for n in range(1_000)] for name in "ab")
+    assert [await ready(*many), await ready(*many), await ready(), await ready("mail")] == [[0.1], [], [], []]
+    assert [await ready(*others), await ready(*others)] == [[0.1], [0.1]]  # refused: it waits for 1,000 others already
+    assert topics == ["mail"]
 
 
 async def test_a_worker_that_leaves_leaves_no_name_behind(still: Instance) -> None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headgate.worker")
 MAX_TOPICS = 1_000
+FEW_TOPICS, TOPICS_PER_SECOND = 64, 10_000
+"""A Ready that names more than a few topics, and others than the last one did, is taken after a pause of its length: its
+names cost the event loop a millisecond or two. Workers name the same topics each time, and do not wait."""
 MAX_CREDIT = 100_000
 MAX_WAIT_MS = 60_000
 LOST_AT_ONCE = 1_000
@@ -219,7 +222,7 @@ class WorkerService:
                 self._take_beat(link, frame.beat)
         if frame.HasField("ready"):
             with _told(link):
-                self._take_ready(link, frame.ready, topics)
+                await self._take_ready(link, frame.ready, topics)
 
     async def _write(self, link: Link, stream: WorkStream) -> None:
         name = self._parts.store.topic_name
@@ -234,12 +237,17 @@ class WorkerService:
 
     # ------------------------------------------------------------------ parts of a frame
 
-    def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
-        if ready.topics or not topics:
-            topics[:] = self._allowed(link.identity, ready.topics, field="ready.topics")
+    async def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
+        """Grant credit; `topics` are those of the last Ready that was taken, and of this one when it is."""
+        named: Sequence[str] = topics
+        if not topics or (ready.topics and list(ready.topics) != topics):
+            if len(ready.topics) > FEW_TOPICS:
+                await asyncio.sleep(min(len(ready.topics), MAX_TOPICS) / TOPICS_PER_SECOND)
+            named = self._allowed(link.identity, ready.topics, field="ready.topics")
         check_integer(ready.count, field="ready.count", low=1, high=MAX_CREDIT)
         lease_ms = self._lease_ms(ready.lease_seconds, "ready.lease_seconds")
-        self._parts.coordinator.ask(link, topics, lease_ms, ready.count)
+        self._parts.coordinator.ask(link, named, lease_ms, ready.count)
+        topics[:] = named
 
     def _allowed(self, identity: Identity, topics: Sequence[str], *, field: str) -> list[str]:
         if not topics:
