@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.api.grpc.errors import TEXT_MAX_CHARS, text_of
+from headgate.api.grpc.errors import STATUS, TEXT_MAX_CHARS, text_of
 from headgate.domain.errors import (
     ECHO_MAX,
     HeadgateError,
@@ -21,6 +21,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.filters import InvalidFilter
 from headgate.domain.identity import Identity, PermissionDenied
+from headgate.sdk.client.calls import _TRANSIENT
 
 
 def tree(root: type[HeadgateError] = HeadgateError) -> list[type[HeadgateError]]:
@@ -105,3 +106,9 @@ def test_what_an_operator_has_set_is_shown_whole() -> None:
 
 def test_no_sentence_that_goes_to_a_peer_is_endless() -> None:
     assert len(text_of(StoreError(INPUT))) == TEXT_MAX_CHARS
+
+
+def test_a_request_that_took_too_long_is_not_repeated_by_the_sdk() -> None:
+    """It would take as long again, and its sentence says what to ask for instead."""
+    assert STATUS["too_slow"] not in _TRANSIENT
+    assert STATUS["store_busy"] in _TRANSIENT

@@ -101,7 +101,7 @@ def status_command(*, output: Output = "text", url: Url = "") -> None:
 
 
 def audit_command(*, limit: int = 50, before: int = 0, output: Output = "text", url: Url = "") -> None:
-    """Show who changed what, newest first, as JSON one object a line.
+    """Show who changed what, newest first; as JSON, one object a line.
 
     What was done to a job is in its own history: headgate job events.
 

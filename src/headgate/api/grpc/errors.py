@@ -45,7 +45,7 @@ STATUS: Final = {
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
     "store_busy": grpc.StatusCode.UNAVAILABLE,
     "row_locked": grpc.StatusCode.UNAVAILABLE,
-    "too_slow": grpc.StatusCode.UNAVAILABLE,
+    "too_slow": grpc.StatusCode.FAILED_PRECONDITION,  # again, it would take as long
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headgate.worker")
 MAX_TOPICS = 1_000
 FEW_TOPICS, TOPICS_PER_SECOND = 64, 10_000
-"""A Ready that names more than a few topics, and others than the last one did, is taken after a pause of its length: its
-names cost the event loop a millisecond or two. Workers name the same topics each time, and do not wait."""
+"""A Ready that names more than a few topics, and others than the last one did, is taken after a pause: its names cost
+the event loop a millisecond or two. Workers name the same topics each time, and do not wait."""
 MAX_CREDIT = 100_000
 MAX_WAIT_MS = 60_000
 LOST_AT_ONCE = 1_000
