@@ -93,6 +93,7 @@ async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: I
     ids = [*await one.submit(1, "new"), *await one.submit(1, "mail"), *await one.submit(1, "new")]
     await one.reach(3, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
+    assert one.coordinator.claimed == 3, "what the claim brought went to the worker, not back"
     await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
 
 
@@ -150,6 +151,7 @@ async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(on
     hold.release()
     await one.reach(3, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
+    assert one.coordinator.claimed == 3, "what the claim brought went to the worker, not back"
     await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
 
 

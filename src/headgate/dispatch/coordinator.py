@@ -182,12 +182,19 @@ class Coordinator:
         """A topic exists, and is known here from now on: credit for its name goes to demands with its number."""
         del topic_no
         for demand in self._by_name.pop((tenant_no, name), ()):
-            credit = [(link, demand.forget(link, keep=True)) for link in tuple(demand.members)]
-            if demand.unused:
-                self._drop(demand)
-            for link, count in credit:
-                if count:
-                    self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
+            if demand.claiming:  # what it brings is for links that still want it: moved now, they would not get it
+                demand.moves = True
+            else:
+                self._move(demand)
+
+    def _move(self, demand: Demand) -> None:
+        """Give the credit of a demand to the one with the numbers of topics that have appeared."""
+        credit = [(link, demand.forget(link, keep=True)) for link in tuple(demand.members)]
+        if demand.unused:
+            self._drop(demand)
+        for link, count in credit:
+            if count:
+                self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
 
     def withdraw(self, link: Link) -> None:
         """A worker takes no more jobs until it asks again: its credit is void, also what a claim in flight reserved.
@@ -531,7 +538,10 @@ class Coordinator:
             demand.void.clear()
             for link, count in again:
                 self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
-            if demand.unused:
+            if demand.moves:
+                demand.moves = False
+                self._move(demand)
+            elif demand.unused:
                 self._drop(demand)
 
     def _ranges(self, demand: Demand, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:

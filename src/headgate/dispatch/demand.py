@@ -45,6 +45,7 @@ class Demand:
     hints: dict[UUID, None] = field(default_factory=dict)
     marks: Watermark = field(default_factory=Watermark)
     claiming: bool = False
+    moves: bool = False  # a topic of `unknown` has appeared during its claim: its links move when that is over
     held_up: bool = False  # there may be work, but all that have credit are full
     plenty: bool = False  # the last claim brought all it asked for
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
