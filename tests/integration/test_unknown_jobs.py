@@ -353,7 +353,9 @@ async def test_nothing_of_a_refused_request_waits_for_the_collector(
 async def test_a_heartbeat_of_another_credential_does_not_keep_a_worker_alive(
     watched: Watched, neighbour: Wire
 ) -> None:
-    async with Wire(watched.address, token=SECOND) as second, neighbour.worker("named"):
+    async with Wire(watched.address, token=SECOND) as second, neighbour.worker("named") as link:
+        await link.send(_beat())
+        await link.until(lambda: link.beats, "the beat was answered")  # all that it has sent was heard
         session = watched.session("named")
         before = session.last_heard
         await second.call("Heartbeat", worker_pb2.HeartbeatRequest(worker_id="named"))
