@@ -94,6 +94,21 @@ async def test_a_repeated_outcome_is_a_duplicate_another_one_is_stale(queue: Que
     assert old.receipt is Receipt.STALE
 
 
+async def test_a_stale_outcome_that_is_said_again_is_told_the_state_of_now(queue: Queue) -> None:
+    (job_id,) = await queue.add()
+    await queue.claim()
+    said = ((0, Completed()), (0, BOOM), (1, BOOM), (0, BOOM), (1, BOOM))
+    answers = await queue.settle(*((job_id, epoch, outcome) for epoch, outcome in said))
+    assert [(answer.receipt, answer.state) for answer in answers] == [
+        (Receipt.STALE, State.RUNNING),
+        (Receipt.STALE, State.RUNNING),
+        (Receipt.APPLIED, State.RETRYING),
+        (Receipt.STALE, State.RETRYING),
+        (Receipt.DUPLICATE, State.RETRYING),
+    ]
+    assert len({answer.run_at for answer in answers[2:]}) == 1
+
+
 async def test_cancel_redrive_reprioritise_and_discard(queue: Queue) -> None:
     queued, running = await queue.add(2)
     tenant = await queue.tenant_no()

@@ -253,7 +253,22 @@ async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[in
                 answer = replace(answer, receipt=Receipt.DUPLICATE)
             answers |= {copy: answer for copy, *_ in copies}
         waiting = [waiting[place] for place in later]
+    _renew_states(firsts._repeats, answers)
     return answers
+
+
+def _renew_states(repeats: Sequence[_Repeat], answers: dict[int, Settled]) -> None:
+    """A copy got the answer of its first one. Tell it the state that an outcome between the two has led to."""
+    applied: dict[tuple[int, UUID], Settled] = {}
+    asked: set[tuple[int, UUID, int, OutcomeKind]] = set()
+    for place, tenant_no, job_id, epoch, outcome in repeats:
+        job, said = (tenant_no, job_id), (tenant_no, job_id, epoch, kind_of(outcome))
+        answer = answers.get(place, APPLIED)
+        if answer.receipt is Receipt.APPLIED:
+            applied[job] = answer
+        elif said in asked and job in applied:
+            answers[place] = replace(answer, state=applied[job].state, run_at=applied[job].run_at)
+        asked.add(said)
 
 
 async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:
