@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -23,7 +24,7 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import Receipt, State
-from headgate.store import leases, reads, upkeep, verbs
+from headgate.store import leases, reads, settle, upkeep, verbs
 from headgate.store.claim import Claimed
 from headgate.store.connect import Connection, connect
 from tests.support.epochs import claims, counted, epochs_of
@@ -171,8 +172,12 @@ async def drain(claimer: Queue, *, batch: int) -> list[tuple[UUID, int]]:
 
 
 async def drain_with_many(database: str, how_many: int, batch: int) -> list[tuple[UUID, int]]:
-    async with queues(database, how_many) as claimers:
-        parts = await asyncio.gather(*(drain(claimer, batch=batch) for claimer in claimers))
+    # A settle gives up a lock after 100 ms (ADR 20), which is a rollback. A machine that stalls must not bring any.
+    waiting = settle.SETTLE.replace(", 100)", ", 0)")
+    assert waiting != settle.SETTLE
+    with patch.object(settle, "SETTLE", waiting):
+        async with queues(database, how_many) as claimers:
+            parts = await asyncio.gather(*(drain(claimer, batch=batch) for claimer in claimers))
     return [delivery for part in parts for delivery in part]
 
 

@@ -17,6 +17,7 @@ from headgate.domain.errors import OutcomeUnknown, RowLocked
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State, SubmitReceipt
+from headgate.store import submit as store_submit
 from headgate.store.connect import Connection
 from tests.integration.test_submit_claim import waiting as known_to_wait
 from tests.support.dispatching import SOON, Hold, Instance, failing_with, soon
@@ -36,6 +37,7 @@ async def known_names(db: Connection) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not turn "not done yet" into an error. Tests of the error set less themselves."""
+    monkeypatch.setattr(store_submit, "_SEARCH_SECONDS", 60.0)
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(submits, "PATIENCE_SECONDS", 60.0)
 
