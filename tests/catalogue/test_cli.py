@@ -61,7 +61,7 @@ def _line(case: Case, world: World) -> list[str]:
 def test_a_token_nobody_knows_is_exit_4(
     at_the_server: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for token in ("a-token-nobody-knows", ""):
+    for token in ("a-token-not-in-the-file", ""):
         monkeypatch.setenv("HEADGATE_TOKEN", token)
         for line in (["status"], ["submit", "mail"], ["job", "list"]):
             assert main(line) == 4, line

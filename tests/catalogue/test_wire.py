@@ -93,7 +93,7 @@ async def test_an_unknown_method_is_unimplemented(wire: Wire) -> None:
     for path in (
         "/headgate.v1.WorkerService/Play",
         "/headgate.v2.WorkerService/Work",
-        "/nobody/Nothing",
+        "/unknown/Nothing",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ):
         call: Any = wire.channel.unary_unary(path)

@@ -21,7 +21,6 @@ import grpc.aio
 import pytest
 
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
 from tests.support.epochs import claims
 from tests.support.server import ServerProcess
@@ -37,13 +36,10 @@ def the_server(postgres: Server, template: str, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
-    """It must outlive every test, and say nothing that a fault of its own would make it say."""
-    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
-    faults = len(the_server.seen("Traceback|ERROR|CRITICAL"))
-    yield the_server
-    assert the_server.exit_code is None, the_server.shown()
-    assert len(the_server.seen("Traceback|ERROR|CRITICAL")) == faults, the_server.shown()
+def server(server: ServerProcess) -> Iterator[ServerProcess]:
+    """It must outlive every test, and log no fault of its own."""
+    with server.logging_no_fault():
+        yield server
 
 
 @pytest.fixture

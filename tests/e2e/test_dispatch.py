@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from headgate.store.connect import connect
 from headgate.store.control import pause, resume
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES, Serve, Spawn
+from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.epochs import claims
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
@@ -58,12 +58,8 @@ def running(
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, running: tuple[ServerProcess, str]) -> Iterator[ServerProcess]:
-    """It must outlive every test; its log is part of the report of one that fails."""
-    server, _ = running
-    request.node.stash.setdefault(_PROCESSES, []).append(server)
-    yield server
-    assert server.exit_code is None, server.shown()
+def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
+    return running[0]
 
 
 @pytest.fixture
@@ -560,7 +556,7 @@ async def test_a_token_may_do_what_its_scopes_say_and_no_more(server: ServerProc
         "Heartbeat": (WORKS, worker_pb2.HeartbeatRequest(worker_id="w")),
         "ReportOutcome": (WORKS, worker_pb2.ReportOutcomeRequest(worker_id="w")),
     }
-    for token in (SUBMITS, READS, WORKS, "", "a-token-nobody-knows"):
+    for token in (SUBMITS, READS, WORKS, "", "a-token-not-in-the-file"):
         async with Wire(server.address, token=token) as caller:
             for method, (needed, request) in requests.items():
                 if token == needed:

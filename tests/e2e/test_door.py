@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2
 from headgate import Headgate, Unauthenticated
 from headgate.control.permissions import RULES
 from headgate.wire import producer_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES
 from tests.support import http2
 from tests.support.database import Server
 from tests.support.http2 import Http2
@@ -48,13 +47,10 @@ def the_server(postgres: Server, template: str, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
+def server(server: ServerProcess) -> Iterator[ServerProcess]:
     """It must outlive every test, and log no fault of its own."""
-    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
-    faults = len(the_server.seen("Traceback|ERROR|CRITICAL"))
-    yield the_server
-    assert the_server.exit_code is None, the_server.shown()
-    assert len(the_server.seen("Traceback|ERROR|CRITICAL")) == faults, the_server.shown()
+    with server.logging_no_fault():
+        yield server
 
 
 @pytest.fixture
@@ -101,7 +97,7 @@ async def test_large_requests_without_a_token_are_refused_unread(server: ServerP
     assert most - before < 30 * MIB
 
 
-@pytest.mark.parametrize("path", [SUBMIT, SUBMIT_BATCH, WORK, PRODUCE, CHECK, WATCH, "/nobody/Nothing"])
+@pytest.mark.parametrize("path", [SUBMIT, SUBMIT_BATCH, WORK, PRODUCE, CHECK, WATCH, "/unknown/Nothing"])
 async def test_messages_that_are_begun_and_never_finished_are_not_kept(
     server: ServerProcess, neighbour: Neighbour, path: str
 ) -> None:
@@ -138,7 +134,7 @@ async def test_every_method_but_health_needs_a_token_in_its_metadata(server: Ser
 async def test_a_client_with_a_wrong_token_is_told_so_and_does_not_try_again(server: ServerProcess) -> None:
     """The server refuses before the client has written its hello: it must hear why, not that its write failed."""
     for _ in range(2):
-        async with Headgate(server.address, token="a-token-nobody-knows") as hg:
+        async with Headgate(server.address, token="a-token-not-in-the-file") as hg:
             with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
                 await hg.submit("mail", b"x", timeout=20)
 

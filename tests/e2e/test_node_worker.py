@@ -382,7 +382,7 @@ def test_a_refused_worker_says_why_and_ends(serve: Serve, start_worker: StartWor
     tokens = tmp_path / "tokens.json"
     tokens.write_text('{"the-right-token-of-all": {"tenant": "default", "scopes": ["work"]}}', encoding="utf-8")
     server = serve("--tokens", str(tokens))
-    worker = start_worker(server, welcomed=False, token="a-token-nobody-knows")
+    worker = start_worker(server, welcomed=False, token="a-token-not-in-the-file")
     assert worker.wait() == 1
     assert worker.seen("^refused: ")
     start_worker(server, token="the-right-token-of-all")

@@ -25,7 +25,7 @@ from headgate.domain.retention import Removed
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.store.connect import connect
 from headgate.wire import operator_pb2 as pb
-from tests.e2e.conftest import _PROCESSES, Serve, Spawn
+from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import HEADGATE, READY, ServerProcess, clean_environ
 from tests.support.waiting import until_async
@@ -63,11 +63,8 @@ def running(
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, running: tuple[ServerProcess, str]) -> Iterator[ServerProcess]:
-    server, _ = running
-    request.node.stash.setdefault(_PROCESSES, []).append(server)
-    yield server
-    assert server.exit_code is None, server.shown()
+def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
+    return running[0]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2
 from headgate.sdk import Headgate, Job
 from headgate.store.connect import connect
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES, Serve
+from tests.e2e.conftest import Serve
 from tests.support.database import Server
 from tests.support.epochs import claims
 from tests.support.server import ServerProcess
@@ -45,12 +45,8 @@ def running(
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, running: tuple[ServerProcess, str]) -> Iterator[ServerProcess]:
-    """It must outlive every test; its log is part of the report of one that fails."""
-    server, _ = running
-    request.node.stash.setdefault(_PROCESSES, []).append(server)
-    yield server
-    assert server.exit_code is None, server.shown()
+def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
+    return running[0]
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import grpc
 import pytest
 
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.e2e.conftest import _PROCESSES
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import Delivered, Link, Wire, completed, failed, held, served
@@ -29,13 +28,6 @@ def the_server(postgres: Server, template: str, tmp_path_factory: pytest.TempPat
     tokens.write_text(json.dumps({ALL: {"tenant": "alpha"}, MAIL: {"tenant": "alpha", "topics": ["mail"]}}))
     with served(postgres, template, folder, "--lease", "30", "--tokens", str(tokens), dev=False) as (server, _):
         yield server
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest, the_server: ServerProcess) -> Iterator[ServerProcess]:
-    request.node.stash.setdefault(_PROCESSES, []).append(the_server)
-    yield the_server
-    assert the_server.exit_code is None, the_server.shown()
 
 
 @pytest.fixture

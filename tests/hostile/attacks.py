@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -34,6 +34,8 @@ SUBMIT_BATCH, PRODUCE, WORK = (
 )
 SLOW_GLOB = "*a" * 40 + "*b"
 CALL_SECONDS = 10.0
+AGAIN_SECONDS = 0.05
+"""How long an attacker that was sent away rests before it comes back."""
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
 
 
@@ -52,7 +54,11 @@ class Target:
 
     def going(self) -> bool:
         """Whether there is time left."""
-        return time.monotonic() < self._until
+        return self.left() > 0
+
+    def left(self) -> float:
+        """Seconds until it is over."""
+        return max(0.0, self._until - time.monotonic())
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -82,7 +88,7 @@ class Target:
         except grpc.aio.AioRpcError as error:
             self.counts[error.code().name.lower()] += 1
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def stream(self, channel: grpc.aio.Channel, path: str) -> Stream:
         return cast("Stream", channel.stream_stream(path)(metadata=self.metadata))
@@ -113,10 +119,10 @@ async def together(target: Target, number: int, one: Callable[[grpc.aio.Channel,
                     await one(channel, place)
                 except grpc.aio.AioRpcError as error:
                     target.counts[error.code().name.lower()] += 1
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(AGAIN_SECONDS)
                 except asyncio.InvalidStateError:  # written to a stream that the server has ended
                     target.counts["ended"] += 1
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(AGAIN_SECONDS)
 
     await asyncio.gather(*(again(place) for place in range(number)))
 
@@ -144,15 +150,14 @@ async def unfinished_messages(target: Target) -> None:
             try:
                 made = await RawConnection.open(target.address(number))
             except OSError:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(AGAIN_SECONDS)
                 continue
             reading = asyncio.create_task(made.run())
             try:
                 streams = [made.begin(SUBMIT_BATCH if place % 2 else WORK, target.token) for place in range(10)]
                 sizes = await asyncio.gather(*(made.send(one, body, seconds=target.seconds) for one in streams))
                 target.counts["bytes"] += sum(sizes)
-                while target.going() and not made.closed and made.ended_streams < len(streams):
-                    await asyncio.sleep(0.1)
+                await made.until_ended(len(streams), seconds=target.left())
             except Closed:
                 target.counts["closed"] += 1
             finally:
@@ -174,7 +179,6 @@ async def silent_streams(target: Target) -> None:
         calls = [target.stream(channel, WORK if place % 2 else PRODUCE) for _ in range(20)]
         ends = await asyncio.gather(*(asyncio.wait_for(call.code(), target.seconds) for call in calls))
         target.counts["ended"] += len(ends)
-        await asyncio.sleep(0.5)
 
     async def give_up(channel: grpc.aio.Channel, place: int) -> None:
         try:
@@ -197,7 +201,7 @@ async def rapid_reset(target: Target) -> None:
             try:
                 made = await RawConnection.open(target.address(number))
             except OSError:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(AGAIN_SECONDS)
                 continue
             reading = asyncio.create_task(made.run())
             try:
@@ -212,7 +216,7 @@ async def rapid_reset(target: Target) -> None:
             finally:
                 made.close()
                 await reading
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     await asyncio.gather(*(connection(number) for number in range(4)))
 
@@ -254,16 +258,11 @@ async def random_beats(target: Target) -> None:
     """Four sessions that say they hold thousands of jobs of their own invention."""
 
     async def session(channel: grpc.aio.Channel, place: int) -> None:
-        call = await _session(target, channel, f"random-beats-{place}-{os.getpid()}")
-        reading = asyncio.create_task(_read(call))
-        try:
+        async with _session(target, channel, f"random-beats-{place}") as call:
             while target.going():
                 held = worker.Held(ids=[os.urandom(16) for _ in range(20_000)], epochs=[1] * 20_000)
                 await call.write(worker.WorkerFrame(beat=worker.Beat(held=held)).SerializeToString())
                 target.counts["beats"] += 1
-        finally:
-            call.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
 
     await together(target, 4, session)
 
@@ -282,22 +281,17 @@ async def random_heartbeats(target: Target) -> None:
 
 @attack("outcomes of jobs that were never given", "default")
 async def random_outcomes(target: Target) -> None:
-    """Four sessions that complete jobs of their own invention, without reading the answers."""
+    """Four sessions that complete jobs of their own invention."""
 
     async def session(channel: grpc.aio.Channel, place: int) -> None:
-        call = await _session(target, channel, f"random-outcomes-{place}-{os.getpid()}")
-        reading = asyncio.create_task(_read(call))
-        seq = 0
-        try:
+        async with _session(target, channel, f"random-outcomes-{place}") as call:
+            seq = 0
             while target.going():
                 seq += 1
                 ids = [os.urandom(16) for _ in range(2_000)]
                 outcomes = worker.Outcomes(seq=seq, ids=ids, epochs=[1] * len(ids), results=[b""] * len(ids))
                 await call.write(worker.WorkerFrame(outcomes=outcomes).SerializeToString())
                 target.counts["outcomes"] += len(ids)
-        finally:
-            call.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
 
     await together(target, 4, session)
 
@@ -305,19 +299,14 @@ async def random_outcomes(target: Target) -> None:
 @attack("200,000 topics by Ready", "default")
 async def many_topics(target: Target) -> None:
     async def session(channel: grpc.aio.Channel, place: int) -> None:
-        call = await _session(target, channel, f"many-topics-{place}-{os.getpid()}")
-        reading = asyncio.create_task(_read(call))
-        number = 0
-        try:
+        async with _session(target, channel, f"many-topics-{place}") as call:
+            number = 0
             while target.going() and number < 100_000:
                 names = [f"junk-{place}-{number + one}" for one in range(1_000)]
                 ready = worker.Ready(topics=names, count=1)
                 await call.write(worker.WorkerFrame(ready=ready).SerializeToString())
                 number += 1_000
                 target.counts["names"] += 1_000
-        finally:
-            call.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
 
     await together(target, 2, session)
 
@@ -325,18 +314,12 @@ async def many_topics(target: Target) -> None:
 @attack("5,000 lease times in one session", "default")
 async def many_leases(target: Target) -> None:
     async def session(channel: grpc.aio.Channel, place: int) -> None:
-        call = await _session(target, channel, f"many-leases-{place}-{os.getpid()}")
-        reading = asyncio.create_task(_read(call))
-        try:
+        async with _session(target, channel, f"many-leases-{place}") as call:
             for seconds in range(10, 5_010):
                 ready = worker.Ready(topics=["leases"], lease_seconds=seconds, count=1)
                 await call.write(worker.WorkerFrame(ready=ready).SerializeToString())
                 target.counts["demands"] += 1
-            while target.going() and not call.done():
-                await asyncio.sleep(0.1)
-        finally:
-            call.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await _until_over(target, call)
 
     await together(target, 2, session)
 
@@ -385,8 +368,7 @@ async def unread_replies(target: Target) -> None:
                 await asyncio.wait_for(call.write(frame), 1.0)
                 target.counts["frames"] += 1
         except TimeoutError:  # the server no longer reads either, as it should
-            while target.going():
-                await asyncio.sleep(0.1)
+            await _until_over(target, call)
         finally:
             call.cancel()
 
@@ -399,12 +381,25 @@ def _bytes(channel: grpc.aio.Channel, path: str) -> grpc.aio.UnaryUnaryMultiCall
     )  # nothing is (de)serialized
 
 
-async def _session(target: Target, channel: grpc.aio.Channel, worker_id: str) -> Stream:
+@asynccontextmanager
+async def _session(target: Target, channel: grpc.aio.Channel, worker_id: str) -> AsyncIterator[Stream]:
+    """A Work stream that has said hello, and whose answers are read."""
     call = target.stream(channel, WORK)
-    hello = worker.Hello(worker_id=worker_id)
+    hello = worker.Hello(worker_id=f"{worker_id}-{os.getpid()}")
     await call.write(worker.WorkerFrame(hello=hello).SerializeToString())
     await call.read()
-    return call
+    reading = asyncio.create_task(_read(call))
+    try:
+        yield call
+    finally:
+        call.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _until_over(target: Target, call: Stream) -> None:
+    """Until the server ends the stream, or the time is over."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(call.code()), target.left())
 
 
 async def _read(call: Stream) -> None:

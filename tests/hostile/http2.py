@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import suppress
 
 from tests.support.http2 import (
     ACK,
@@ -104,6 +105,14 @@ class RawConnection:
         except (TimeoutError, OSError):
             pass
         return sent
+
+    async def until_ended(self, streams: int, *, seconds: float) -> None:
+        """Return when the server has ended so many streams, or the connection, or after that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.closed and self.ended_streams < streams:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def flush(self) -> None:
         """Wait until the socket has taken what was written."""

@@ -7,8 +7,10 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import uvloop
@@ -18,6 +20,7 @@ from rich.table import Table
 from bench.load import Loaded, LoadProcess, loaded, memory_most_mib, percentile
 from bench.machine import describe
 from tests.hostile.attacks import ATTACKS, CALL_SECONDS
+from tests.support.waiting import until_async
 
 GRANTS: Mapping[str, Mapping[str, object]] = {
     "neighbour": {"tenant": "neighbour"},
@@ -72,9 +75,9 @@ async def run(names: Sequence[str]) -> tuple[dict[str, object], list[Verdict]]:
         async with made.database() as db:
             machine = await describe(db)
         neighbour = made.begin_module("tests.hostile.neighbour", "neighbour")
-        await asyncio.sleep(2)
+        await _until(lambda: len(_rounds(neighbour, 0.0)) >= CALM_ROUNDS, seconds=60)  # connections are made
         began = time.monotonic()
-        await asyncio.sleep(CALM_SECONDS)
+        await asyncio.sleep(CALM_SECONDS)  # what is measured is what happens in that time
         calm = percentile([line["ms"] for line in _rounds(neighbour, began)], 0.99)
         print(f"in peace: p99 of a round {calm:.1f} ms", flush=True)
         verdicts = []
@@ -92,7 +95,7 @@ async def judge(made: Loaded, neighbour: LoadProcess, name: str, calm: float) ->
         Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the most memory is counted from here
     began = time.monotonic()
     neighbour.tell(f"hold {HELD} {ATTACK_SECONDS + 2}")
-    await asyncio.sleep(1)
+    await _until(lambda: sum("started" in line for line in neighbour.since(began)) >= HELD, seconds=30)
     _, holding = ATTACKS[name]
     token = made.tokens.get(holding, holding)
     addresses = ",".join(server.address for server in made.servers)
@@ -127,12 +130,15 @@ async def judge(made: Loaded, neighbour: LoadProcess, name: str, calm: float) ->
 
 async def recovered(neighbour: LoadProcess, ended: float, calm: float) -> float:
     """Seconds from the end of an attack until the neighbour's rounds are quick again; infinite if they stay slow."""
-    while time.monotonic() < ended + 3 * RECOVERY_SECONDS:
+    found: float | None = None
+
+    def quick() -> bool:
+        nonlocal found
         found = recovery_of(_rounds(neighbour, ended), ended, calm)
-        if found is not None:
-            return found
-        await asyncio.sleep(0.2)
-    return float("inf")
+        return found is not None
+
+    await _until(quick, seconds=3 * RECOVERY_SECONDS)
+    return float("inf") if found is None else found
 
 
 def recovery_of(rounds: Sequence[Mapping[str, float]], ended: float, calm: float) -> float | None:
@@ -151,13 +157,21 @@ def _rounds(neighbour: LoadProcess, since: float) -> list[dict[str, float]]:
 
 async def _held(neighbour: LoadProcess, began: float) -> tuple[int, str]:
     """How many of the held jobs needed a second attempt, or all of them if they did not end."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        for line in neighbour.since(began):
-            if "held" in line:
-                return int(line["lost"]), str(line.get("error", ""))
-        await asyncio.sleep(0.2)
+    await _until(lambda: any("held" in line for line in neighbour.since(began)), seconds=30)
+    for line in neighbour.since(began):
+        if "held" in line:
+            return int(line["lost"]), str(line.get("error", ""))
     return HELD, "the held jobs did not end"
+
+
+async def _until(check: Callable[[], bool], *, seconds: float) -> None:
+    """Until the neighbour's lines say so, or for so long: what then is missing is a verdict, not an error here."""
+
+    async def checked() -> bool:
+        return check()
+
+    with suppress(AssertionError):
+        await until_async(checked, "the neighbour says so", within=timedelta(seconds=seconds))
 
 
 def show(verdicts: Sequence[Verdict], console: Console) -> bool:

@@ -40,6 +40,7 @@ async def main(addresses: str, token: str) -> None:
 
     @hg.job(LONG)
     async def long(job: Job) -> None:
+        tell(started=1)
         await asyncio.sleep(float(job.payload))
 
     async def rounds() -> None:

@@ -57,7 +57,8 @@ async def test_a_peer_that_says_nothing_is_sent_away(wire: Wire, path: str, seco
 
 async def test_a_stream_that_was_greeted_may_be_silent_for_longer(wire: Wire) -> None:
     async with wire.producer() as producer:
-        await asyncio.sleep(0.7)  # longer than either of the two
+        silent: Any = wire.channel.stream_stream(SUBMIT)()
+        assert await asyncio.wait_for(silent.code(), 20) is grpc.StatusCode.DEADLINE_EXCEEDED  # the longer of the two
         job = producer_pb2.NewJob(topic="mail")
         await producer.send(producer_pb2.ProducerFrame(seq=1, jobs=[job]))
         assert (await producer.reply(1)).odd[0].code == producer_pb2.SUBMIT_CREATED

@@ -15,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count, pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.support.ports import lasting_port
 from tests.support.waiting import PATIENCE, until
 
 HEADGATE = Path(sys.executable).with_name("headgate")
+FAULT = "Traceback|ERROR|CRITICAL"
 READY = r"^headgate \S+ ready on (?P<host>\S+):(?P<port>\d+)$"
 SHOWN_BYTES = 20_000
 # Blocks until the run that started it ends, however it ends (a timeout leaves by os._exit, without any teardown): then
@@ -81,6 +82,13 @@ class LoggedProcess:
     def seen(self, pattern: str) -> list[re.Match[str]]:
         """The matches of `pattern` so far; ^ and $ are the ends of a line."""
         return list(re.finditer(pattern, self.text(), re.MULTILINE))
+
+    @contextmanager
+    def logging_no_fault(self) -> Iterator[None]:
+        """Fails if it logs an error or a traceback meanwhile."""
+        faults = len(self.seen(FAULT))
+        yield
+        assert len(self.seen(FAULT)) == faults, self.shown()
 
     def saw(self, pattern: str, *, times: int = 1, within: timedelta = PATIENCE) -> re.Match[str]:
         """Wait until it has printed `pattern` so many times. Fails with its log when it does not, or when it ends."""

@@ -41,7 +41,7 @@ async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) 
 
 @pytest.mark.req("W2")
 async def test_a_bad_token_is_not_let_in_and_nothing_is_waited_for(server: ServerProcess) -> None:
-    for token in ("", "a-token-nobody-knows"):
+    for token in ("", "a-token-not-in-the-file"):
         async with Wire(server.address, token=token) as wire:
             ended = await wire.link().ended()  # before any frame of ours
         assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")

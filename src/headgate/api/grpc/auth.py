@@ -14,7 +14,7 @@ from headgate.domain import limits
 from headgate.domain.identity import Identity, Scope
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
-"""Set by the guard for the task of a call, and hence for all tasks which that one starts."""
+"""Set by the guard for the task of a call, and so for all tasks that it starts."""
 
 
 @dataclass(slots=True)
