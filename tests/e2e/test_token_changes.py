@@ -15,7 +15,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from headgate import Headgate, Unauthenticated
+from headgate import Forbidden, Headgate, HeadgateError, Job, Unauthenticated
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.support.database import Server
 from tests.support.server import ServerProcess
@@ -188,6 +188,35 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
         (theirs,) = await stays.take(1)
         assert theirs.id == more
         await stays.complete(theirs)
+
+
+async def test_a_restricted_token_is_enough_for_an_sdk_producer_and_worker(
+    server: ServerProcess, wire: Wire, mine: Wire, tokens: Tokens
+) -> None:
+    mail, pay = f"mail-{uuid4()}", f"pay-{uuid4()}"
+    await known(mine, tokens, topics=[mail], scopes=["submit", "work", "read"])
+    theirs = await wire.submit(pay, b"of another topic")
+    async with Headgate(server.address, token=mine.token) as hg:
+
+        @hg.job(mail)
+        async def handle(job: Job) -> str:
+            return job.payload.decode().upper()
+
+        @hg.job(pay)
+        async def never(_: Job) -> None:
+            raise AssertionError(pay)
+
+        worker = hg.worker(concurrency=2)
+        working = asyncio.create_task(worker.run())
+        handles = await hg.submit_many(mail, [b"a", b"b", b"c"])
+        assert [await one.result(timeout=ENDED) for one in handles] == ["A", "B", "C"]
+        with pytest.raises(HeadgateError, match=pay) as refused:
+            await hg.submit(pay, b"x")
+        assert isinstance(refused.value, Forbidden) or getattr(refused.value, "reported", "") == "permission_denied"
+        worker.stop()
+        await asyncio.wait_for(working, ENDED)
+    (waiting,) = (await wire.call("Claim", claim(pay, wait_ms=ENDED * 1000))).jobs
+    assert (waiting.id, waiting.attempt) == (theirs, 1)
 
 
 async def test_who_waits_for_a_result_must_still_be_permitted_to_read_it(
