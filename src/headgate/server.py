@@ -1,8 +1,8 @@
 """The composition root: builds, starts and stops one instance. The order of stopping is the design.
 
 Start: check the database, the schema and the pause rows, register, open the port; only then is the instance ready.
-Stop: not ready, no new links, no more claims, links told to drain, links end or the grace is over, outcomes written;
-renewals last, so that no lease lapses while its outcome is on the way.
+Stop: not ready, no new sessions, no more claims, sessions told to drain, sessions end or the grace is over, outcomes
+written; renewals last, so that no lease lapses while its outcome is on the way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
 from headgate.dispatch.freeing import Freer
 from headgate.dispatch.hints import Hints
-from headgate.dispatch.links import Links
 from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
@@ -57,6 +56,7 @@ from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.retention import Retention
 from headgate.dispatch.scheduler import Scheduler
+from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints, limits
@@ -94,7 +94,7 @@ WATCHES_PER_PEER = 100
 STREAM_WINDOW_BYTES = 65_536
 UNREADY_SECONDS = 3.0
 """Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
-off elsewhere; links stay."""
+off elsewhere; sessions stay."""
 UPKEEP_SECONDS, DURABILITY_SECONDS = 5.0, 60.0
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
@@ -162,7 +162,7 @@ class Server:
             pooler=options.pooler,
             unsafe=options.unsafe,
         )
-        self.links = Links()
+        self.sessions = WorkerSessions()
         self.lease_ms = int(options.lease.total_seconds() * 1000)
         self.waiters = Waiters(self.store)
         self.outcomes = OutcomeWriter(
@@ -186,7 +186,7 @@ class Server:
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
         self.coordinator = Coordinator(
             self.store,
-            self.links,
+            self.sessions,
             hand_back=self.outcomes.hand_back,
             end_late=self.outcomes.end_late,
             claim_limit=options.claim_limit,
@@ -207,12 +207,12 @@ class Server:
         self.store.on_checks = self.freer.wake
         self.store.on_locked = self.coordinator.stir_hint
         self.store.names.on_topic = self.coordinator.topic_appeared
-        self.renewer = LeaseRenewer(self.store, self.links, now=time.monotonic, watchdog=watchdog)
+        self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
         self.operating = OperatorStore(self.store)
         self.presence = Presence(
             self.operating,
-            self.links,
+            self.sessions,
             self.coordinator,
             topic_name=self.store.topic_name,
             now=time.monotonic,
@@ -235,7 +235,7 @@ class Server:
         self.open_calls = OpenCalls()
         self.revocation = Revocation(
             self.validator,
-            holders=self.links.with_calls,
+            holders=self.sessions.with_calls,
             calls=self.open_calls,
             operations=OperationStore(self.store),
             exposed=self._exposed_tokens,
@@ -342,7 +342,7 @@ class Server:
         self.operations.stop()
         self.scheduler.stop()
         await self.services.finished("claims", STOP_SECONDS)
-        self.links.drain(int(grace))
+        self.sessions.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
         if port is not None:
             # Refuses new calls at once; streams may go on until the grace is over.
@@ -366,7 +366,7 @@ class Server:
         worker = WorkerService(
             WorkerParts(
                 store=self.store,
-                links=self.links,
+                sessions=self.sessions,
                 coordinator=self.coordinator,
                 outcomes=self.outcomes,
                 unmatched=self.unmatched_outcomes,

@@ -23,7 +23,7 @@ from headgate.store.connect import Connection, connect
 from headgate.wire import producer_pb2 as pb
 from tests.bench.counted import TOPIC
 from tests.support.server import clean_environ
-from tests.support.wire import Link, Producer, Wire, new_id
+from tests.support.wire import Producer, Wire, WorkerSession, new_id
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -102,26 +102,26 @@ async def test_commits_wal_and_server_calls_of_a_job_are_as_recorded(database: s
     with served(database) as (server, address):
         db = await connect(database, application_name="headgate test")
         rounds = []
-        async with Wire(address) as wire, wire.producer() as producer, wire.worker("counted") as link:
-            await one_frame(producer, link, 1)  # names, plans and caches are made here
+        async with Wire(address) as wire, wire.producer() as producer, wire.worker("counted") as session:
+            await one_frame(producer, session, 1)  # names, plans and caches are made here
             for number in range(ROUNDS):
                 before, calls = await counters(db), await asyncio.to_thread(server.ask)
                 for frame in range(FRAMES):
-                    await one_frame(producer, link, 2 + number * FRAMES + frame)
+                    await one_frame(producer, session, 2 + number * FRAMES + frame)
                 made, after = await asyncio.to_thread(server.ask), await counters(db)
                 rounds.append({**named("server", made - calls), **(after - before)})
         await db.close()
     judge(least_per_job(rounds, FRAMES * FRAME))
 
 
-async def one_frame(producer: Producer, link: Link, seq: int) -> None:
+async def one_frame(producer: Producer, session: WorkerSession, seq: int) -> None:
     """Submit a frame of jobs, claim it, complete it."""
     plain = pb.PlainJobs(topic=TOPIC, ids=[new_id() for _ in range(FRAME)], payloads=[b"x" * 100] * FRAME, fresh=True)
     await producer.send(pb.ProducerFrame(seq=seq, plain=plain))
     assert not (await producer.reply(seq)).odd
-    await link.ready(FRAME, TOPIC)
-    jobs = await link.take(FRAME)
-    assert not await link.complete(*jobs)
+    await session.ready(FRAME, TOPIC)
+    jobs = await session.take(FRAME)
+    assert not await session.complete(*jobs)
 
 
 async def counters(db: Connection) -> Counter[str]:

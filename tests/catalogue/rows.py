@@ -125,7 +125,7 @@ ROWS: list[Row] = [
         "refused at the cap",
         _WIRE + "test_no_more_streams_than_the_cap_are_taken_on_one_connection",
         _WIRE + "test_no_more_streams_than_the_cap_are_taken_from_one_address",
-        _WIRE + "test_more_connections_than_the_process_can_hold_are_refused_and_links_live",
+        _WIRE + "test_more_connections_than_the_process_can_hold_are_refused_and_sessions_live",
     ),
     _row(
         "51",

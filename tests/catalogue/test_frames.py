@@ -32,10 +32,10 @@ def topic() -> str:
 
 
 async def test_a_hello_that_is_repeated_is_told_and_the_stream_lives(wire: Wire) -> None:
-    async with wire.worker() as link:
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="again")))
-        assert (await link.error()).code == "protocol_error"
-        await link.beat()
+    async with wire.worker() as session:
+        await session.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="again")))
+        assert (await session.error()).code == "protocol_error"
+        await session.beat()
 
 
 @pytest.mark.req("W2")
@@ -49,9 +49,9 @@ async def test_a_hello_that_is_repeated_is_told_and_the_stream_lives(wire: Wire)
     ids=["empty", "beat", "outcomes"],
 )
 async def test_a_stream_that_does_not_begin_with_hello_is_ended(wire: Wire, first: worker_pb2.WorkerFrame) -> None:
-    link = wire.link()
-    await link.send(first)
-    ended = await link.ended()
+    session = wire.session()
+    await session.send(first)
+    ended = await session.ended()
     assert (ended.status, ended.code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol_error")
     assert "hello" in ended.details
 
@@ -93,9 +93,9 @@ async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_
     ids=["nameless", "long name", "two lines", "epochs missing", "short id", "large epoch", "100,001 held"],
 )
 async def test_a_bad_hello_is_refused_by_field(wire: Wire, hello: worker_pb2.Hello, field: str) -> None:
-    link = wire.link()
-    await link.send(worker_pb2.WorkerFrame(hello=hello))
-    ended = await link.ended()
+    session = wire.session()
+    await session.send(worker_pb2.WorkerFrame(hello=hello))
+    ended = await session.ended()
     assert ended.code in ("invalid_input", "too_large")
     assert ended.status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert ended.details.startswith(f"{field}: ")
@@ -117,17 +117,17 @@ async def test_a_bad_ready_is_told_by_field_and_the_stream_lives(wire: Wire, top
         (ready(topics=[""], count=1), "ready.topics"),
         (ready(topics=["../etc"], count=1), "ready.topics"),
     ]
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         for frame, field in cases:
-            await link.send(worker_pb2.WorkerFrame(ready=frame))
-            error = await link.error()
+            await session.send(worker_pb2.WorkerFrame(ready=frame))
+            error = await session.error()
             assert (error.code, error.field) == ("invalid_input", field), error
             assert error.message.startswith(field)
         job_id = await wire.submit(topic)
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         assert job.id == job_id
-        assert await link.complete(job) == {}  # a lease that lapses later would look like a write of another test's
+        assert await session.complete(job) == {}  # a lease that lapses later would look like a write of another test's
 
 
 async def test_a_bad_stream_request_is_refused_by_field(wire: Wire, topic: str) -> None:
@@ -146,9 +146,9 @@ async def test_a_bad_stream_request_is_refused_by_field(wire: Wire, topic: str) 
 
 async def test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         many = [job.id] * 5_001
         for frame, field in (
             (_outcomes(ids=[job.id]), "outcomes.ids"),
@@ -168,20 +168,20 @@ async def test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives(wire
             (_beat(progress=[_progress(job.id, done=101, total=100)]), "progress.done"),
             (_beat(progress=[_progress(job.id, done=1, total=-5)]), "progress.total"),
         ):
-            await link.send(frame)
-            error = await link.error()
+            await session.send(frame)
+            error = await session.error()
             assert (error.code in ("invalid_input", "too_large"), error.field) == (True, field), error
             assert error.message.startswith(field)
         assert (await wire.job(job_id)).state == jobs_pb2.STATE_RUNNING
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 async def test_an_epoch_that_no_column_holds_hurts_nobody_elses_outcomes_or_leases(wire: Wire, topic: str) -> None:
-    """Outcomes of all links share statements, and so do renewals: one bad value must not fail them."""
+    """Outcomes of all sessions share statements, and so do renewals: one bad value must not fail them."""
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic, lease_seconds=4)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic, lease_seconds=4)
+        (job,) = await session.take(1)
         beat = worker_pb2.HeartbeatRequest(worker_id="w", held=worker_pb2.Held(ids=[job.id], epochs=[2**64 - 1]))
         refused = await wire.refused("Heartbeat", beat)
         assert (refused.code, refused.details.startswith("held: ")) == ("invalid_input", True)
@@ -194,21 +194,21 @@ async def test_an_epoch_that_no_column_holds_hurts_nobody_elses_outcomes_or_leas
                 await poisoner.send(frame)
 
             async def renewed() -> bool:
-                await link.beat(job)
+                await session.beat(job)
                 await poisoner.beat()
                 return (await wire.job(job_id)).lease_until_us > job.lease_until_us + 1_000_000
 
             await until_async(renewed, "the neighbour's lease was renewed")
             assert [poisoner.receipts[seq][0].code for seq in (1, 2)] == [INVALID] * 2
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 async def test_a_bad_outcome_is_refused_alone_and_its_job_stays_leased(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 3)
-    async with wire.worker() as link:
-        await link.ready(3, topic)
-        one, two, three = await link.take(3)
-        receipts = await link.report(
+    async with wire.worker() as session:
+        await session.ready(3, topic)
+        one, two, three = await session.take(3)
+        receipts = await session.report(
             jobs_pb2.Outcome(id=one.id, epoch=one.epoch),  # no kind
             completed(two, bytes(1_048_577)),
             completed(three),
@@ -218,7 +218,7 @@ async def test_a_bad_outcome_is_refused_alone_and_its_job_stays_leased(wire: Wir
         assert "result: 1048577 bytes is over the limit of 1048576 bytes" in receipts[1].message
         states = [(await wire.job(job_id)).state for job_id in ids]
         assert states == [jobs_pb2.STATE_RUNNING, jobs_pb2.STATE_RUNNING, jobs_pb2.STATE_COMPLETED]
-        assert await link.complete(one, two) == {}
+        assert await session.complete(one, two) == {}
 
 
 def _outcomes(**parts: Any) -> worker_pb2.WorkerFrame:

@@ -41,10 +41,10 @@ STREAMS = 1_000
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
 async def test_bytes_that_are_no_message_are_answered_by_a_sentence(wire: Wire, garbage: bytes) -> None:
-    async with wire.worker() as link:
-        await link.send(garbage)
-        _is_unreadable(await link.ended(), "WorkerFrame")
-    first = wire.link()
+    async with wire.worker() as session:
+        await session.send(garbage)
+        _is_unreadable(await session.ended(), "WorkerFrame")
+    first = wire.session()
     await first.send(garbage)
     _is_unreadable(await first.ended(), "WorkerFrame")
     async with wire.producer() as producer:
@@ -69,10 +69,10 @@ def _is_unreadable(ended: Ended, name: str) -> None:
 
 
 async def test_a_message_over_the_limit_ends_its_call_and_not_the_connection(wire: Wire) -> None:
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         big = jobs_pb2.Outcome(id=bytes(16), epoch=1, completed=jobs_pb2.Completed(result=bytes(10_000_000)))
-        await link.send(worker_pb2.WorkerFrame(outcomes=worker_pb2.Outcomes(others=[big])))
-        assert (await link.ended()).status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await session.send(worker_pb2.WorkerFrame(outcomes=worker_pb2.Outcomes(others=[big])))
+        assert (await session.ended()).status is grpc.StatusCode.RESOURCE_EXHAUSTED
     request = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic="mail", payload=bytes(10_000_000)))
     assert (await wire.refused("Submit", request)).status is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await wire.refused("GetJob", producer_pb2.GetJobRequest())).code == "invalid_input"
@@ -110,7 +110,7 @@ async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await call(b"", timeout=5, metadata=wire.metadata)
             assert Ended.of(ended.value).code == "unauthenticated"
-            over = await wire.link().ended()
+            over = await wire.session().ended()
             assert (over.status, over.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
             said.add(over.details)
     assert len(said) == 1
@@ -214,7 +214,7 @@ async def test_no_more_streams_than_the_cap_are_taken_from_one_address(database:
             two.worker("b"),
         ):
             async with one.worker("c"):
-                end = await two.link().ended()
+                end = await two.session().ended()
                 assert (end.status, end.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams")
                 assert "127.0.0.1 has 3 streams open" in end.details
                 assert "--streams-per-peer" in end.details
@@ -261,7 +261,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
 os.execv(sys.argv[1], sys.argv[1:])"""
 
 
-async def test_more_connections_than_the_process_can_hold_are_refused_and_links_live(
+async def test_more_connections_than_the_process_can_hold_are_refused_and_sessions_live(
     database: str, tmp_path: Path
 ) -> None:
     """Files are kept back for the database: a crowd of strangers must not keep the server from its own work."""
@@ -273,15 +273,15 @@ async def test_more_connections_than_the_process_can_hold_are_refused_and_links_
 
 
 async def _crowded(server: LoggedProcess, host: str, port: int) -> None:
-    async with Wire(f"{host}:{port}") as wire, wire.worker() as link:
+    async with Wire(f"{host}:{port}") as wire, wire.worker() as session:
         crowd = [socket.create_connection((host, port), timeout=5) for _ in range(300)]
         try:
             for _ in range(3):
                 job_id = await wire.submit("mail")
-                await link.ready(1, "mail")
-                (job,) = await link.take(1)
+                await session.ready(1, "mail")
+                (job,) = await session.take(1)
                 assert job.id == job_id
-                assert await link.complete(job) == {}
+                assert await session.complete(job) == {}
                 assert (await wire.job(job_id)).state == jobs_pb2.STATE_COMPLETED
         finally:
             for one in crowd:

@@ -25,7 +25,7 @@ from tests.support.database import Server
 from tests.support.epochs import claims
 from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
-from tests.support.wire import PRODUCE, WORK, Ended, Link, Wire, served
+from tests.support.wire import PRODUCE, WORK, Ended, Wire, WorkerSession, served
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +51,27 @@ async def wire(server: ServerProcess) -> AsyncIterator[Wire]:
 @pytest.fixture
 async def neighbour(server: ServerProcess) -> AsyncIterator[Neighbour]:
     """Another worker on another connection, which must go on as if nothing happened."""
-    async with Wire(server.address) as wire, wire.worker() as link:
-        neighbour = Neighbour(wire, link)
+    async with Wire(server.address) as wire, wire.worker() as session:
+        neighbour = Neighbour(wire, session)
         await neighbour.works()
-        beats = asyncio.create_task(neighbour.link.beat_on(), name="a neighbour's beats")
+        beats = asyncio.create_task(neighbour.session.beat_on(), name="a neighbour's beats")
         yield neighbour
         await neighbour.works()
         beats.cancel()
 
 
 class Neighbour:
-    def __init__(self, wire: Wire, link: Link) -> None:
-        self.wire, self.link, self.topic = wire, link, f"neighbour-{uuid4()}"
+    def __init__(self, wire: Wire, session: WorkerSession) -> None:
+        self.wire, self.session, self.topic = wire, session, f"neighbour-{uuid4()}"
 
     async def works(self) -> None:
         """A job from submit to receipt, in a time that a machine under load may take."""
         async with asyncio.timeout(20):
             job_id = await self.wire.submit(self.topic)
-            await self.link.ready(1, self.topic)
-            (job,) = await self.link.take(1)
+            await self.session.ready(1, self.topic)
+            (job,) = await self.session.take(1)
             assert job.id == job_id
-            assert await self.link.complete(job) == {}
+            assert await self.session.complete(job) == {}
 
 
 @pytest.fixture
@@ -83,32 +83,32 @@ def topic() -> str:
 
 
 async def test_a_flood_of_ready_is_credit_and_nothing_more(wire: Wire, neighbour: Neighbour, topic: str) -> None:
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         for _ in range(2_000):
-            await link.ready(100_000, topic)
-        await link.beat()
-        assert not link.errors
+            await session.ready(100_000, topic)
+        await session.beat()
+        assert not session.errors
         job_id = await wire.submit(topic)
-        assert [job.id for job in await link.take(1)] == [job_id]
+        assert [job.id for job in await session.take(1)] == [job_id]
 
 
 async def test_streams_opened_and_cancelled_in_a_loop_leave_nothing_behind(
     server: ServerProcess, wire: Wire, neighbour: Neighbour, topic: str
 ) -> None:
-    before = len(server.seen("link_opened")), len(server.seen("link_ended"))
+    before = len(server.seen("session_opened")), len(server.seen("session_ended"))
     for number in range(100):
-        async with wire.worker(f"short-{number}") as link:
-            await link.ready(5, topic)
+        async with wire.worker(f"short-{number}") as session:
+            await session.ready(5, topic)
 
     async def all_ended() -> bool:
-        return len(server.seen("link_ended")) - before[1] == len(server.seen("link_opened")) - before[0]
+        return len(server.seen("session_ended")) - before[1] == len(server.seen("session_opened")) - before[0]
 
-    await until_async(all_ended, "all links have ended")
-    await neighbour.works()  # claims go one by one: the one that was on its way when the last link left is over
+    await until_async(all_ended, "all sessions have ended")
+    await neighbour.works()  # claims go one by one: the one that was on its way when the last session left is over
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         assert (job.id, claims(job.epoch)) == (job_id, 1)  # it was not given to a peer that is gone
 
 
@@ -122,7 +122,7 @@ async def test_a_peer_that_never_reads_is_closed_and_the_servers_memory_stays_fl
     call = wire.channel.stream_stream(WORK)()
     await call.write(_hello("never-reads"))
     ended = asyncio.create_task(
-        asyncio.to_thread(server.saw, "link_ended worker=never-reads reason=link_overflow"), name="its end"
+        asyncio.to_thread(server.saw, "session_ended worker=never-reads reason=session_overflow"), name="its end"
     )
     most = before
     async with asyncio.timeout(60):
@@ -135,7 +135,7 @@ async def test_a_peer_that_never_reads_is_closed_and_the_servers_memory_stays_fl
     await ended
     assert most - before < 100_000_000
     fate = Ended.of(await _fate(call))  # it reads at last
-    assert (fate.status, fate.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "link_overflow")
+    assert (fate.status, fate.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "session_overflow")
     assert "never-reads does not read" in fate.details
 
 
@@ -155,21 +155,21 @@ async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
         await call.write(worker_pb2.WorkerFrame(ready=ready).SerializeToString())
         payload = os.urandom(900_000)
         ids = [job_id for _ in range(8) for job_id in await other.submit_many(topic, [payload] * 5)]
-        async with other.worker() as link:
-            await link.ready(40, topic)
+        async with other.worker() as session:
+            await session.ready(40, topic)
 
             async def all_here() -> bool:
-                await link.beat(*link.jobs)
-                return {job.id for job in link.jobs} == set(ids)
+                await session.beat(*session.jobs)
+                return {job.id for job in session.jobs} == set(ids)
 
             # No frame was ever written to it as a whole: all come at once, and none has cost an attempt.
             await until_async(all_here, "every job went to the other")
-            assert {job.attempt for job in link.jobs} == {1}
+            assert {job.attempt for job in session.jobs} == {1}
             assert (
-                0 < sum(claims(job.epoch) == 2 for job in link.jobs) < 20
+                0 < sum(claims(job.epoch) == 2 for job in session.jobs) < 20
             )  # more than it could take was not kept for it
         assert _memory(server) - before < 300_000_000
-        await asyncio.to_thread(server.saw, "link_ended worker=takes-none reason=link_silent")
+        await asyncio.to_thread(server.saw, "session_ended worker=takes-none reason=session_silent")
         assert Ended.of(await _fate(call)).status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -194,10 +194,12 @@ async def test_a_slow_reader_gets_everything_and_slows_down_nobody_else(
     call.cancel()
 
 
-async def test_a_silent_link_is_ended_after_its_lease(server: ServerProcess, wire: Wire, neighbour: Neighbour) -> None:
-    async with wire.worker("silent") as link:
-        ended = await link.ended()
-        assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "link_silent")
+async def test_a_silent_session_is_ended_after_its_lease(
+    server: ServerProcess, wire: Wire, neighbour: Neighbour
+) -> None:
+    async with wire.worker("silent") as session:
+        ended = await session.ended()
+        assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "session_silent")
         assert "silent" in ended.details
         told = re.search(r"(\d+) s", ended.details)
         assert told is not None

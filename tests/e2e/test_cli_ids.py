@@ -69,10 +69,10 @@ def test_all_good_is_0_with_a_line_for_each_in_the_order_given(run: Shell) -> No
 async def test_a_job_that_was_asked_to_stop_before_is_shown_as_before_and_is_no_failure(
     run: Shell, address: str
 ) -> None:
-    async with Wire(address) as wire, wire.worker() as link:
+    async with Wire(address) as wire, wire.worker() as session:
         running, other = [str(UUID(bytes=raw)) for raw in await wire.submit_many(run.topic, [b"1", b"2"])]
-        await link.ready(1, run.topic)
-        await link.take(1)
+        await session.ready(1, run.topic)
+        await session.take(1)
         first = await asyncio.to_thread(run, "job", "cancel", running)
         again = await asyncio.to_thread(run, "job", "cancel", running, other)
     assert first == (0, [f"{running}  running"], [])

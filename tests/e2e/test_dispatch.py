@@ -112,17 +112,17 @@ async def test_eight_workers_take_two_thousand_jobs_without_a_rollback(
     started = Counter[tuple[bytes, int]]()
 
     async def work(wire: Wire) -> None:
-        async with wire.worker() as link:
-            await link.ready(20, topic)
+        async with wire.worker() as session:
+            await session.ready(20, topic)
             while sum(started.values()) < 2_000:
                 try:
-                    await link.until(lambda: link.jobs, "jobs have come", within=0.2)
+                    await session.until(lambda: session.jobs, "jobs have come", within=0.2)
                 except AssertionError:
                     continue
-                jobs = await link.take(len(link.jobs))
+                jobs = await session.take(len(session.jobs))
                 started.update((job.id, claims(job.epoch)) for job in jobs)
-                assert await link.complete(*jobs) == {}
-                await link.ready(len(jobs))
+                assert await session.complete(*jobs) == {}
+                await session.ready(len(jobs))
 
     async with asyncio.timeout(60), Wire(server.address) as wire:
         before = await asyncio.to_thread(postgres.run, _traffic(postgres, database))
@@ -154,13 +154,13 @@ async def _traffic(postgres: Server, database: str) -> tuple[int, int]:
 
 @pytest.mark.req("D7", "O1")
 async def test_a_job_starts_well_within_a_second(wire: Wire, topic: str) -> None:
-    async with wire.worker() as link:
-        await link.ready(20, topic)
+    async with wire.worker() as session:
+        await session.ready(20, topic)
         waits, claims = [], []
         for _ in range(20):
             began = time.monotonic()
             await wire.submit(topic)
-            (job,) = await link.take(1)
+            (job,) = await session.take(1)
             waits.append(time.monotonic() - began)
             info = await wire.job(job.id)
             claims.append(info.claimed_us - info.created_us)
@@ -204,10 +204,10 @@ async def test_a_plain_stream_brings_jobs_and_a_reported_outcome_frees_its_place
 @pytest.mark.req("D20")
 async def test_losing_the_stream_loses_neither_beats_nor_reports(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker("loses-it") as link:
-        await link.ready(1, topic, lease_seconds=8)
-        (job,) = await link.take(1)
-        await link.beat(job)  # answered after the frame of jobs was written: cut short, it would count as never sent
+    async with wire.worker("loses-it") as session:
+        await session.ready(1, topic, lease_seconds=8)
+        (job,) = await session.take(1)
+        await session.beat(job)  # answered after the frame of jobs was written: cut short, it would count as never sent
     beat = worker_pb2.HeartbeatRequest(worker_id="loses-it", held=held(job), lease_seconds=8)
 
     async def outlived() -> bool:
@@ -247,11 +247,11 @@ async def test_a_plain_stream_without_beats_is_ended_and_its_job_comes_back(wire
     async with wire.stream_jobs("forgets", topic, max_in_flight=1, lease_seconds=1) as stream:
         await stream.take(1)
         ended = await stream.ended()
-        assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "link_silent")
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        beats = asyncio.create_task(link.beat_on())
-        (again,) = await link.take(1)
+        assert (ended.status, ended.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "session_silent")
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        beats = asyncio.create_task(session.beat_on())
+        (again,) = await session.take(1)
         beats.cancel()
         assert (again.id, again.attempt) == (job_id, 2)
 
@@ -264,16 +264,16 @@ async def test_who_has_left_is_given_nothing_whatever_credit_it_had(
     server: ServerProcess, wire: Wire, topic: str
 ) -> None:
     for number in range(3):
-        async with wire.worker(f"leaves-{number}-{topic}") as link:
-            await link.ready(100, topic)
-        await asyncio.to_thread(server.saw, f"link_ended worker=leaves-{number}-{topic} reason=connection_lost")
-    async with wire.worker() as link:
+        async with wire.worker(f"leaves-{number}-{topic}") as session:
+            await session.ready(100, topic)
+        await asyncio.to_thread(server.saw, f"session_ended worker=leaves-{number}-{topic} reason=connection_lost")
+    async with wire.worker() as session:
         await wire.submit(f"{topic}-2")
-        await link.ready(1, f"{topic}-2")
-        await link.take(1)  # claims go one by one: the one that was on its way when the last link left is over
+        await session.ready(1, f"{topic}-2")
+        await session.take(1)  # claims go one by one: the one that was on its way when the last session left is over
         job_id = await wire.submit(topic)
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         assert (job.id, job.attempt, claims(job.epoch)) == (job_id, 1, 1)
 
 
@@ -282,13 +282,13 @@ async def test_a_ready_makes_no_topic_and_its_jobs_come_when_there_are_some(
 ) -> None:
     count = "SELECT count(*) FROM headgate.topics"
     before = await rows.fetchval(count)
-    async with wire.worker("asks") as link:
+    async with wire.worker("asks") as session:
         for page in range(9):
-            await link.ready(1, *(f"{topic}-{page}-{n}" for n in range(100)))
-        await link.ready(1, topic, lease_seconds=30)
+            await session.ready(1, *(f"{topic}-{page}-{n}" for n in range(100)))
+        await session.ready(1, topic, lease_seconds=30)
         for n in range(100):  # more combinations than a session may have: the worker gets an error, and goes on
-            await link.ready(1, topic, lease_seconds=40 + n)
-        error = await link.error()
+            await session.ready(1, topic, lease_seconds=40 + n)
+        error = await session.error()
         assert (error.code, "limit of 64" in error.message) == ("too_large", True)
         answer = await wire.call(
             "Claim", worker_pb2.ClaimRequest(worker_id="script", topics=[f"{topic}-none"], wait_ms=1)
@@ -296,7 +296,7 @@ async def test_a_ready_makes_no_topic_and_its_jobs_come_when_there_are_some(
         assert not answer.jobs
         assert await rows.fetchval(count) == before
         job_id = await wire.submit(topic)
-        assert [job.id for job in await link.take(1)] == [job_id]
+        assert [job.id for job in await session.take(1)] == [job_id]
         assert await rows.fetchval(count) == before + 1
 
 
@@ -310,7 +310,7 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
         hello = worker_pb2.Hello(worker_id=f"deaf-{topic}")
         ready = worker_pb2.Ready(topics=[topic], count=20, lease_seconds=30)
         await call.write(worker_pb2.WorkerFrame(hello=hello, ready=ready).SerializeToString())
-        ids = await wire.submit_many(topic, [os.urandom(150_000)] * 20)  # less than may wait for one link
+        ids = await wire.submit_many(topic, [os.urandom(150_000)] * 20)  # less than may wait for one session
         uuids = [UUID(bytes=job_id) for job_id in ids]
 
         async def all_claimed() -> bool:
@@ -323,10 +323,10 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
             return claimed == len(ids)
 
         await until_async(all_claimed, "all are running, with a lease, and hardly one was sent")
-    async with wire.worker() as link:
-        await link.ready(20, topic)
-        beats = asyncio.create_task(link.beat_on())
-        jobs = await link.take(20)
+    async with wire.worker() as session:
+        await session.ready(20, topic)
+        beats = asyncio.create_task(session.beat_on())
+        jobs = await session.take(20)
         beats.cancel()
         assert {job.id for job in jobs} == set(ids)
         # Not a single frame was written to its end: all are back at once, and none has cost an attempt.
@@ -337,13 +337,13 @@ async def test_a_claim_is_committed_before_anything_is_on_the_wire(
 async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_stream(
     server: ServerProcess, wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
-    async with wire.worker() as link, wire.stream_jobs("plain", f"{topic}-2", max_in_flight=9) as stream:
-        beats = asyncio.create_task(link.beat_on())
-        await link.ready(3, topic)
+    async with wire.worker() as session, wire.stream_jobs("plain", f"{topic}-2", max_in_flight=9) as stream:
+        beats = asyncio.create_task(session.beat_on())
+        await session.ready(3, topic)
 
         async def both_get_one() -> None:
             mine, theirs = await wire.submit(topic), await wire.submit(f"{topic}-2")
-            assert [job.id for job in await link.take(1)] == [mine]
+            assert [job.id for job in await session.take(1)] == [mine]
             (job,) = await stream.take(1)
             assert job.id == theirs
             await _report(wire, "plain", completed(job))
@@ -351,7 +351,7 @@ async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_st
         await pause(rows)
         refused = len(server.seen("claim_failed"))
         paused = asyncio.create_task(both_get_one())
-        await link.beat()
+        await session.beat()
         await resume(rows)
         await paused
 
@@ -376,47 +376,47 @@ async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_st
                 await rows.execute(f"ALTER FUNCTION {away} RENAME TO {name}_v1")
         await failing
         beats.cancel()
-        assert link.over is None
+        assert session.over is None
         assert stream.over is None
 
 
 @pytest.mark.req("D21")
 async def test_every_delivery_has_its_own_epoch_also_when_the_attempt_repeats(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic, max_attempts=3)
-    async with wire.worker() as link:
-        await link.ready(4, topic)
+    async with wire.worker() as session:
+        await session.ready(4, topic)
         seen = []
         for outcome in (abandon, nack, abandon):
-            (job,) = await link.take(1)
+            (job,) = await session.take(1)
             seen.append((job.id, job.attempt, claims(job.epoch)))
-            await link.report(outcome(job))
-        (job,) = await link.take(1)
+            await session.report(outcome(job))
+        (job,) = await session.take(1)
         assert [*seen, (job.id, job.attempt, claims(job.epoch))] == [
             (job_id, 1, 1),
             (job_id, 1, 2),
             (job_id, 2, 3),
             (job_id, 2, 4),
         ]
-        receipts = await link.report(
+        receipts = await session.report(
             *(completed(job._replace(epoch=epoch)) for epoch in range(job.epoch - 3, job.epoch))
         )
         assert [receipts[place].code for place in range(3)] == [STALE] * 3
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 async def test_a_worker_that_comes_back_keeps_what_it_declares_and_the_rest_is_free(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 3, max_attempts=1)
-    async with wire.worker("returns", incarnation=7) as link:
-        await link.ready(3, topic)
-        kept, forgotten, done = await link.take(3)
-        await link.complete(done)
-    async with wire.worker("returns", held=held(kept, done), resumed=True, incarnation=7) as link:
-        assert link.ack is not None
-        assert list(link.ack.lost.ids) == [done.id]
-        await link.ready(1, topic)
-        (again,) = await link.take(1)
+    async with wire.worker("returns", incarnation=7) as session:
+        await session.ready(3, topic)
+        kept, forgotten, done = await session.take(3)
+        await session.complete(done)
+    async with wire.worker("returns", held=held(kept, done), resumed=True, incarnation=7) as session:
+        assert session.ack is not None
+        assert list(session.ack.lost.ids) == [done.id]
+        await session.ready(1, topic)
+        (again,) = await session.take(1)
         assert (again.id, again.attempt, claims(again.epoch)) == (forgotten.id, 1, 2)
-        assert await link.complete(kept, again) == {}
+        assert await session.complete(kept, again) == {}
     assert [(await wire.job(job_id)).state for job_id in ids] == [jobs_pb2.STATE_COMPLETED] * 3
 
 
@@ -431,19 +431,19 @@ async def test_a_worker_that_comes_back_leaves_what_its_twin_on_another_server_r
     async with Wire(second.address, token=ALPHA) as elsewhere, elsewhere.worker(name, incarnation=incarnation) as twin:
         await twin.ready(1, topic, lease_seconds=60)
         (theirs,) = await twin.take(1)
-        async with wire.worker(name, incarnation=1) as link:
-            await link.ready(1, topic, lease_seconds=60)
-            (mine,) = await link.take(1)
+        async with wire.worker(name, incarnation=1) as session:
+            await session.ready(1, topic, lease_seconds=60)
+            (mine,) = await session.take(1)
             # Answered after the frame with the job is known to be written: until then it would go back as never sent.
-            await link.beat(mine)
+            await session.beat(mine)
         async with wire.worker(name, resumed=True):  # a client that sends no incarnation: nothing is given back
             assert {(await wire.job(one)).state for one in ids} == {jobs_pb2.STATE_RUNNING}
-        async with wire.worker(name, resumed=True, incarnation=1) as link:
+        async with wire.worker(name, resumed=True, incarnation=1) as session:
             assert (await wire.job(theirs.id)).state == jobs_pb2.STATE_RUNNING
-            await link.ready(2, topic)
-            (again,) = await link.take(1)
+            await session.ready(2, topic)
+            (again,) = await session.take(1)
             assert (again.id, again.attempt, claims(again.epoch)) == (mine.id, 1, 2)  # its own, at once, at no cost
-            assert await link.complete(again) == {}
+            assert await session.complete(again) == {}
         assert await twin.complete(theirs) == {}
     for job in (theirs, again):
         ended = await wire.job(job.id)
@@ -458,22 +458,22 @@ async def test_attempts_count_from_the_claim_wait_by_their_square_and_end_dead(
     wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
     job_id = await wire.submit(topic, max_attempts=2)
-    async with wire.worker("fails") as link:
-        beats = asyncio.create_task(link.beat_on())
-        await link.ready(2, topic)
-        (job,) = await link.take(1)
+    async with wire.worker("fails") as session:
+        beats = asyncio.create_task(session.beat_on())
+        await session.ready(2, topic)
+        (job,) = await session.take(1)
         running = await wire.job(job_id)
         assert (running.state, running.attempt) == (jobs_pb2.STATE_RUNNING, 1)  # before anything was reported
-        receipts = await link.report(failed(job, "once"))
+        receipts = await session.report(failed(job, "once"))
         waiting = await wire.job(job_id)
         assert receipts[0].run_at_us == waiting.run_at_us
         assert (waiting.state, waiting.lease_until_us) == (jobs_pb2.STATE_RETRYING, 0)
         assert await rows.fetchval("SELECT owner FROM headgate.jobs WHERE id = $1", UUID(bytes=job_id)) is None
         assert waiting.run_at_us - waiting.events[0].at_us == 1_000_000
         assert "once" in waiting.last_error
-        (job,) = await link.take(1)
+        (job,) = await session.take(1)
         assert (await wire.job(job_id)).claimed_us >= waiting.run_at_us
-        await link.report(failed(job, "twice"))
+        await session.report(failed(job, "twice"))
         dead = await wire.job(job_id)
         assert (dead.state, dead.attempt, dead.finished_us > 0) == (jobs_pb2.STATE_DEAD, 2, True)
         assert "twice" in dead.last_error
@@ -483,10 +483,10 @@ async def test_attempts_count_from_the_claim_wait_by_their_square_and_end_dead(
 @pytest.mark.req("R6")
 async def test_silent_deaths_use_up_attempts_and_end_dead(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic, max_attempts=1)
-    async with wire.worker("dies") as link:
-        await link.ready(1, topic, lease_seconds=1)
-        await link.take(1)
-        await link.beat()  # answered after the frame of jobs was written: cut short, it would count as never sent
+    async with wire.worker("dies") as session:
+        await session.ready(1, topic, lease_seconds=1)
+        await session.take(1)
+        await session.beat()  # answered after the frame of jobs was written: cut short, it would count as never sent
     dead = await wire.ended(job_id)
     assert (dead.state, dead.attempt, [event.kind for event in dead.events]) == (jobs_pb2.STATE_DEAD, 1, ["lapsed"])
     assert "lease" in dead.last_error
@@ -495,11 +495,11 @@ async def test_silent_deaths_use_up_attempts_and_end_dead(wire: Wire, topic: str
 @pytest.mark.req("R2", "R7")
 async def test_of_two_reporters_of_one_attempt_exactly_one_wins(wire: Wire, topic: str) -> None:
     await wire.submit_many(topic, [b""] * 20, retry=retry_after(60_000))
-    async with wire.worker() as link, wire.worker() as rival:
-        await link.ready(20, topic)
-        jobs = await link.take(20)
+    async with wire.worker() as session, wire.worker() as rival:
+        await session.ready(20, topic)
+        jobs = await session.take(20)
         mine, theirs = await asyncio.gather(
-            link.report(*(completed(job, b"mine") for job in jobs)), rival.report(*(failed(job) for job in jobs))
+            session.report(*(completed(job, b"mine") for job in jobs)), rival.report(*(failed(job) for job in jobs))
         )
         for place, job in enumerate(jobs):
             codes = {mine[place].code if place in mine else APPLIED, theirs[place].code if place in theirs else APPLIED}
@@ -515,18 +515,18 @@ async def test_tenants_neither_see_nor_settle_each_others_jobs(server: ServerPro
     shared = new_id()
     async with (
         Wire(server.address, token=BETA) as beta,
-        wire.worker("same-name") as link,
+        wire.worker("same-name") as session,
         beta.worker("same-name") as other,
     ):
         for one, body in ((wire, b"alpha"), (beta, b"beta")):
             assert await one.submit("same-topic", body, id=shared) == shared  # the same id, and two jobs
         await other.ready(9, "same-topic")
         (theirs,) = await other.take(1)
-        await link.ready(9, "same-topic")
-        (mine,) = await link.take(1)
+        await session.ready(9, "same-topic")
+        (mine,) = await session.take(1)
         assert (theirs.id, theirs.payload, mine.id, mine.payload) == (shared, b"beta", shared, b"alpha")
         only_mine = await wire.submit("same-topic", b"only alpha")
-        (job,) = await link.take(1)
+        (job,) = await session.take(1)
         assert (await other.report(completed(job._replace(id=only_mine))))[0].code == UNKNOWN
         assert [receipt.code for receipt in await _report(beta, "same-name", failed(job))] == [UNKNOWN]
         beat = worker_pb2.HeartbeatRequest(worker_id="same-name", held=held(job))
@@ -540,7 +540,7 @@ async def test_tenants_neither_see_nor_settle_each_others_jobs(server: ServerPro
         assert (await beta.refused("WaitResult", producer_pb2.WaitResultRequest(id=only_mine))).code == "not_found"
         assert await other.complete(theirs, results=[b"b"]) == {}
         assert (await wire.job(shared)).state == jobs_pb2.STATE_RUNNING
-        assert await link.complete(mine, job, results=[b"a", b""]) == {}
+        assert await session.complete(mine, job, results=[b"a", b""]) == {}
         assert ((await wire.job(shared)).result, (await beta.job(shared)).result) == (b"a", b"b")
         assert not other.jobs
 
@@ -620,7 +620,7 @@ async def test_reflection_tells_what_there_is_in_dev_mode(wire: Wire) -> None:
 
 async def test_a_server_that_stops_says_so_and_sends_workers_and_producers_away(serve: Serve, topic: str) -> None:
     server = await asyncio.to_thread(serve, "--grace", "40")
-    async with Wire(server.address) as wire, wire.worker() as link, wire.producer() as producer:
+    async with Wire(server.address) as wire, wire.worker() as session, wire.producer() as producer:
         async with asyncio.timeout(60):
             assert await _health(wire) == health_pb2.HealthCheckResponse.SERVING
         watch: Any = wire.channel.unary_stream(
@@ -630,20 +630,20 @@ async def test_a_server_that_stops_says_so_and_sends_workers_and_producers_away(
         )(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         job_id = await wire.submit(topic)
-        await link.ready(5, topic)
-        (job,) = await link.take(1)
+        await session.ready(5, topic)
+        (job,) = await session.take(1)
         waiting = asyncio.create_task(wire.ended(job_id))
         began = time.monotonic()
         stopping = asyncio.create_task(asyncio.to_thread(server.terminate))
         async with asyncio.timeout(60):
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
-        await link.until(lambda: link.drain is not None, "the worker was asked to leave")
-        assert link.drain == 40
+        await session.until(lambda: session.drain is not None, "the worker was asked to leave")
+        assert session.drain == 40
         assert (await producer.ended()).code == "shutting_down"
         waiting.cancel()
-        assert await link.complete(job) == {}  # what was begun is still taken
-        await link.done_writing()
+        assert await session.complete(job) == {}  # what was begun is still taken
+        await session.done_writing()
         assert await stopping == 0
         assert time.monotonic() - began < 20  # nobody was left to wait for
 

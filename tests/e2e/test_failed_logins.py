@@ -34,7 +34,7 @@ async def test_failed_logins_are_logged_by_peer_and_reason_and_valid_ones_are_se
         ]
         assert (await known.refused("GetJob", request)).code == "not_found", "a valid token is served"
         # Nothing is sent on it: a refusal that meets the client's first write can reach it as INTERNAL.
-        assert (await old.link().ended()).code == "unauthenticated"
+        assert (await old.session().ended()).code == "unauthenticated"
         for ended in await asyncio.gather(*guesses):
             assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
     assert len(server.seen("login_failed")) < FREE_FAILURES, "one line for an address in ten seconds"

@@ -90,7 +90,7 @@ async def test_the_name_of_a_worker_forges_no_field_of_the_log(server: ServerPro
     async with Wire(server.address, token=TOKEN) as wire:
         async with wire.worker(worker_id=FORGERY):
             pass
-        line = await asyncio.to_thread(server.saw, r"^.* link_opened .*w-1.*$")
+        line = await asyncio.to_thread(server.saw, r"^.* session_opened .*w-1.*$")
     assert re.findall(r" ([a-z]+)=", re.sub(r'"(?:[^"\\]|\\.)*"', '""', line[0])) == ["worker", "tenant", "held"]
     assert "tenant=alpha held=0" in line[0]
 

@@ -143,7 +143,7 @@ async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_noth
         jobs = [producer_pb2.NewJob(id=one, topic="mail", depends_on=parents) for one, parents in pairs]
         return producer_pb2.SubmitBatchRequest(jobs=jobs, atomic=True)
 
-    async with Wire(server.address) as wire, wire.worker() as link:
+    async with Wire(server.address) as wire, wire.worker() as session:
         refused = await wire.refused("SubmitBatch", chain((a, [b]), (b, [a]), (c, [])))
         assert (refused.status, refused.code) == (grpc.StatusCode.FAILED_PRECONDITION, "dependency_cycle")
         missing = await wire.refused("SubmitBatch", chain((a, []), (b, [c])))
@@ -153,11 +153,11 @@ async def test_a_chain_in_one_atomic_submit_runs_in_order_and_a_cycle_makes_noth
         await wire.call("SubmitBatch", chain((c, [a, b]), (b, [a]), (a, [])))
         assert [parent.met for parent in (await wire.job(c)).parents] == ["waiting", "waiting"]
         assert (await wire.job(a)).child_count == 2
-        await link.ready(3, "mail")
+        await session.ready(3, "mail")
         for expected in (a, b, c):
-            (job,) = await link.take(1)
+            (job,) = await session.take(1)
             assert job.id == expected
-            await link.report(completed(job))
+            await session.report(completed(job))
         key = "order-7"
         first = await wire.submit("mail", b"one", key=key)
         jobs = [producer_pb2.NewJob(topic="mail"), producer_pb2.NewJob(topic="mail", payload=b"two", key=key)]

@@ -85,16 +85,16 @@ def topic() -> str:
 async def test_a_paused_topic_keeps_its_worker_connected_and_a_resume_feeds_it_at_once(
     server: ServerProcess, hg: Headgate, topic: str
 ) -> None:
-    async with Wire(server.address, token=OPERATES) as wire, wire.worker() as link:
-        await link.ready(5, topic)
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker() as session:
+        await session.ready(5, topic)
         job = await wire.submit(topic, b"1")
-        await link.complete(*await link.take(1))
+        await session.complete(*await session.take(1))
         paused = await hg.admin.pause(topic=topic, reason="full")
         assert (paused.target, paused.paused, paused.reason, paused.who) == (f"topic {topic}", True, "full", "otto")
         job = await wire.submit(topic, b"2")
-        await link.beat()
-        assert not link.jobs
-        assert link.over is None
+        await session.beat()
+        assert not session.jobs
+        assert session.over is None
         assert (await hg.get(UUID(bytes=job))).state == "pending"
         status = await hg.admin.status()
         (found,) = [one for one in status.topics if one.topic == topic]
@@ -105,11 +105,11 @@ async def test_a_paused_topic_keeps_its_worker_connected_and_a_resume_feeds_it_a
         for _ in range(5):
             began = asyncio.get_running_loop().time()
             assert await hg.admin.resume(topic=topic)
-            assert [one.id for one in await link.take(1)] == [job]
+            assert [one.id for one in await session.take(1)] == [job]
             waits.append(asyncio.get_running_loop().time() - began)
             await hg.admin.pause(topic=topic)
             job = await wire.submit(topic, b"3")
-            await link.ready(1, topic)
+            await session.ready(1, topic)
         # By the tick alone, each would wait for the next one, a second after that which fed the last.
         assert median(waits) < 0.5, waits
         assert await hg.admin.resume(topic=topic)
@@ -139,13 +139,13 @@ async def test_a_handle_cancels_its_job(server: ServerProcess, hg: Headgate, top
         await queued.cancel()
     blocking = await asyncio.to_thread(hg.sync.submit_to, topic, b"x")
     assert await asyncio.to_thread(blocking.cancel, reason="typo")
-    async with Wire(server.address, token=OPERATES) as wire, wire.worker() as link:
-        await link.ready(1, topic)
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker() as session:
+        await session.ready(1, topic)
         running = await hg.submit(topic, b"x")
-        (job,) = await link.take(1)
+        (job,) = await session.take(1)
         assert await running.cancel()
-        await link.until(lambda: link.cancels == [(job.id, job.epoch)], "the worker is told to stop")
-        await link.report(completed(job))
+        await session.until(lambda: session.cancels == [(job.id, job.epoch)], "the worker is told to stop")
+        await session.report(completed(job))
         assert (await running.info()).finished
 
 
@@ -154,18 +154,18 @@ async def test_a_job_is_shown_with_attempts_times_errors_result_and_history(
     server: ServerProcess, hg: Headgate, topic: str
 ) -> None:
     """The lists are the filter's affair; this is the one job in full."""
-    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer") as link:
-        await link.ready(2, topic)
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer") as session:
+        await session.ready(2, topic)
         handle = await hg.submit(topic, b"body", retry=RetryPolicy.fixed(timedelta(milliseconds=10)))
-        (first,) = await link.take(1)
-        await link.report(failed(first, "no luck"))
-        (second,) = await link.take(1)
+        (first,) = await session.take(1)
+        await session.report(failed(first, "no luck"))
+        (second,) = await session.take(1)
         running = await hg.get(handle.id, payload=True)
         assert (running.state, running.attempt, running.worker) == ("running", 2, "mailer")
         assert (running.payload, running.last_error) == (b"body", "Oops: no luck")
         assert running.claimed_at is not None
         assert running.lease_until is not None
-        await link.report(completed(second, b"7"))
+        await session.report(completed(second, b"7"))
         assert await handle.result(60) == 7
         done = await hg.get(handle.id, result=True)
         assert (done.state, done.attempt, done.result) == ("completed", 2, b"7")
@@ -200,8 +200,8 @@ async def test_every_verb_is_in_the_jobs_history_in_order_with_its_reason(hg: He
 
 
 async def test_a_real_worker_can_be_seen_and_made_quiet(server: ServerProcess, hg: Headgate, topic: str) -> None:
-    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer-7") as link:
-        await link.ready(2, topic)
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer-7") as session:
+        await session.ready(2, topic)
 
         async def seen() -> bool:
             return any(one.worker == "mailer-7" and one.credit == 2 for one in await hg.admin.workers.list())
@@ -209,12 +209,12 @@ async def test_a_real_worker_can_be_seen_and_made_quiet(server: ServerProcess, h
         await until_async(seen, "it is listed")
         await hg.admin.workers.quiet("mailer-7", reason="leaks", duration=60)
         await wire.submit(topic, b"x")
-        await link.beat()
-        assert not link.jobs
+        await session.beat()
+        assert not session.jobs
         (found,) = [one for one in await hg.admin.workers.list() if one.worker == "mailer-7"]
         assert (found.quiet, found.topics, found.credit) == (True, (topic,), 2)
         assert await hg.admin.workers.unquiet("mailer-7")
-        assert len(await link.take(1)) == 1
+        assert len(await session.take(1)) == 1
 
 
 async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerProcess, hg: Headgate, topic: str) -> None:
@@ -279,14 +279,14 @@ async def test_a_pause_of_each_target_survives_a_restart(serve: Serve) -> None:
             await hg.admin.pause(**target, reason=name)
         server.kill()
         server = await asyncio.to_thread(serve, port=server.port)
-        async with Headgate(server.address) as hg, Wire(server.address) as wire, wire.worker() as link:
-            await link.ready(5, "restarted")
-            await link.beat()
-            assert not link.jobs, f"{name} is paused"
+        async with Headgate(server.address) as hg, Wire(server.address) as wire, wire.worker() as session:
+            await session.ready(5, "restarted")
+            await session.beat()
+            assert not session.jobs, f"{name} is paused"
             status = await hg.admin.status()
             assert [(one.reason, one.paused) for one in status.paused] == [(name, True)]
             assert await hg.admin.resume(**target)
-            assert len(await link.take(1)) == 1, f"the first of {number + 1}"
+            assert len(await session.take(1)) == 1, f"the first of {number + 1}"
 
 
 @pytest.mark.req("T23", "Z14")

@@ -347,9 +347,9 @@ COUNTS = {"OperationService/CountJobs": operations.CountJobsResponse}
 
 @pytest.mark.parametrize("name", sorted(LISTS))
 async def test_lists_and_counts_show_nothing_of_others(name: str, as_: As) -> None:
-    async with as_(OWNER).worker(WORKER) as link:
-        await link.ready(1, TOPIC)
-        await link.beat()
+    async with as_(OWNER).worker(WORKER) as session:
+        await session.ready(1, TOPIC)
+        await session.beat()
         await _shows_nothing(name, as_)
 
 

@@ -18,16 +18,16 @@ async def test_a_server_that_is_no_owner_serves_and_is_refused_nothing(
     async with owned_database(blank_database) as owned:
         server = await asyncio.to_thread(ServerProcess, owned.url(owned.runtime), folder=tmp_path)
         try:
-            async with Wire(server.address) as wire, wire.worker() as link:
+            async with Wire(server.address) as wire, wire.worker() as session:
                 first, second = await wire.submit("mail"), await wire.submit("mail", retry=retry_after(10))
-                await link.ready(2, "mail")
-                jobs = {job.id: job for job in await link.take(2)}
-                assert await link.complete(jobs[first]) == {}
-                await link.report(failed(jobs[second]))
-                await link.ready(1)
-                (again,) = await link.take(1)
+                await session.ready(2, "mail")
+                jobs = {job.id: job for job in await session.take(2)}
+                assert await session.complete(jobs[first]) == {}
+                await session.report(failed(jobs[second]))
+                await session.ready(1)
+                (again,) = await session.take(1)
                 assert (again.id, again.attempt) == (second, 2)
-                assert await link.complete(again) == {}
+                assert await session.complete(again) == {}
                 await wire.ended(second)
         finally:
             assert await asyncio.to_thread(server.terminate) == 0

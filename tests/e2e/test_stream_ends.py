@@ -138,57 +138,57 @@ async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
     wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
     await wire.submit_many(topic, [b""] * 2)
-    async with wire.worker() as link:
-        await link.ready(9, topic)
-        one, two = await link.take(2)
+    async with wire.worker() as session:
+        await session.ready(9, topic)
+        one, two = await session.take(2)
         async with rows.transaction():
             await rows.fetch("SELECT id FROM headgate.jobs WHERE id = $1 FOR UPDATE", UUID(bytes=one.id))
             for seq, job in ((1, one), (2, two)):
                 outcomes = worker_pb2.Outcomes(seq=seq, ids=[job.id], epochs=[job.epoch])
-                await link.send(worker_pb2.WorkerFrame(outcomes=outcomes))
-            await link.done_writing()
+                await session.send(worker_pb2.WorkerFrame(outcomes=outcomes))
+            await session.done_writing()
             late = await wire.submit(topic)  # it had credit for more, and is not there for it
             async with wire.worker() as other:
                 await other.ready(1, topic)
                 assert [job.id for job in await other.take(1)] == [late]
-            assert link.over is None
-        ended = await link.ended()
-        assert (ended.status, link.receipts) == (grpc.StatusCode.OK, {1: {}, 2: {}})
+            assert session.over is None
+        ended = await session.ended()
+        assert (ended.status, session.receipts) == (grpc.StatusCode.OK, {1: {}, 2: {}})
     assert [(await wire.job(job.id)).state for job in (one, two)] == [jobs_pb2.STATE_COMPLETED] * 2
 
 
 async def test_a_refused_part_names_its_frame_and_keeps_the_other_parts(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         outcomes = worker_pb2.Outcomes(seq=7, ids=[new_id()])  # without an epoch
         ready = worker_pb2.Ready(topics=[topic], count=1)
-        await link.send(worker_pb2.WorkerFrame(outcomes=outcomes, beat=worker_pb2.Beat(), ready=ready))
-        error = await link.error()
-        assert (error.field, [frame.error_seq for frame in link.frames if frame.HasField("error")]) == (
+        await session.send(worker_pb2.WorkerFrame(outcomes=outcomes, beat=worker_pb2.Beat(), ready=ready))
+        error = await session.error()
+        assert (error.field, [frame.error_seq for frame in session.frames if frame.HasField("error")]) == (
             "outcomes.ids",
             [7],
         )
-        assert [job.id for job in await link.take(1)] == [job_id]
-        assert link.beats == 1
-        await link.ready(0)
-        await link.error()
-        assert link.frames[-1].error_seq == 0  # about nothing that could be sent again
+        assert [job.id for job in await session.take(1)] == [job_id]
+        assert session.beats == 1
+        await session.ready(0)
+        await session.error()
+        assert session.frames[-1].error_seq == 0  # about nothing that could be sent again
 
 
 @pytest.mark.req("W17")
 async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         good = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=1, total=2))
         bad = worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=jobs_pb2.Progress(done=-1))
         wish = worker_pb2.Extension(id=job.id, epoch=job.epoch, lease_seconds=60)
-        await link.beat(job, progress=[bad, good], extensions=[worker_pb2.Extension(id=b"short"), wish])
-        assert (await link.error()).field == "beat.extensions"
+        await session.beat(job, progress=[bad, good], extensions=[worker_pb2.Extension(id=b"short"), wish])
+        assert (await session.error()).field == "beat.extensions"
 
         async def noted() -> bool:
-            await link.beat(job)
+            await session.beat(job)
             info = await wire.job(job.id)
             return info.progress.done == 1 and info.lease_until_us > job.lease_until_us + 50_000_000
 
@@ -198,18 +198,18 @@ async def test_a_bad_wish_or_word_does_not_cost_a_beat_its_answer(wire: Wire, to
 @pytest.mark.req("W17", "L3")
 async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wire: Wire, topic: str) -> None:
     kept_id, _ = await wire.submit_many(topic, [b"", b""], max_attempts=1)
-    async with wire.worker() as link:
-        await link.ready(2, topic, lease_seconds=5)
-        kept, forgotten = await link.take(2)
+    async with wire.worker() as session:
+        await session.ready(2, topic, lease_seconds=5)
+        kept, forgotten = await session.take(2)
         assert kept.id == kept_id
 
         async def lapsed() -> bool:
-            await link.beat(kept, jobs_seen=link.jobs_seen)
+            await session.beat(kept, jobs_seen=session.jobs_seen)
             return (await wire.job(forgotten.id)).state == jobs_pb2.STATE_DEAD
 
         await until_async(lapsed, "the forgotten one has lapsed")
         assert (await wire.job(kept.id)).state == jobs_pb2.STATE_RUNNING
-        assert await link.complete(kept) == {}
+        assert await session.complete(kept) == {}
 
 
 # ---------------------------------------------------------------------- due soon
@@ -218,20 +218,20 @@ async def test_the_lease_of_a_job_that_beats_no_longer_list_is_kept_no_longer(wi
 @pytest.mark.req("D7", "W12")
 async def test_a_job_due_between_two_ticks_starts_when_it_is_due(wire: Wire, topic: str) -> None:
     """By the database's clock. By the tick alone, each would be claimed a second after the one before it."""
-    async with wire.worker() as link:
-        await link.ready(100, topic)
+    async with wire.worker() as session:
+        await session.ready(100, topic)
         waits = []
         for number in range(8):
             job_id = await wire.submit(topic, delay_ms=100)
-            (job,) = await link.take(1)
+            (job,) = await session.take(1)
             info = await wire.job(job_id)
             waits.append(("submit", (info.claimed_us - info.created_us) / 1e6))
-            (receipt,) = (await link.report((nack, snooze)[number % 2](job, 100))).values()
-            (job,) = await link.take(1)
+            (receipt,) = (await session.report((nack, snooze)[number % 2](job, 100))).values()
+            (job,) = await session.take(1)
             info = await wire.job(job_id)
             waits.append(("outcome", (info.claimed_us - receipt.run_at_us) / 1e6 + 0.1))
-            await link.complete(job)
-            await link.beat()
+            await session.complete(job)
+            await session.beat()
     print(waits)  # noqa: T201
     assert min(wait for _, wait in waits) >= 0.1, waits
     assert median(wait for _, wait in waits) < 0.6, waits
@@ -247,17 +247,17 @@ async def test_two_hundred_jobs_of_a_mebibyte_pass_through_a_server_that_stays_s
     before = most = _memory(server)
     payload = os.urandom(MEBIBYTE)
     ids = [job_id for _ in range(40) for job_id in await wire.submit_many(topic, [payload] * 5)]
-    async with Wire(server.address, token=TOKEN) as own, own.worker() as link:
-        await link.ready(200, topic)
+    async with Wire(server.address, token=TOKEN) as own, own.worker() as session:
+        await session.ready(200, topic)
         seen: set[bytes] = set()
         while len(seen) < 200:
-            await link.until(lambda: link.jobs, "a job has come")
-            job = link.jobs.popleft()
+            await session.until(lambda: session.jobs, "a job has come")
+            job = session.jobs.popleft()
             assert (job.attempt, len(job.payload)) == (1, MEBIBYTE)
             seen.add(job.id)
             most = max(most, _memory(server))
             if len(seen) % 10 == 0:
-                await link.beat(job)
+                await session.beat(job)
         assert seen == set(ids)
     print(f"memory of the server grew by {(most - before) / 1e6:.0f} MB")  # noqa: T201
     assert most - before < 120_000_000
@@ -308,11 +308,11 @@ async def test_a_job_that_waits_again_names_the_worker_that_ran_it_last(wire: Wi
     job_id = await wire.submit(topic)
     assert (await wire.job(job_id)).worker == ""
     for worker_id, outcome in (("first", nack), ("second", failed)):
-        async with wire.worker(worker_id) as link:
-            await link.ready(1, topic)
-            (job,) = await link.take(1)
+        async with wire.worker(worker_id) as session:
+            await session.ready(1, topic)
+            (job,) = await session.take(1)
             assert (await wire.job(job_id)).worker == worker_id  # runs it
-            await link.report(outcome(job))
+            await session.report(outcome(job))
         waiting = await wire.job(job_id)
         assert (waiting.worker, waiting.lease_until_us) == (worker_id, 0)  # ran it, and holds nothing of it any more
 
@@ -326,17 +326,17 @@ async def test_a_result_is_stored_as_it_is_and_the_sdk_waits_for_it(
 ) -> None:
     """By the SDK and by the long poll of WaitResult. What is left of W10: reading it by REST, when there is REST."""
     hg = Headgate(server.address, token=TOKEN)
-    async with asyncio.timeout(60), hg, wire.worker() as link:
+    async with asyncio.timeout(60), hg, wire.worker() as session:
         handle = await hg.submit(topic, b"{}")
         waiting = asyncio.create_task(handle.result(timeout=60))
         poll = producer_pb2.WaitResultRequest(id=handle.id.bytes, wait_ms=50)
         assert (await wire.call("WaitResult", poll)).state == jobs_pb2.STATE_PENDING  # the time was over first
         poll.wait_ms = 10_000
         polling = asyncio.create_task(wire.call("WaitResult", poll))
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         body = json.dumps({"pages": [1, 2], "für": "Zoë"}).encode()
-        assert await link.complete(job, results=[body]) == {}
+        assert await session.complete(job, results=[body]) == {}
         assert await waiting == {"pages": [1, 2], "für": "Zoë"}
         assert ((await polling).state, (await polling).result) == (jobs_pb2.STATE_COMPLETED, body)
         assert (await wire.job(handle.id.bytes)).result == body

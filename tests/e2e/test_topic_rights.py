@@ -14,7 +14,7 @@ import pytest
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.database import Server
 from tests.support.server import ServerProcess
-from tests.support.wire import Delivered, Link, Wire, completed, failed, held, served
+from tests.support.wire import Delivered, Wire, WorkerSession, completed, failed, held, served
 
 ALL, MAIL = "a-token-for-all-topics", "a-token-for-mail-only"
 APPLIED, DUPLICATE, UNKNOWN = jobs_pb2.RECEIPT_APPLIED, jobs_pb2.RECEIPT_DUPLICATE, jobs_pb2.RECEIPT_UNKNOWN
@@ -45,13 +45,13 @@ async def mail(server: ServerProcess) -> AsyncIterator[Wire]:
 
 
 @pytest.fixture
-async def payer(wire: Wire) -> AsyncIterator[Link]:
-    async with wire.worker(f"payer-{uuid4()}") as link:
-        yield link
+async def payer(wire: Wire) -> AsyncIterator[WorkerSession]:
+    async with wire.worker(f"payer-{uuid4()}") as session:
+        yield session
 
 
 @pytest.fixture
-async def payment(wire: Wire, payer: Link) -> AsyncIterator[Delivered]:
+async def payment(wire: Wire, payer: WorkerSession) -> AsyncIterator[Delivered]:
     """A job of the topic pay that its worker runs; after the test it is as it was, and its worker's to complete."""
     await wire.submit("pay", b"100")
     await payer.ready(1, "pay", lease_seconds=300)  # it is not renewed by itself during a test
@@ -66,9 +66,9 @@ async def payment(wire: Wire, payer: Link) -> AsyncIterator[Delivered]:
     assert (await wire.job(job.id)).result == b"paid"
 
 
-def worker_of(link: Link) -> str:
-    assert link.ack is not None
-    return link.ack.worker_id
+def worker_of(session: WorkerSession) -> str:
+    assert session.ack is not None
+    return session.ack.worker_id
 
 
 def beat_of(job: Delivered) -> worker_pb2.Beat:
@@ -84,7 +84,7 @@ def beat_of(job: Delivered) -> worker_pb2.Beat:
 
 @pytest.mark.parametrize("named", [False, True])
 async def test_calls_do_not_reach_a_job_of_a_topic_that_the_token_does_not_permit(
-    mail: Wire, payer: Link, payment: Delivered, named: bool
+    mail: Wire, payer: WorkerSession, payment: Delivered, named: bool
 ) -> None:
     worker_id = worker_of(payer) if named else "another"
     beat = worker_pb2.HeartbeatRequest(
@@ -101,20 +101,20 @@ async def test_calls_do_not_reach_a_job_of_a_topic_that_the_token_does_not_permi
 async def test_a_session_does_not_reach_a_job_of_a_topic_that_its_token_does_not_permit(
     mail: Wire, payment: Delivered
 ) -> None:
-    async with mail.worker("intruder", held=held(payment), resumed=True, incarnation=7) as link:
-        assert link.ack is not None
-        assert list(link.ack.lost.ids) == [payment.id]
-        await link.send(worker_pb2.WorkerFrame(beat=beat_of(payment)))
-        await link.until(lambda: link.beats, "the beat was answered")
-        assert link.lost == [(payment.id, payment.epoch)]
-        receipts = await link.complete(payment, results=[b"forged"])
+    async with mail.worker("intruder", held=held(payment), resumed=True, incarnation=7) as session:
+        assert session.ack is not None
+        assert list(session.ack.lost.ids) == [payment.id]
+        await session.send(worker_pb2.WorkerFrame(beat=beat_of(payment)))
+        await session.until(lambda: session.beats, "the beat was answered")
+        assert session.lost == [(payment.id, payment.epoch)]
+        receipts = await session.complete(payment, results=[b"forged"])
         assert [(one.code, one.state) for one in receipts.values()] == [(UNKNOWN, 0)]
-        receipts = await link.report(failed(payment, "forged", permanent=True))
+        receipts = await session.report(failed(payment, "forged", permanent=True))
         assert [(one.code, one.state) for one in receipts.values()] == [(UNKNOWN, 0)]
 
 
 async def test_a_job_that_is_not_permitted_looks_as_one_that_has_ended_or_never_was(
-    wire: Wire, mail: Wire, payer: Link
+    wire: Wire, mail: Wire, payer: WorkerSession
 ) -> None:
     await wire.submit("pay")
     await payer.ready(1, "pay")
@@ -137,17 +137,17 @@ async def test_a_restricted_token_does_everything_with_jobs_of_its_own_topic(wir
     report = worker_pb2.ReportOutcomeRequest(worker_id="script", outcomes=[completed(first, b"r")])
     for code in (APPLIED, DUPLICATE):
         assert [one.code for one in (await mail.call("ReportOutcome", report)).receipts] == [code]
-    async with mail.worker("session", held=held(second)) as link:
-        assert link.ack is not None
-        assert not link.ack.lost.ids
-        await link.ready(1, "mail")
-        (third,) = await link.take(1)
-        await link.send(worker_pb2.WorkerFrame(beat=beat_of(third)))
-        await link.until(lambda: link.beats, "the beat was answered")
+    async with mail.worker("session", held=held(second)) as session:
+        assert session.ack is not None
+        assert not session.ack.lost.ids
+        await session.ready(1, "mail")
+        (third,) = await session.take(1)
+        await session.send(worker_pb2.WorkerFrame(beat=beat_of(third)))
+        await session.until(lambda: session.beats, "the beat was answered")
         mixed = worker_pb2.Outcomes(ids=[second.id, third.id], epochs=[second.epoch, third.epoch])
-        assert await link.report_all(mixed) == {}
-        assert {place: one.code for place, one in (await link.complete(third)).items()} == {0: DUPLICATE}
-        assert not link.lost
+        assert await session.report_all(mixed) == {}
+        assert {place: one.code for place, one in (await session.complete(third)).items()} == {0: DUPLICATE}
+        assert not session.lost
     assert [(await wire.job(one)).state for one in ids] == [jobs_pb2.STATE_COMPLETED] * 3
 
 
@@ -155,13 +155,13 @@ async def test_a_restricted_token_does_everything_with_jobs_of_its_own_topic(wir
 
 
 async def test_a_live_worker_id_of_another_credential_is_refused_and_its_session_is_untouched(
-    mail: Wire, payer: Link, payment: Delivered
+    mail: Wire, payer: WorkerSession, payment: Delivered
 ) -> None:
-    link = mail.link()
-    await link.send(
+    session = mail.session()
+    await session.send(
         worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id=worker_of(payer), resumed=True, incarnation=7))
     )
-    ended = await link.ended()
+    ended = await session.ended()
     assert (ended.status, ended.code) == (grpc.StatusCode.ALREADY_EXISTS, "worker_id_taken")
     assert "id of its own" in ended.details
     async with mail.stream_jobs(worker_of(payer), "mail", max_in_flight=1) as stream:
@@ -176,6 +176,6 @@ async def test_a_worker_id_is_free_again_when_its_session_has_ended(
     name = f"handed-on-{uuid4()}"
     async with wire.worker(name) as older, wire.worker(name):
         assert (await older.ended()).code == "superseded"  # the same credential: the newer one counts
-    await asyncio.to_thread(server.saw, f"link_ended worker={name} reason=connection_lost")
-    async with mail.worker(name) as link:
-        await link.beat()
+    await asyncio.to_thread(server.saw, f"session_ended worker={name} reason=connection_lost")
+    async with mail.worker(name) as session:
+        await session.beat()

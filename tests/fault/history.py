@@ -154,7 +154,7 @@ def assert_no_link_dropped(workers: Sequence[WorkerProcess], servers: Sequence[S
         print(f"the machine stood still for {stalls.longest:.1f} s: links may have dropped")  # noqa: T201
         return
     assert [len(worker.connections) for worker in workers] == [1] * len(workers)
-    assert not [server for server in servers if server.seen("link_ended")]
+    assert not [server for server in servers if server.seen("session_ended")]
 
 
 async def _counts(db: Connection) -> dict[tuple[int, int], int]:

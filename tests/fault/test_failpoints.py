@@ -276,4 +276,4 @@ async def test_a_link_that_its_instance_has_forgotten_ends_with_its_next_beat(da
                 await asyncio.to_thread(worker.is_connected, times=2)
                 release.touch()
                 assert claims(await hg.wait_result(job, timeout=20)) == 1  # its epoch: it was not run a second time
-            assert server.seen("link_ended .*reason=link_forgotten")
+            assert server.seen("session_ended .*reason=session_forgotten")

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.coordinator import CLAIM_LIMIT, Coordinator
-from headgate.dispatch.links import LinkSilent
+from headgate.dispatch.sessions import SessionSilent
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
 from headgate.server import ServerOptions
@@ -227,7 +227,7 @@ async def test_ten_thousand_jobs_that_do_nothing_take_few_claims(one: Instance) 
 
 
 @pytest.mark.req("C9", "C10", "T6")
-async def test_fifty_links_cost_as_much_as_one(still: Instance) -> None:
+async def test_fifty_sessions_cost_as_much_as_one(still: Instance) -> None:
     await still.store.count_statements()
     workers = [await still.worker(slots=4) for _ in range(50)]
     await still.coordinator.claim_once()
@@ -241,8 +241,8 @@ async def test_fifty_links_cost_as_much_as_one(still: Instance) -> None:
     assert (still.store.calls["claim"], still.store.calls["tick"]) == (1, 4)
     await still.submit(1)
     await still.coordinator.claim_once()
-    assert still.store.calls["claim"] == 2  # one wake, one claim, one link served
-    assert sum(worker.link.held != {} for worker in workers) == 1
+    assert still.store.calls["claim"] == 2  # one wake, one claim, one session served
+    assert sum(worker.session.held != {} for worker in workers) == 1
 
 
 @pytest.mark.req("T6")
@@ -298,7 +298,7 @@ def test_the_concurrency_core_needs_nothing_but_the_standard_library() -> None:
 def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
     assert set(inspect.signature(Coordinator).parameters) == {
         "store",
-        "links",
+        "sessions",
         "hand_back",
         "end_late",
         "claim_limit",
@@ -326,25 +326,25 @@ async def test_delayed_failing_and_slow_handlers_share_an_instance(one: Instance
 # ---------------------------------------------------------------------- fairness, groups
 
 
-async def test_jobs_that_trickle_in_are_spread_over_all_links(still: Instance) -> None:
+async def test_jobs_that_trickle_in_are_spread_over_all_sessions(still: Instance) -> None:
     workers = [await still.worker(slots=10) for _ in range(3)]
     for _ in range(12):
         await still.submit()
         assert await still.coordinator.claim_once() == 1
-    assert [len(worker.link.held) for worker in workers] == [4, 4, 4]
+    assert [len(worker.session.held) for worker in workers] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(("claim_limit", "credit"), [(4, 3), (2, 5), (3, 1), (500, 2)])
-async def test_fewer_jobs_than_credit_reach_every_link_in_turn(database: str, claim_limit: int, credit: int) -> None:
+async def test_fewer_jobs_than_credit_reach_every_session_in_turn(database: str, claim_limit: int, credit: int) -> None:
     async with Instance(database, running=False, claim_limit=claim_limit) as one:
         workers = [await one.worker(slots=credit) for _ in range(5)]
         for _ in range(5 * credit):
             await one.submit()
             await one.coordinator.claim_once()
-        assert [len(worker.link.held) for worker in workers] == [credit] * 5
+        assert [len(worker.session.held) for worker in workers] == [credit] * 5
 
 
-async def test_links_that_want_the_same_share_a_claim_and_others_have_their_own(still: Instance) -> None:
+async def test_sessions_that_want_the_same_share_a_claim_and_others_have_their_own(still: Instance) -> None:
     minute = timedelta(minutes=1)
     await still.worker("a", "mail", "sms", slots=1)
     await still.worker("b", "sms", "mail", slots=1)  # the same topics, in another order
@@ -362,11 +362,11 @@ async def test_the_worker_on_the_row_is_the_one_that_gets_the_job(still: Instanc
     await still.submit(10)
     assert await still.coordinator.claim_once() == 10
     for worker in workers:
-        rows = await db.fetch("SELECT id FROM headgate.jobs WHERE worker = $1", worker.link.worker_id)
-        assert {row[0] for row in rows} == set(worker.link.held)
+        rows = await db.fetch("SELECT id FROM headgate.jobs WHERE worker = $1", worker.session.worker_id)
+        assert {row[0] for row in rows} == set(worker.session.held)
 
 
-async def test_a_link_that_comes_and_goes_leaves_nothing_behind(still: Instance) -> None:
+async def test_a_session_that_comes_and_goes_leaves_nothing_behind(still: Instance) -> None:
     stays = await still.worker("stays", slots=1)
     await still.submit(1)
     assert await still.coordinator.claim_once() == 1
@@ -375,13 +375,13 @@ async def test_a_link_that_comes_and_goes_leaves_nothing_behind(still: Instance)
         await still.coordinator.claim_once()
         passing.lose()
     assert len(still.coordinator._demands) == 1  # the one that is busy counts as well
-    assert len(stays.link.credit) == 1
+    assert len(stays.session.credit) == 1
     stays.lose()
     assert not still.coordinator._demands
     assert not still.coordinator._by_topic
 
 
-async def test_a_link_that_ends_during_its_claim_leaves_nothing_behind(one: Instance) -> None:
+async def test_a_session_that_ends_during_its_claim_leaves_nothing_behind(one: Instance) -> None:
     hold = one.store.after["claim"] = Hold()
     (job,) = await one.submit()
     worker = await one.worker(slots=3)
@@ -394,11 +394,11 @@ async def test_a_link_that_ends_during_its_claim_leaves_nothing_behind(one: Inst
     assert (view.state, view.attempt) == (State.PENDING, 0)
 
 
-async def test_nothing_is_claimed_for_a_link_that_has_ended_and_does_not_know_yet(still: Instance) -> None:
+async def test_nothing_is_claimed_for_a_session_that_has_ended_and_does_not_know_yet(still: Instance) -> None:
     await still.submit(6)
     silent = await still.worker("silent", slots=3)
     good = await still.worker("good", slots=3)
-    silent.link.end(LinkSilent("not heard of"))
+    silent.session.end(SessionSilent("not heard of"))
     assert await still.coordinator.claim_once() == 3
-    assert (len(silent.link.held), len(good.link.held)) == (0, 3)
+    assert (len(silent.session.held), len(good.session.held)) == (0, 3)
     assert still.free() == 0

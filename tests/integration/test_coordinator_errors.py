@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.dispatch.links import MAX_QUEUED_PARTS, Delivery, LinkOverflow, Told
+from headgate.dispatch.sessions import MAX_QUEUED_PARTS, Delivery, SessionOverflow, Told
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
@@ -46,7 +46,7 @@ async def test_the_claim_is_committed_before_anything_is_sent(one: Instance, db:
     row = await db.fetchrow("SELECT state, owner, worker, lease_until, epoch FROM headgate.jobs WHERE id = $1", job)
     assert (row["state"], row["owner"], row["worker"], claims(row["epoch"])) == (1, one.store.instance_no, "one-w1", 1)
     assert row["lease_until"] is not None
-    assert not worker.link.held
+    assert not worker.session.held
     worker.lose()  # between commit and send
     one.outcomes.writer.close()  # and no way to hand it back
     hold.release()
@@ -88,15 +88,15 @@ async def test_a_broken_stream_ends_alone_and_its_unsent_jobs_go_back_at_once_at
     await soon(lambda: other.tracker.now == 2, "the other worker is busy")
     jobs = await one.submit(3)
     broken = await one.worker("broken", slots=3)
-    await soon(lambda: len(broken.link.held) == 3, "three jobs are queued for it")
+    await soon(lambda: len(broken.session.held) == 3, "three jobs are queued for it")
     broken.lose()
     await one.flushed()
     views = [await one.job(job) for job in jobs]
     assert [(view.state, view.attempt, claims(view.epoch)) for view in views] == [(State.PENDING, 0, 1)] * 3
-    assert not broken.link.held
+    assert not broken.session.held
     await one.worker("next", slots=3, handler=completing())
     await one.reach(3, State.COMPLETED)
-    assert other.link.ended is None
+    assert other.session.ended is None
     assert {run.attempt for run in other.tracker.runs} == {1}
     go.set()
     await one.reach(5, State.COMPLETED)
@@ -108,7 +108,7 @@ async def test_what_was_written_stays_leased_when_the_stream_breaks(one: Instanc
     worker = await one.worker(slots=2)
     first = await worker.take()
     worker.ready(2)
-    await soon(lambda: len(worker.link.held) == 4, "two more are queued")
+    await soon(lambda: len(worker.session.held) == 4, "two more are queued")
     worker.lose()
     await one.flushed()
     assert [(await one.job(job)).state for job in jobs] == [State.RUNNING] * 2 + [State.PENDING] * 2
@@ -119,7 +119,7 @@ async def test_what_was_written_stays_leased_when_the_stream_breaks(one: Instanc
 async def test_the_open_stream_is_the_presence_and_when_it_ends_nothing_more_is_claimed(
     one: Instance, db: Connection
 ) -> None:
-    tables = "SELECT relname, n_tup_ins FROM pg_stat_user_tables WHERE relname ~ 'worker|link|presence|subscri'"
+    tables = "SELECT relname, n_tup_ins FROM pg_stat_user_tables WHERE relname ~ 'worker|session|presence|subscri'"
     worker = await one.worker(slots=5, handler=completing())
     await soon(lambda: one.store.got, "it has looked")
     assert await db.fetch(tables) == []
@@ -138,14 +138,14 @@ async def test_the_open_stream_is_the_presence_and_when_it_ends_nothing_more_is_
 async def test_a_worker_that_does_not_read_is_closed_and_its_jobs_go_to_others(one: Instance) -> None:
     deaf = await one.worker("deaf", slots=1)
     jobs = await one.submit(1)
-    await soon(lambda: len(deaf.link.held) == 1, "a job is queued for it")
+    await soon(lambda: len(deaf.session.held) == 1, "a job is queued for it")
     for _ in range(MAX_QUEUED_PARTS):
-        deaf.link.tell(Told(beat_ack=True))
-    assert deaf.link.ended is None
+        deaf.session.tell(Told(beat_ack=True))
+    assert deaf.session.ended is None
     deaf.ready(1)
     jobs += await one.submit(1)
-    await soon(lambda: deaf.link.ended is not None, "its buffer is full")
-    assert isinstance(deaf.link.ended, LinkOverflow)
+    await soon(lambda: deaf.session.ended is not None, "its buffer is full")
+    assert isinstance(deaf.session.ended, SessionOverflow)
     # Its stream is stuck in a write and has not noticed: nothing more is claimed for it meanwhile.
     deaf.ready(5)
     before = one.store.calls["claim"]
@@ -188,14 +188,14 @@ async def test_two_instances_and_twenty_workers_run_each_job_once_without_a_roll
 
 @pytest.mark.req("E1", "T10", "D18", "D19")
 @pytest.mark.parametrize("error", [AWAY, StoreBusy("deadlock"), OutcomeUnknown("lost"), StoreError("refused")])
-async def test_a_claim_that_fails_ends_no_link_and_is_tried_again(one: Instance, error: StoreError) -> None:
+async def test_a_claim_that_fails_ends_no_session_and_is_tried_again(one: Instance, error: StoreError) -> None:
     workers = [await one.worker(slots=2, handler=completing()) for _ in range(5)]
     await soon(lambda: one.store.got, "it has looked")
     one.store.before["claim"] = failing_with(error)
     await one.submit(10)
     await one.reach(10, State.COMPLETED)
     assert one.coordinator.claim_errors == 1
-    assert [worker.link.ended for worker in workers] == [None] * 5
+    assert [worker.session.ended for worker in workers] == [None] * 5
     await soon(lambda: one.free() == 10, "all credit is back")
 
 
@@ -234,7 +234,7 @@ async def test_a_demand_that_is_refused_does_not_keep_the_others_from_their_work
     await one.submit(20)
     await one.reach(20, State.COMPLETED)
     assert one.coordinator.claim_errors == 1
-    assert bad.link.ended is None
+    assert bad.session.ended is None
     assert good.tracker.times.total() == 20
 
 
@@ -252,7 +252,7 @@ async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_t
     await one.worker("good", slots=3, handler=completing())
     await one.submit(20)
     await one.reach(20, State.COMPLETED)
-    assert broken.link.ended is None
+    assert broken.session.ended is None
 
 
 async def test_bugs_met_by_some_demands_do_not_keep_the_others_from_their_work(
@@ -275,7 +275,7 @@ async def test_bugs_met_by_some_demands_do_not_keep_the_others_from_their_work(
     still.coordinator.stop()
     await claiming
     for topic_no in broken:
-        assert f"in a claim for tenant {good.link.tenant_no}, topics ({topic_no},)" in caplog.text
+        assert f"in a claim for tenant {good.session.tenant_no}, topics ({topic_no},)" in caplog.text
 
 
 async def test_a_bug_met_while_no_other_demand_gets_jobs_fails_the_service(one: Instance) -> None:
@@ -295,15 +295,15 @@ async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
 ) -> None:
     jobs = await still.submit(6)
     first, second = await still.worker("a", slots=3), await still.worker("b", slots=3)
-    good = type(second.link).deliver
+    good = type(second.session).deliver
 
-    def deliver(link: object, delivery: Delivery) -> bool:
-        if link is second.link:
+    def deliver(session: object, delivery: Delivery) -> bool:
+        if session is second.session:
             raise MemoryError
-        return good(first.link, delivery)
+        return good(first.session, delivery)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(second.link), "deliver", deliver)
+        patch.setattr(type(second.session), "deliver", deliver)
         with pytest.raises(MemoryError):
             await still.coordinator.claim_once()
     assert len(await first.take()) == 3

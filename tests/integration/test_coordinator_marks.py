@@ -105,7 +105,7 @@ async def test_claims_start_at_the_mark_and_not_at_the_head(still: Instance) -> 
     assert [asked.from_head for asked in still.store.asked] == [True, False, False, False]
 
 
-async def test_an_idle_link_finds_by_the_tick_what_lies_below_the_mark(still: Instance, db: Connection) -> None:
+async def test_an_idle_session_finds_by_the_tick_what_lies_below_the_mark(still: Instance, db: Connection) -> None:
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
     assert await still.coordinator.claim_once() == 0
@@ -117,7 +117,7 @@ async def test_an_idle_link_finds_by_the_tick_what_lies_below_the_mark(still: In
     assert list((await worker.take()).ids) == [job]
 
 
-async def test_links_that_are_never_idle_find_it_too_within_a_few_ticks(still: Instance, db: Connection) -> None:
+async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(still: Instance, db: Connection) -> None:
     """At each tick all credit is spent, so nobody asks whether the topic has work; the sweep must not depend on it."""
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
@@ -128,7 +128,7 @@ async def test_links_that_are_never_idle_find_it_too_within_a_few_ticks(still: I
         await still.coordinator.tick_once()
         worker.ready(1)
         assert await still.coordinator.claim_once() == 1
-    assert job in worker.link.held
+    assert job in worker.session.held
 
 
 async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still: Instance, db: Connection) -> None:
@@ -158,7 +158,7 @@ async def test_a_sweep_that_finds_more_than_it_may_take_goes_on_where_it_stopped
     for _ in range(8):
         worker.ready(4)
         assert await still.coordinator.claim_once() == 4
-    assert set(jobs) <= set(worker.link.held)
+    assert set(jobs) <= set(worker.session.held)
 
 
 async def test_after_a_lost_connection_claims_start_from_the_head(one: Instance) -> None:

@@ -106,7 +106,7 @@ async def test_a_tick_that_fails_is_followed_by_the_next(database: str) -> None:
         await one.submit()
         await one.reach(1, State.COMPLETED)
         assert one.store.calls["tick"] >= 4
-        assert worker.link.ended is None
+        assert worker.session.ended is None
 
 
 async def test_a_due_job_that_somebody_holds_does_not_make_the_ticks_spin(database: str, db: Connection) -> None:

@@ -23,7 +23,9 @@ SECOND = timedelta(seconds=1)
 def credit(instance: Instance) -> dict[str, int]:
     """Free credit by worker."""
     return {
-        link.worker_id: sum(link.credit.values()) for link in instance.links if not link.worker_id.startswith("flush")
+        session.worker_id: sum(session.credit.values())
+        for session in instance.sessions
+        if not session.worker_id.startswith("flush")
     }
 
 
@@ -151,7 +153,7 @@ async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
     await still.flushed()
     assert (await still.job(job_id)).state is State.DEAD
     how = Redrive()
-    await OperatorStore(still.store).redrive(worker.link.tenant_no, [job_id], how, who="ann", reason="again")
+    await OperatorStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
     job = await still.job(job_id)
     assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
     still.coordinator.stir_all()

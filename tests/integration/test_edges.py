@@ -159,9 +159,11 @@ async def test_a_promotion_wakes_the_topic_of_its_own_tenant(database: str, cloc
         asked = len(one.store.asked)
         await one.coordinator.tick_once()
         assert await one.coordinator.claim_once() == 1
-        assert [(call.tenant_no, call.hints) for call in one.store.asked[asked:]] == [(globex.link.tenant_no, (job,))]
+        assert [(call.tenant_no, call.hints) for call in one.store.asked[asked:]] == [
+            (globex.session.tenant_no, (job,))
+        ]
         assert list((await globex.take()).ids) == [job]
-        assert not acme.link.held
+        assert not acme.session.held
 
 
 async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and_only_its_worker_hears(
@@ -177,16 +179,16 @@ async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and
         assert await one.coordinator.claim_once() == 2
         ours, theirs = await acme.take(), await globex.take()
         await clock.advance(seconds=61)
-        held = {(globex.link.tenant_no, 60_000): ([job], list(theirs.epochs))}
+        held = {(globex.session.tenant_no, 60_000): ([job], list(theirs.epochs))}
         assert await one.store.renew(held) == {}
         assert (await one.coordinator.tick_once()).reaped == 1
         seconds.advance(31)
-        acme.link.heard()
-        globex.link.heard()
+        acme.session.heard()
+        globex.session.heard()
         assert await one.renewer.run_once() == 1
         assert [(one_, epoch) for one_, epoch in (await acme.hear()).lost] == [(job, ours.epochs[0])]
-        assert not acme.link.held
-        assert globex.link.holds(job, theirs.epochs[0])
+        assert not acme.session.held
+        assert globex.session.holds(job, theirs.epochs[0])
         assert not globex.told
 
 
@@ -208,10 +210,10 @@ async def test_of_two_who_hold_one_job_only_the_older_epoch_is_lost(
         assert second > first
         seconds.advance(31)
         for worker in (older, newer):
-            worker.link.heard()
+            worker.session.heard()
         assert await one.renewer.run_once() == 1
         assert list((await older.hear()).lost) == [(job, first)]
-        assert newer.link.holds(job, second)
+        assert newer.session.holds(job, second)
         assert not newer.told
 
 

@@ -14,8 +14,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from headgate.dispatch import coordinator, demand, links, outcomes, renewals, watchdog, watermark, writer
-from headgate.dispatch.links import LinkSilent, Superseded
+from headgate.dispatch import coordinator, demand, outcomes, renewals, sessions, watchdog, watermark, writer
+from headgate.dispatch.sessions import SessionSilent, Superseded
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
@@ -75,7 +75,7 @@ async def test_the_claim_sets_owner_worker_lease_epoch_and_attempt_together(stil
     assert dict(row) == {
         "state": 1,
         "owner": still.store.instance_no,
-        "worker": worker.link.worker_id,
+        "worker": worker.session.worker_id,
         "claims": 1,
         "attempt": 1,
         "lease": MINUTE,
@@ -106,12 +106,12 @@ async def test_a_job_shorter_than_half_its_lease_costs_no_renewal(
     before = await still.store.sent()
     for _ in range(9):
         await pass_time(seconds, clock, 3)
-        worker.link.heard()
+        worker.session.heard()
         assert await still.renewer.run_once() == 0
     worker.complete(worker.delivered[0])
     await still.flushed()
     await pass_time(seconds, clock, 300)
-    worker.link.heard()
+    worker.session.heard()
     assert await still.renewer.run_once() == 0
     assert still.store.calls["renew"] == 0
     assert await still.store.sent() - before == still.store.calls["settle"]
@@ -125,13 +125,13 @@ async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
     worker, jobs = await holding(still, 50)
     for _ in range(20):  # ten minutes, ten leases
         await pass_time(seconds, clock, 31)
-        worker.link.heard()  # a beat
+        worker.session.heard()  # a beat
         assert await still.renewer.run_once() == 50
         assert (await still.coordinator.tick_once()).reaped == 0
     assert still.store.calls["renew"] == 20  # one statement each time, however many jobs
     rows = await db.fetch("SELECT attempt, epoch % 1024, lease_until - headgate.clock_v1() FROM headgate.jobs")
     assert {tuple(row) for row in rows} == {(1, 1, MINUTE)}
-    assert set(jobs) == set(worker.link.held)
+    assert set(jobs) == set(worker.session.held)
 
 
 async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
@@ -139,11 +139,16 @@ async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
 ) -> None:
     worker, (job,) = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
-    worker.link.held[job] = (worker.link.held[job][0], 3_600_000, seconds(), 0)  # as a beat with an extension does
+    worker.session.held[job] = (
+        worker.session.held[job][0],
+        3_600_000,
+        seconds(),
+        0,
+    )  # as a beat with an extension does
     hold.release()
     assert await renewing == 1
     assert await still.renewer.run_once() == 1
@@ -155,7 +160,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
 ) -> None:
     worker, (job,) = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
@@ -164,7 +169,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
     assert await still.coordinator.claim_once() == 1
     hold.release()
     await renewing
-    assert claims(worker.link.held[job][0]) == 2
+    assert claims(worker.session.held[job][0]) == 2
 
 
 async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the_new_one(still: Instance) -> None:
@@ -173,23 +178,23 @@ async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the
     worker.ready(1)
     assert await still.coordinator.claim_once() == 1
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.STALE
-    assert claims(worker.link.held[job][0]) == 2
+    assert claims(worker.session.held[job][0]) == 2
     assert (await worker.report(job, 2, Completed())).receipt is Receipt.APPLIED
-    assert not worker.link.held
+    assert not worker.session.held
 
 
-async def test_renewals_that_fail_are_tried_again_and_end_no_link(
+async def test_renewals_that_fail_are_tried_again_and_end_no_session(
     still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, _ = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     still.store.before["renew"] = failing_with(AWAY, OutcomeUnknown("lost"))
     for _ in range(2):
         with pytest.raises((StoreUnavailable, OutcomeUnknown)):
             await still.renewer.run_once()
     assert await still.renewer.run_once() == 1
-    assert worker.link.ended is None
+    assert worker.session.ended is None
 
 
 # ---------------------------------------------------------------------- silent, cancelled, lost
@@ -203,15 +208,15 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     good = await still.worker("good")
     for _ in range(2):
         await pass_time(seconds, clock, 29)
-        good.link.heard()
+        good.session.heard()
         await still.renewer.run_once()
         await still.coordinator.tick_once()
-    assert silent.link.ended is None
+    assert silent.session.ended is None
     await pass_time(seconds, clock, 3)  # 61 s of silence
-    good.link.heard()
+    good.session.heard()
     await still.renewer.run_once()
-    assert isinstance(silent.link.ended, LinkSilent)
-    assert good.link.ended is None
+    assert isinstance(silent.session.ended, SessionSilent)
+    assert good.session.ended is None
     # It has sent nothing since 0 s, so nothing was renewed either, although it counted as alive.
     assert (await still.coordinator.tick_once()).reaped == 1
     view = await still.job(job)
@@ -220,33 +225,33 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
 
 
 @pytest.mark.req("O15")
-async def test_a_link_that_has_ended_is_not_renewed(still: Instance, seconds: ManualClock, clock: Clock) -> None:
+async def test_a_session_that_has_ended_is_not_renewed(still: Instance, seconds: ManualClock, clock: Clock) -> None:
     worker, _ = await holding(still)
-    worker.link.end(LinkSilent("not heard of"))  # its stream has not noticed yet
+    worker.session.end(SessionSilent("not heard of"))  # its stream has not noticed yet
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     assert await still.renewer.run_once() == 0
     assert still.store.calls["renew"] == 0
 
 
 async def test_a_plain_stream_without_jobs_need_not_say_anything(still: Instance, seconds: ManualClock) -> None:
     plain = await still.worker("plain")
-    plain.link.on_freed = lambda _: None
+    plain.session.on_freed = lambda _: None
     seconds.advance(3_600)
     await still.renewer.run_once()
-    assert plain.link.ended is None
+    assert plain.session.ended is None
 
 
 async def test_a_plain_stream_gets_its_credit_back_when_a_job_was_reported_elsewhere(
     still: Instance, other: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, (job,) = await holding(still)
-    worker.link.on_freed = worker.ready
+    worker.session.on_freed = worker.ready
     reporter = await other.worker("w")
     assert (await reporter.report(job, 1, Completed())).receipt is Receipt.APPLIED
     assert still.free() == 0
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     await still.renewer.run_once()
     assert still.free() == 1
 
@@ -255,11 +260,11 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
     still: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
     worker, (job,) = await holding(still)
-    await verbs.cancel(db, worker.link.tenant_no, [job], who="ana", reason="")
+    await verbs.cancel(db, worker.session.tenant_no, [job], who="ana", reason="")
     await still.coordinator.tick_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]
     await pass_time(seconds, clock, 31)
-    worker.link.heard()
+    worker.session.heard()
     await still.renewer.run_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]
     assert (await worker.report(job, 1, BOOM)).state is State.CANCELLED
@@ -268,15 +273,15 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
 async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, seconds: ManualClock, clock: Clock) -> None:
     worker, (job, kept) = await holding(still, 2)
     await clock.advance(seconds=61)  # only the database's: the worker and its server were asleep
-    await still.store.renew({(worker.link.tenant_no, 60_000): ([kept], [worker.link.held[kept][0]])})
+    await still.store.renew({(worker.session.tenant_no, 60_000): ([kept], [worker.session.held[kept][0]])})
     assert (await other.coordinator.tick_once()).reaped == 1
     seconds.advance(31)
-    worker.link.heard()
+    worker.session.heard()
     assert await still.renewer.run_once() == 1
     assert counted((await worker.hear()).lost) == [(job, 1)]
-    assert set(worker.link.held) == {kept}
+    assert set(worker.session.held) == {kept}
     seconds.advance(31)
-    worker.link.heard()
+    worker.session.heard()
     assert await still.renewer.run_once() == 1
     await settle_down()
     assert len(worker.told) == 1
@@ -294,14 +299,14 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
     worker.lose("the server died")
     back = await other.worker("w")
     epochs = await other.epochs([running, lost])
-    assert await other.renewer.declare(back.link, [running, lost], epochs, 60_000) == [(lost, epochs[1])]
-    abandoned = await other.store.abandon_undeclared(back.link.tenant_no, "w", [running, lost])
+    assert await other.renewer.declare(back.session, [running, lost], epochs, 60_000) == [(lost, epochs[1])]
+    abandoned = await other.store.abandon_undeclared(back.session.tenant_no, "w", [running, lost])
     assert abandoned == [never_received]
     view = await other.job(never_received)
     assert (view.state, view.attempt, claims(view.epoch)) == (State.PENDING, 0, 1)  # at no cost
     for _ in range(4):
         await pass_time(seconds, clock, 31)
-        back.link.heard()
+        back.session.heard()
         assert await other.renewer.run_once() == 1
         await other.coordinator.tick_once()
     assert (await back.report(running, 1, Completed(result=b"r"))).receipt is Receipt.APPLIED
@@ -314,8 +319,8 @@ async def test_what_a_twin_of_the_same_name_runs_is_not_the_returning_workers_to
 ) -> None:
     async def back_on(one: Instance, incarnation: int, held: Sequence[UUID] = ()) -> tuple[Worker, list[UUID]]:
         back = await one.worker("w", incarnation=incarnation)
-        assert await one.renewer.declare(back.link, held, await one.epochs(held), 60_000) == []
-        return back, await one.store.abandon_undeclared(back.link.tenant_no, back.link.claims_as, list(held))
+        assert await one.renewer.declare(back.session, held, await one.epochs(held), 60_000) == []
+        return back, await one.store.abandon_undeclared(back.session.tenant_no, back.session.claims_as, list(held))
 
     first, (mine,) = await holding(still, incarnation=1)
     twin, (theirs,) = await holding(other, incarnation=2)
@@ -324,7 +329,7 @@ async def test_what_a_twin_of_the_same_name_runs_is_not_the_returning_workers_to
     assert abandoned == [mine]
     twin.lose()
     twin, abandoned = await back_on(still, 2, [theirs])  # it takes the first one's place there
-    assert (abandoned, type(first.link.ended)) == ([], Superseded)
+    assert (abandoned, type(first.session.ended)) == ([], Superseded)
     for where in (other, still):
         assert (await back_on(where, 1))[1] == []
     assert (await back_on(still, 0))[1] == []  # a client that sends no incarnation
@@ -342,28 +347,28 @@ async def test_a_worker_may_declare_more_than_fits_one_statement(
     back = await other.worker("w")
     unknown = other.ids.make(6_000)
     ids = [*unknown[:3_000], *jobs, *unknown[3_000:]]
-    lost = await other.renewer.declare(back.link, ids, await other.epochs(ids), 60_000)
+    lost = await other.renewer.declare(back.session, ids, await other.epochs(ids), 60_000)
     assert counted(lost) == [(one, 1) for one in unknown]
-    assert set(back.link.held) == set(jobs)
+    assert set(back.session.held) == set(jobs)
 
 
 @pytest.mark.req("D19")
-async def test_the_newer_of_two_links_of_one_worker_wins_and_the_older_is_told(still: Instance) -> None:
+async def test_the_newer_of_two_sessions_of_one_worker_wins_and_the_older_is_told(still: Instance) -> None:
     older, (job,) = await holding(still)
     older.ready(5)
     newer = await still.worker("w")
-    assert isinstance(older.link.ended, Superseded)
-    assert await older.link.next_part() is None
+    assert isinstance(older.session.ended, Superseded)
+    assert await older.session.next_part() is None
     epochs = await still.epochs([job])
-    assert await still.renewer.declare(newer.link, [job], epochs, 60_000) == []
-    assert still.links.holder(newer.link.tenant_no, job, *epochs) is newer.link
+    assert await still.renewer.declare(newer.session, [job], epochs, 60_000) == []
+    assert still.sessions.holder(newer.session.tenant_no, job, *epochs) is newer.session
     await still.submit(3)
     newer.ready(2)
     assert await still.coordinator.claim_once() == 2
-    assert len(newer.link.held) == 3
+    assert len(newer.session.held) == 3
     older.lose()
-    assert still.links.holder(newer.link.tenant_no, job, *epochs) is newer.link
-    assert list(still.links) == [newer.link]
+    assert still.sessions.holder(newer.session.tenant_no, job, *epochs) is newer.session
+    assert list(still.sessions) == [newer.session]
 
 
 # ---------------------------------------------------------------------- the fence
@@ -395,8 +400,8 @@ async def test_nothing_a_zombie_says_changes_its_successors_run(
     assert (await zombie.report(job, 1, outcome)).receipt is Receipt.STALE
     seconds.advance(31)
     epochs = await still.epochs([job])
-    answers = await still.store.renew({(zombie.link.tenant_no, 60_000): ([job], epochs)})  # its beat
-    assert answers[zombie.link.tenant_no, job, epochs[0]].lost
+    answers = await still.store.renew({(zombie.session.tenant_no, 60_000): ([job], epochs)})  # its beat
+    assert answers[zombie.session.tenant_no, job, epochs[0]].lost
     assert await db.fetchrow("SELECT * FROM headgate.jobs") == before
     assert (await successor.report(job, 2, Completed(result=b"mine"))).receipt is Receipt.APPLIED
     assert await db.fetchval("SELECT result FROM headgate.archive") == b"mine"
@@ -411,7 +416,7 @@ async def test_what_a_zombie_does_not_declare_is_not_its_own_to_abandon(still: I
     await still.coordinator.tick_once()
     successor = await still.worker("successor", slots=1)
     assert await still.coordinator.claim_once() == 1
-    assert await still.store.abandon_undeclared(successor.link.tenant_no, "zombie", []) == []
+    assert await still.store.abandon_undeclared(successor.session.tenant_no, "zombie", []) == []
     assert (await still.job(job)).state is State.RUNNING
 
 
@@ -493,11 +498,11 @@ async def test_the_servers_own_clock_does_not_matter(database: str, db: Connecti
         assert (row["in_time"], row["stamped"]) == (True, True)
         left = await db.fetchval("SELECT lease_until - clock_timestamp() FROM headgate.jobs WHERE id = $1", held)
         assert timedelta(seconds=45) < left <= MINUTE
-        assert one.links.holder(await one.store.tenant_no("acme"), held, *await one.epochs([held])) is not None
+        assert one.sessions.holder(await one.store.tenant_no("acme"), held, *await one.epochs([held])) is not None
 
 
 @pytest.mark.req("T29")
-@pytest.mark.parametrize("module", [coordinator, demand, links, outcomes, renewals, watchdog, watermark, writer])
+@pytest.mark.parametrize("module", [coordinator, demand, sessions, outcomes, renewals, watchdog, watermark, writer])
 def test_dispatch_never_asks_for_the_time_of_day(module: ModuleType) -> None:
     text = inspect.getsource(module)
     assert "time.time" not in text
@@ -522,7 +527,7 @@ async def gated(database: str, seconds: ManualClock, clock: Clock) -> AsyncItera
 async def lapse_of_a_stranger(one: Instance, clock: Clock) -> UUID:
     """A job of a worker that is connected to no instance, or to another one; its lease has run out."""
     worker, (job,) = await holding(one, worker_id="stranger")
-    one.links.close(worker.link)
+    one.sessions.close(worker.session)
     await clock.advance(seconds=61)
     return job
 
@@ -561,13 +566,13 @@ async def test_a_worker_that_beats_again_in_time_keeps_its_job_over_an_outage(
     gated.store.before["tick"] = failing_with(AWAY)
     gated.store.before["renew"] = failing_with(AWAY)
     await pass_time(seconds, clock, 59)
-    worker.link.heard()
+    worker.session.heard()
     with pytest.raises(StoreUnavailable):
         await gated.renewer.run_once()
     with pytest.raises(StoreUnavailable):
         await gated.coordinator.tick_once()
     await pass_time(seconds, clock, 30)  # the lease has run out meanwhile
-    worker.link.heard()
+    worker.session.heard()
     assert (await gated.coordinator.tick_once()).reaped == 0  # the tick may come first
     assert await gated.renewer.run_once() == 1
     assert await ticks(gated, seconds, clock, 25) == 0
@@ -583,7 +588,7 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     await gated.coordinator.tick_once()
     for _ in range(16):  # from 30 s on, its lease is due for renewal
         await pass_time(seconds, clock, 1)
-        worker.link.heard()
+        worker.session.heard()
         with suppress(StoreUnavailable):
             await gated.renewer.run_once()
         await gated.coordinator.tick_once()
@@ -592,10 +597,10 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     await lapse_of_a_stranger(gated, clock)
     assert (await gated.coordinator.tick_once()).reaped == 0
     gated.store.before.clear()
-    worker.link.heard()
+    worker.session.heard()
     assert await ticks(gated, seconds, clock, 19) == 0
     assert await ticks(gated, seconds, clock, 3) == 1
-    assert worker.link.held  # its own was renewed in time
+    assert worker.session.held  # its own was renewed in time
 
 
 def test_the_gate_opens_a_beat_after_the_first_answer_and_only_when_renewals_went_first(seconds: ManualClock) -> None:
@@ -683,7 +688,7 @@ async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
     await worker.take()
     worker.lose()
     await pass_time(seconds, clock, 31)
-    holder.link.heard()
+    holder.session.heard()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
     assert (await still.coordinator.tick_once()).reaped == 1
@@ -699,7 +704,7 @@ async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_wo
     worker, (dead,) = await holding(still)
     await still.coordinator.tick_once()
     await clock.advance(seconds=20)
-    tenant = worker.link.tenant_no
+    tenant = worker.session.tenant_no
     if lease != 60:  # its handler has asked for longer
         (epoch,) = worker.delivered[0].epochs
         assert await still.store.renew({(tenant, lease * 1000): ([dead], [epoch])}) == {}
@@ -727,13 +732,13 @@ async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
     worker, (job,) = await holding(still)
     (epoch,) = worker.delivered[0].epochs
     for lease_ms in (3_600_000, 60_000):
-        assert await still.store.renew({(worker.link.tenant_no, lease_ms): ([job], [epoch])}) == {}
+        assert await still.store.renew({(worker.session.tenant_no, lease_ms): ([job], [epoch])}) == {}
     await clock.advance(seconds=61)
     assert (await still.coordinator.tick_once()).reaped == 0
     row = await db.fetchrow("SELECT lease_ms, lease_until - headgate.clock_v1() AS left FROM headgate.jobs")
     assert (row["lease_ms"], row["left"]) == (3_600_000, timedelta(seconds=3539))
     await clock.advance(seconds=3480)  # 59 s are left of it: the short one takes over
-    assert await still.store.renew({(worker.link.tenant_no, 60_000): ([job], [epoch])}) == {}
+    assert await still.store.renew({(worker.session.tenant_no, 60_000): ([job], [epoch])}) == {}
     assert await db.fetchval("SELECT lease_ms FROM headgate.jobs") == 60_000
 
 
@@ -743,7 +748,7 @@ async def test_an_extension_of_a_worker_that_is_never_heard_of_again_is_not_rene
     async with Instance(database, running=False, now=seconds, lease=timedelta(seconds=3)) as one:
         worker, (job,) = await holding(one)
         (epoch,) = worker.delivered[0].epochs
-        worker.link.hold(job, epoch, 9_000, seconds())  # as a beat with an extension does
+        worker.session.hold(job, epoch, 9_000, seconds())  # as a beat with an extension does
         assert await one.renewer.run_once() == 1
         until = await db.fetchval("SELECT lease_until FROM headgate.jobs")
         for _ in range(18):  # it does not end its stream, and says nothing
@@ -762,7 +767,7 @@ async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard
     await pass_time(seconds, clock, 31)
     assert await still.renewer.run_once() == 0, "its beat at 20 s did not come"
     await pass_time(seconds, clock, 25)
-    worker.link.heard()
+    worker.session.heard()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
     assert (await still.coordinator.tick_once()).reaped == 0
@@ -773,7 +778,7 @@ async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database
     async with Instance(database, lease=lease, tick_seconds=0.02, gated=True) as one:
         one.renewer._every = 0.02
         worker, (job,) = await holding_running(one)
-        worker.link.default_lease_ms = 60_000  # its silence is not what this is about
+        worker.session.default_lease_ms = 60_000  # its silence is not what this is about
         beating = asyncio.create_task(beat(worker))
         await soon(lambda: one.store.calls["renew"] >= 1, "its lease was renewed")
         for verb in ("tick", "renew", "claim"):
@@ -797,5 +802,5 @@ async def holding_running(one: Instance) -> tuple[Worker, list[UUID]]:
 
 async def beat(worker: Worker) -> None:
     while True:
-        worker.link.heard()
+        worker.session.heard()
         await asyncio.sleep(0.05)

@@ -64,12 +64,12 @@ async def test_two_locked_rows_cost_nobody_else_a_lease(
         for _ in range(5):  # two and a half leases
             seconds.advance(31)
             await clock.advance(seconds=31)
-            worker.link.heard()
+            worker.session.heard()
             assert await renewed(still) == 48
             assert (await still.coordinator.tick_once()).reaped == 0
         for job in free:
             assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
-        assert set(worker.link.held) == set(locked), "still held, and asked for again at every pass"
+        assert set(worker.session.held) == set(locked), "still held, and asked for again at every pass"
         assert not worker.told, "nobody was told that a lease is lost"
         assert still.renewer.skipped == 10
     # They are free again, and their leases are over: whoever comes first has them.
@@ -81,7 +81,7 @@ async def test_two_locked_rows_cost_nobody_else_a_lease(
         assert (await still.coordinator.tick_once()).reaped == 2
         assert await renewed(still) == 0
         assert {one for one, _ in (await worker.hear()).lost} == set(locked)
-        assert not worker.link.held
+        assert not worker.session.held
     for job in locked:
         receipt = (await worker.report(job, 1, DONE)).receipt
         assert receipt is (Receipt.APPLIED if first == "the renewal" else Receipt.STALE)
@@ -95,7 +95,7 @@ async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
     worker, (locked, free) = await holding(still, 2)
     seconds.advance(31)
     await clock.advance(seconds=31)
-    worker.link.heard()
+    worker.session.heard()
     async with locking(database, [locked]):
         assert await renewed(still) == 1
         assert await renewed(still) == 0  # asked again, and only it
@@ -104,7 +104,7 @@ async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
     assert await renewed(still) == 1
     after = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
     assert after - before == timedelta(seconds=31)
-    assert set(worker.link.held) == {locked, free}
+    assert set(worker.session.held) == {locked, free}
 
 
 async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_believed_to_be_renewed(
@@ -116,10 +116,10 @@ async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_bel
     back = await still.worker("w")
     async with locking(database, [locked]):
         epochs = await still.epochs([locked, free, gone])
-        declared = still.renewer.declare(back.link, [locked, free, gone], epochs, 60_000)
+        declared = still.renewer.declare(back.session, [locked, free, gone], epochs, 60_000)
         assert await asyncio.wait_for(declared, SOON) == [(gone, epochs[2])]
-        assert set(back.link.held) == {locked, free}
-        assert await still.store.abandon_undeclared(back.link.tenant_no, "w", list(back.link.held)) == []
+        assert set(back.session.held) == {locked, free}
+        assert await still.store.abandon_undeclared(back.session.tenant_no, "w", list(back.session.held)) == []
         assert await renewed(still) == 0
     assert await renewed(still) == 1, "due at once, for nobody has renewed it here"
     await settle_down()
@@ -134,9 +134,9 @@ async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
     worker.lose()
     back = await still.worker("w")
     async with stranger(database, "SELECT FROM headgate.limit_usage FOR UPDATE"):
-        waiting = still.store.abandon_undeclared(back.link.tenant_no, "w", [])
+        waiting = still.store.abandon_undeclared(back.session.tenant_no, "w", [])
         assert await asyncio.wait_for(waiting, 5) == []  # half of what a session waits for a lock
-    assert await still.store.abandon_undeclared(back.link.tenant_no, "w", []) == [job]
+    assert await still.store.abandon_undeclared(back.session.tenant_no, "w", []) == [job]
 
 
 @pytest.mark.parametrize("strength", ["UPDATE", "SHARE"])
@@ -144,7 +144,7 @@ async def test_of_locked_rows_only_what_is_certain_is_told(
     database: str, still: Instance, clock: Clock, strength: str
 ) -> None:
     worker, (mine, theirs) = await holding(still, 2)
-    tenant = worker.link.tenant_no
+    tenant = worker.session.tenant_no
     await clock.advance(seconds=61)
     my_first, their_first = await still.epochs([mine, theirs])
     await still.store.renew({(tenant, 60_000): ([mine], [my_first])})
@@ -172,15 +172,15 @@ async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
 ) -> None:
     worker, (locked, free) = await holding(still, 2)
     async with locking(database, [locked]):
-        words = {job: (worker.link.held[job][0], {"done": 7}) for job in (locked, free)}
-        await asyncio.wait_for(still.store.progress(worker.link.tenant_no, words), SOON)
+        words = {job: (worker.session.held[job][0], {"done": 7}) for job in (locked, free)}
+        await asyncio.wait_for(still.store.progress(worker.session.tenant_no, words), SOON)
     rows = await db.fetch("SELECT id, progress IS NULL FROM headgate.jobs")
     assert {row[0]: row[1] for row in rows} == {locked: True, free: False}
 
 
 async def test_a_renewal_passes_by_what_is_being_reaped(database: str, still: Instance, clock: Clock) -> None:
     worker, (job,) = await holding(still, 1)
-    tenant, (epoch,) = worker.link.tenant_no, await still.epochs([job])
+    tenant, (epoch,) = worker.session.tenant_no, await still.epochs([job])
     asked = {(tenant, 60_000): ([job], [epoch])}
     await clock.advance(seconds=61)
     watchdog = await connect(database, application_name="watchdog")

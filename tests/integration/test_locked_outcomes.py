@@ -72,13 +72,13 @@ async def test_an_outcome_behind_a_locked_row_is_settled_while_the_lock_is_held(
             "one that waits a moment, one without the locked row, and what came later"
         )
         assert (await still.job(locked)).state is State.RUNNING
-        assert set(worker.link.held) == {locked}, "its lease is kept"
+        assert set(worker.session.held) == {locked}, "its lease is kept"
     # It is not sent again, and it is settled nevertheless.
     state = {Completed: State.COMPLETED, Failed: State.RETRYING, Nack: State.RETRYING, Abandon: State.PENDING}
     await still.reach(
         1 if isinstance(outcome, Failed | Nack | Abandon | Snooze) else 3, state.get(type(outcome), State.SCHEDULED)
     )
-    await soon(lambda: not worker.link.held, "the link holds it no longer")
+    await soon(lambda: not worker.session.held, "the session holds it no longer")
     assert await receipts(worker.settle((locked, epoch, outcome)), 1) == [Receipt.DUPLICATE]
 
 
@@ -210,14 +210,14 @@ async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again
     worker, ids, epoch = await holding(still, 6)
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     parcel = OutcomeParcel(
-        worker.link.tenant_no,
+        worker.session.tenant_no,
         ids[:4],
         [epoch] * 4,
         [b"0", b"1", b"2", b"3"],
         [(ids[4], epoch, FAILED), (ids[5], epoch, Completed(result=b"5"))],
         done=done.set_result,
         failed=done.set_exception,
-        link=worker.link,
+        session=worker.session,
     )
     async with stranger(database, job_lock(), [ids[1], ids[2], ids[4]]):
         still.outcomes.put(parcel)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.links import LINK_BYTES
+from headgate.dispatch.sessions import SESSION_BYTES
 from tests.support.dispatching import Instance, Worker
 
-LARGE = LINK_BYTES // 5  # a demand that knows what its jobs weigh claims about five of these
+LARGE = SESSION_BYTES // 5  # a demand that knows what its jobs weigh claims about five of these
 
 
 def demand_of(one: Instance) -> Demand:
@@ -17,27 +17,29 @@ def demand_of(one: Instance) -> Demand:
 
 
 async def full_worker(one: Instance, slots: int = 50) -> Worker:
-    """A worker that reads nothing, with as much before it as a link takes."""
+    """A worker that reads nothing, with as much before it as a session takes."""
     worker = await one.worker(slots=slots)
     await one.submit(8, payload=bytes(LARGE // 8 * 8)[: 1024 * 1024])
-    while not worker.link.is_full:
+    while not worker.session.is_full:
         assert await one.coordinator.claim_once(), "there is more"
     return worker
 
 
-async def test_a_wake_while_every_link_is_full_costs_no_claim_and_is_kept_until_one_has_room(still: Instance) -> None:
+async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_until_one_has_room(
+    still: Instance,
+) -> None:
     worker = await full_worker(still)
     await still.submit(3, priority=5)
     claims = len(still.store.asked)
     assert await still.coordinator.claim_once() == 0
     assert len(still.store.asked) == claims, "all that have credit are full: nothing is asked"
     assert demand_of(still).held_up
-    while worker.link.is_full:  # it reads a frame or two, and has room: no wake says that there is work
+    while worker.session.is_full:  # it reads a frame or two, and has room: no wake says that there is work
         await worker.take()
     assert await still.coordinator.claim_once(), "without a tick and without another wake"
 
 
-async def test_a_link_with_room_that_comes_while_the_others_are_full_gets_what_waits(still: Instance) -> None:
+async def test_a_session_with_room_that_comes_while_the_others_are_full_gets_what_waits(still: Instance) -> None:
     await full_worker(still)
     await still.submit(3)
     assert await still.coordinator.claim_once() == 0
@@ -50,10 +52,10 @@ async def test_a_link_with_room_that_comes_while_the_others_are_full_gets_what_w
 async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) -> None:
     worker = await full_worker(still)
     if lost == "the room":
-        worker.link.on_room = None
+        worker.session.on_room = None
         await still.submit(3)
     assert await still.coordinator.claim_once() == 0
-    while worker.link.queued_bytes:
+    while worker.session.queued_bytes:
         await worker.take()
     while await still.coordinator.claim_once():
         await worker.take()
@@ -67,14 +69,14 @@ async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) 
     assert await still.coordinator.claim_once() == 3
 
 
-async def test_a_tick_wakes_a_demand_whose_links_were_full_at_the_tick_before(still: Instance) -> None:
+async def test_a_tick_wakes_a_demand_whose_sessions_were_full_at_the_tick_before(still: Instance) -> None:
     worker = await full_worker(still)
-    worker.link.on_room = None
+    worker.session.on_room = None
     await still.submit(3)
     for _ in range(3):
         await still.coordinator.tick_once()
         assert await still.coordinator.claim_once() == 0, "still full"
-    while worker.link.queued_bytes:
+    while worker.session.queued_bytes:
         await worker.take()
     await still.coordinator.tick_once()
     assert await still.coordinator.claim_once() > 0

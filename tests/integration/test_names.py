@@ -31,7 +31,7 @@ SECOND = timedelta(seconds=1)
 
 
 def ask(worker: Worker, *names: str, count: int = 1, lease_ms: int = 60_000) -> None:
-    worker.instance.coordinator.ask(worker.link, names, lease_ms, count)
+    worker.instance.coordinator.ask(worker.session, names, lease_ms, count)
 
 
 def job(one: Instance, topic: str, **options: Any) -> Submission:
@@ -57,7 +57,7 @@ async def test_asking_for_10_000_names_asks_nothing_of_the_database_and_makes_no
         assert await still.coordinator.claim_once() == 0
     assert await db.fetchval(TOPICS) == before
     assert still.store.asked == [], "there is nothing to claim from"
-    assert sum(worker.link.credit[demand] for worker in workers for demand in worker.link.credit) == 50
+    assert sum(worker.session.credit[demand] for worker in workers for demand in worker.session.credit) == 50
 
 
 async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(still: Instance) -> None:
@@ -84,7 +84,7 @@ async def test_combinations_that_have_had_their_jobs_leave_room_for_others(still
     assert await still.coordinator.claim_once() == limits.SESSION_DEMANDS_MAX
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 100))
-    assert len(worker.link.credit) == len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX
+    assert len(worker.session.credit) == len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX
 
 
 async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: Instance) -> None:
@@ -158,11 +158,11 @@ async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(on
 async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still: Instance) -> None:
     worker = await still.worker()
     ask(worker, "new", count=2)
-    still.coordinator.quiet(worker.link)
+    still.coordinator.quiet(worker.session)
     ask(worker, "new", "newer")
     await still.submit(1, "new")
     assert await still.coordinator.claim_once() == 0
-    still.coordinator.unquiet(worker.link)
+    still.coordinator.unquiet(worker.session)
     assert await still.coordinator.claim_once() == 1
     assert still.free() == 2
 
@@ -182,7 +182,7 @@ async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
     async def ready(*names: str) -> list[float]:
         frame = worker_pb2.WorkerFrame(ready=worker_pb2.Ready(topics=names, count=1))
         pauses.clear()
-        await service._take(worker.link, frame, topics, greeted=True)
+        await service._take(worker.session, frame, topics, greeted=True)
         return list(pauses)
 
     many, others = ([f"{name}{n}" for n in range(1_000)] for name in "ab")
@@ -194,7 +194,7 @@ async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
 async def test_a_worker_that_leaves_leaves_no_name_behind(still: Instance) -> None:
     worker = await still.worker()
     ask(worker, "new", "mail", count=2)
-    still.coordinator.forget(worker.link)
+    still.coordinator.forget(worker.session)
     coordinator = still.coordinator
     assert (coordinator._demands, coordinator._by_name, coordinator._by_topic) == ({}, {}, {})
 

@@ -176,7 +176,7 @@ async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_water
     assert told(answers) == [(True, State.PENDING, ""), (False, State.RUNNING, "wrong_state")]
     worker.ready(1)
     await still.coordinator.claim_once()
-    assert low[1] in worker.link.held
+    assert low[1] in worker.session.held
     (event,) = (await still.job(low[1])).events
     assert (event.kind, event.actor, event.reason) == ("reprioritised", "ana", "vip")
 
@@ -269,7 +269,7 @@ async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Conn
     assert {topic.topic: topic.counts.get(State.SCHEDULED, 0) for topic in status.topics} == {"mail": 0, "new": 1}
     worker = await still.worker("newcomer", "new", slots=5)
     await still.coordinator.claim_once()
-    assert set(worker.link.held) == {pending}
+    assert set(worker.session.held) == {pending}
 
 
 # ---------------------------------------------------------------------- rights and bounds

@@ -69,7 +69,7 @@ async def test_while_a_target_is_paused_none_of_its_jobs_starts_and_a_resume_run
     await settle_down()
     states = await one.states()
     assert (states[State.PENDING], states[State.RUNNING], states[State.COMPLETED]) == (6, 0, 0), "all landed, none ran"
-    assert worker.link.ended is None
+    assert worker.session.ended is None
     assert worker.tracker.runs == []
     assert await desk.resume(target)
     await one.reach(6, State.COMPLETED)
@@ -198,7 +198,7 @@ async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick
     for _ in range(200):
         still.coordinator.stir_all()
         assert await still.coordinator.claim_once() == 0
-    assert await still.store.sent() == 0, "200 wakes of 50 links, and not one statement"
+    assert await still.store.sent() == 0, "200 wakes of 50 sessions, and not one statement"
     for _ in range(3):
         await still.coordinator.tick_once()
     assert await still.store.sent() == 3, "one statement a tick, whatever is connected"
@@ -382,7 +382,7 @@ async def test_an_instance_without_a_database_hands_out_nothing(still: Instance)
             await still.coordinator.claim_once()
         with pytest.raises(StoreUnavailable):
             await still.coordinator.tick_once()
-    assert worker.link.held == {}
+    assert worker.session.held == {}
 
 
 # ---------------------------------------------------------------------- what is told

@@ -19,10 +19,10 @@ import uvloop
 
 from headgate import server as composition
 from headgate.control import revocation
-from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.locked import LockedParcel
 from headgate.dispatch.outcomes import OutcomeParcel
 from headgate.dispatch.room import RoomTimers
+from headgate.dispatch.sessions import Delivery, WorkerSession
 from headgate.domain.errors import InstanceForgotten, InternalError
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -125,11 +125,11 @@ class Planted:
         setattr(owner, name, planted)
 
 
-async def poke(server: Server, link: Link) -> None:
+async def poke(server: Server, session: WorkerSession) -> None:
     """Give each service that waits for an event something to do."""
     server.coordinator.stir_all()
     server.coordinator.others = 1
-    server.coordinator.limits_changed(link.tenant_no)
+    server.coordinator.limits_changed(session.tenant_no)
     server.freer.wake()
     server.operations.wake()
     server.scheduler.stir()
@@ -137,24 +137,26 @@ async def poke(server: Server, link: Link) -> None:
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
     rows = await server.store.fill([job(server)])
     server.submitter.locked.put(LockedParcel(rows, [0], 1, {}, done=lambda _: None, failed=lambda _: None))
-    parcel = OutcomeParcel(link.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
+    parcel = OutcomeParcel(session.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
     server.outcomes.put(parcel)
     server.unmatched_outcomes.put(parcel)
-    await server.waiters.wait(link.tenant_no, uuid4(), 0.3)
+    await server.waiters.wait(session.tenant_no, uuid4(), 0.3)
 
 
 def job(server: Server) -> Submission:
     return Submission(id=server.ids.next_id(), tenant=TenantName("default"), topic=TopicName("mail"), payload=b"")
 
 
-async def connected(server: Server, topic: str) -> Link:
-    """A link with credit, without a wire."""
-    link = Link(server.validator.identify(TOKEN), await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
-    link.heard()
-    server.links.open(link)
+async def connected(server: Server, topic: str) -> WorkerSession:
+    """A session with credit, without a wire."""
+    session = WorkerSession(
+        server.validator.identify(TOKEN), await server.store.tenant_no("default"), "w", time.monotonic, 60_000
+    )
+    session.heard()
+    server.sessions.open(session)
     (found,) = await server.store.topics("default", [topic])
-    server.coordinator.grant(link, [found.no], 60_000, 1)
-    return link
+    server.coordinator.grant(session, [found.no], 60_000, 1)
+    return session
 
 
 @pytest.mark.req("B5")
@@ -167,7 +169,7 @@ def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_
         serving = asyncio.create_task(server.run(stop))
         try:
             assert set(CALLS) | CALLS_NOTHING == set(server.services._tasks), "a service whose fault is not tested"
-            link = await connected(server, "other")
+            session = await connected(server, "other")
             await soon(lambda: server.store._listener, "it listens")
             faults = {service: Planted(server, service) for service in CALLS}
             assert server.store._listener is not None
@@ -176,16 +178,16 @@ def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_
             while not all(fault.worked for fault in faults.values()):
                 assert time.monotonic() < deadline, {name: vars(fault) for name, fault in faults.items()}
                 assert not serving.done()
-                await poke(server, link)
+                await poke(server, session)
             assert {name: server.services.failures[name] for name in CALLS} == dict.fromkeys(CALLS, 1)
             for name in CALLS:
                 assert f"service_failed service={name}\n" in caplog.text
                 assert f"planted in {name}\n" in caplog.text, "with its traceback"
             assert not server._health.ready, "a service failed within the last seconds"
             assert "not_ready reason=service" in caplog.text
-            link = await connected(server, "mail")
+            session = await connected(server, "mail")
             await server.submitter.submit(await server.store.fill([job(server)]), size=100)
-            delivery = await asyncio.wait_for(link.next_part(), SOON.total_seconds())
+            delivery = await asyncio.wait_for(session.next_part(), SOON.total_seconds())
             assert isinstance(delivery, Delivery)
             assert len(delivery) == 1
         finally:

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch import renewals
-from headgate.dispatch.links import Superseded, WorkerIdTaken
 from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.sessions import Superseded, WorkerIdTaken
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.states import State
 from headgate.store.connect import Connection
@@ -37,7 +37,7 @@ async def holding(one: Instance, count: int, name: str, *, tenant: str, lease: t
     worker = await one.worker(name, name, slots=count, tenant=tenant, lease=lease)
     while await one.coordinator.claim_once():
         pass
-    assert len(worker.link.held) == count
+    assert len(worker.session.held) == count
     return worker
 
 
@@ -45,7 +45,7 @@ async def pass_time(seconds: ManualClock, clock: Clock, span: float, *heard: Wor
     seconds.advance(span)
     await clock.advance(seconds=span)
     for worker in heard:
-        worker.link.heard()
+        worker.session.heard()
 
 
 def shares(one: Instance) -> Sequence[dict[int, int]]:
@@ -59,7 +59,7 @@ async def test_every_statement_is_shared_among_the_tenants_that_have_leases_to_r
 ) -> None:
     greedy = await holding(still, 50, "greedy", tenant="greedy")
     small = await holding(still, 15, "small", tenant="small")
-    first, second = greedy.link.tenant_no, small.link.tenant_no
+    first, second = greedy.session.tenant_no, small.session.tenant_no
     await pass_time(seconds, clock, 31, greedy, small)
     assert await still.renewer.run_once() == 60
     assert shares(still) == [{first: 10, second: 10}, {first: 15, second: 5}, {first: 20}]
@@ -83,9 +83,9 @@ async def test_a_lease_that_falls_due_during_a_long_pass_is_in_the_first_stateme
     shares(still)
     assert await still.renewer.run_once() == 41
     assert shares(still) == [
-        {greedy.link.tenant_no: 19, late.link.tenant_no: 1},
-        {greedy.link.tenant_no: 20},
-        {greedy.link.tenant_no: 1},
+        {greedy.session.tenant_no: 19, late.session.tenant_no: 1},
+        {greedy.session.tenant_no: 20},
+        {greedy.session.tenant_no: 1},
     ]
 
 
@@ -94,7 +94,7 @@ async def test_leases_that_are_locked_do_not_keep_others_of_their_session_waitin
 ) -> None:
     worker = await holding(still, 90, "locked", tenant="acme")
     await pass_time(seconds, clock, 31, worker)
-    locked: list[UUID] = list(worker.link.held)[:60]
+    locked: list[UUID] = list(worker.session.held)[:60]
     async with db.transaction():
         await db.execute("SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR UPDATE", locked)
         assert await still.renewer.run_once() == 0
@@ -111,27 +111,27 @@ async def test_what_was_sent_to_a_worker_is_its_own_credentials_to_give_back_on_
     assert await still.coordinator.claim_once() == 1
     async with Instance(database, name="two", running=False) as other:
         thief = await other.worker("w", incarnation=7, subject="another")  # it knows the name and the incarnation
-        tenant_no = thief.link.tenant_no
-        assert await other.renewer.calls.abandon_undeclared(tenant_no, thief.link.claims_as, []) == []
+        tenant_no = thief.session.tenant_no
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, thief.session.claims_as, []) == []
         assert (await still.job(job)).state is State.RUNNING
         assert (await still.job(job)).worker == "w"
         mine.lose()
         back = await other.worker("w2", incarnation=7, subject="mine")
-        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.link.claims_as, []) == []  # another name
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.session.claims_as, []) == []  # another name
         thief.lose()
         back = await other.worker("w", incarnation=7, subject="mine")
-        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.link.claims_as, []) == [job]
+        assert await other.renewer.calls.abandon_undeclared(tenant_no, back.session.claims_as, []) == [job]
 
 
 async def test_a_worker_id_belongs_to_the_credential_whose_session_is_alive(still: Instance) -> None:
     older = await still.worker("w", subject="mine")
     with pytest.raises(WorkerIdTaken, match="id of its own"):
         await still.worker("w", subject="another")
-    assert older.link.ended is None
-    assert still.links.find(older.link.tenant_no, "w") is older.link
+    assert older.session.ended is None
+    assert still.sessions.find(older.session.tenant_no, "w") is older.session
     await still.worker("w", subject="another", tenant="elsewhere")  # another tenant's names are its own
     newer = await still.worker("w", subject="mine")
-    assert isinstance(older.link.ended, Superseded)
+    assert isinstance(older.session.ended, Superseded)
     newer.lose()
     await still.worker("w", subject="another")
 
@@ -141,14 +141,14 @@ async def test_the_watchdog_waits_for_what_was_due_in_an_outage_and_for_nothing_
 ) -> None:
     """Leases of a second are due in every pass: they must not keep the watchdog of all tenants closed."""
     gate = WatchdogGate(beat=5, now=seconds)
-    renewer = LeaseRenewer(still.store, still.links, now=seconds, watchdog=gate)
+    renewer = LeaseRenewer(still.store, still.sessions, now=seconds, watchdog=gate)
     greedy = await holding(still, 100, "greedy", tenant="greedy", lease=timedelta(seconds=1))
     seconds.advance(0.5)
     gate.lost()
     gate.answered()
     seconds.advance(5)
     gate.answered()
-    greedy.link.heard()
+    greedy.session.heard()
     assert await renewer.run_once() == 60
     assert not gate.is_open  # forty were due in the outage, and have not been tried
     assert await renewer.run_once() == 60

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import server as composition
-from headgate.dispatch.links import Link
+from headgate.dispatch.sessions import WorkerSession
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain.errors import InternalError, OutcomeUnknown
 from headgate.domain.identity import Identity, Scope
@@ -27,22 +27,22 @@ from tests.support.queue import Clock
 
 
 @pytest.mark.req("E4", "B3")
-@pytest.mark.parametrize("link_ends", [False, True])
-async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Instance, link_ends: bool) -> None:
+@pytest.mark.parametrize("session_ends", [False, True])
+async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Instance, session_ends: bool) -> None:
     hold = one.store.after["claim"] = Hold()
     jobs = await one.submit(3)
     worker = await one.worker(slots=3)
     await hold.reached()
     one.coordinator.stop()
-    if link_ends:
+    if session_ends:
         worker.lose()
     assert not one.tasks["claims"].done()  # it waits for what the database says
     hold.release()
     assert await one.died("claims") is None
     await one.flushed()
     states = {(await one.job(job)).state for job in jobs}
-    assert states == {State.PENDING if link_ends else State.RUNNING}
-    if not link_ends:
+    assert states == {State.PENDING if session_ends else State.RUNNING}
+    if not session_ends:
         assert list((await worker.take()).ids) == jobs
 
 
@@ -96,10 +96,10 @@ async def test_a_bug_on_the_way_of_one_outcome_costs_only_that_one(
         return await settle(rows)
 
     one.store.settle = stumble  # type: ignore[method-assign]
-    ends = [(job, worker.link.held[job][0], Completed()) for job in ids]
+    ends = [(job, worker.session.held[job][0], Completed()) for job in ids]
     told = await asyncio.wait_for(worker.settle(*ends), SOON.total_seconds())
     assert {place: type(answer) for place, answer in told.items()} == {7: InternalError}
-    assert set(worker.link.held) == {poison}
+    assert set(worker.session.held) == {poison}
     assert (await one.states()) == {State.RUNNING: 1, State.COMPLETED: 19}
     assert "settle_failed rows=20" in caplog.text
     assert "Traceback" in caplog.text
@@ -174,9 +174,9 @@ async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch:
 
 
 async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connection) -> None:
-    """Claims end, links are told to drain, what they report meanwhile is written, renewals end last."""
+    """Claims end, sessions are told to drain, what they report meanwhile is written, renewals end last."""
     one = Instance(server.options.database_url, name="beside", running=False)
-    one.store, one.links, one.coordinator = server.store, server.links, server.coordinator  # type: ignore[assignment]
+    one.store, one.sessions, one.coordinator = server.store, server.sessions, server.coordinator  # type: ignore[assignment]
     one.outcomes, one.submitter = server.outcomes, server.submitter
     (job, later) = await one.submit(2)
     worker = await one.worker(slots=1)
@@ -209,10 +209,10 @@ async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connec
 
 
 async def connect_by_hand(server: Server) -> None:
-    """A link with credit, without a wire."""
+    """A session with credit, without a wire."""
     identity = Identity(tenant="default", subject="test", scopes=frozenset(Scope))
-    link = Link(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
-    link.heard()
-    server.links.open(link)
+    session = WorkerSession(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
+    session.heard()
+    server.sessions.open(session)
     (topic,) = await server.store.topics("default", ["mail"])
-    server.coordinator.grant(link, [topic.no], 60_000, 1)
+    server.coordinator.grant(session, [topic.no], 60_000, 1)

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.demand import CLAIM_BYTES
-from headgate.dispatch.links import FRAME_BYTES, LINK_BYTES, Delivery
 from headgate.dispatch.outcomes import MOST_REFUSALS, OutcomeParcel
+from headgate.dispatch.sessions import FRAME_BYTES, SESSION_BYTES, Delivery
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.outcomes import Abandon, Completed, Nack, Outcome
 from headgate.domain.states import State
@@ -52,8 +52,8 @@ async def test_who_withdraws_is_given_nothing_more_and_what_was_not_written_goes
     leaving.ready(2)
     assert await still.coordinator.claim_once() == 2  # queued
     leaving.ready(7)
-    still.coordinator.withdraw(leaving.link)
-    assert (still.free(), set(leaving.link.held)) == (0, set(jobs[:3]))
+    still.coordinator.withdraw(leaving.session)
+    assert (still.free(), set(leaving.session.held)) == (0, set(jobs[:3]))
     await still.flushed()
     states = await _states(still, jobs)
     assert states == [(State.RUNNING, 1, 1)] * 3 + [(State.PENDING, 0, 1)] * 2 + [(State.PENDING, 0, 0)]
@@ -69,7 +69,7 @@ async def test_a_claim_in_flight_deals_nothing_to_who_withdrew_meanwhile_whateve
     leaving = await one.worker("leaving", slots=5)
     jobs = await one.submit(3)
     await hold.reached()
-    one.coordinator.withdraw(leaving.link)
+    one.coordinator.withdraw(leaving.session)
     leaving.ready(1)
     del one.store.after["claim"]
     hold.release()
@@ -87,21 +87,21 @@ async def test_a_quiet_worker_keeps_its_credit_for_the_day_it_is_wanted_again(on
     worker = await one.worker("quiet", slots=5)
     await one.submit(3)
     await hold.reached()
-    one.coordinator.quiet(worker.link)
+    one.coordinator.quiet(worker.session)
     worker.ready(2)  # as its handlers end
-    one.coordinator.quiet(worker.link)  # twice is once
+    one.coordinator.quiet(worker.session)  # twice is once
     del one.store.after["claim"]
     hold.release()
     await one.flushed()
     await settle_down()
-    assert (one.free(), sum(worker.link.kept.values()), worker.link.held) == (0, 7, {})
+    assert (one.free(), sum(worker.session.kept.values()), worker.session.held) == (0, 7, {})
     other = await one.worker("other", slots=3)
     assert len(await _all(other, 3)) == 3
-    one.coordinator.unquiet(worker.link)
+    one.coordinator.unquiet(worker.session)
     await one.submit(9)
     assert len(await _all(worker, 7)) == 7
     await settle_down()
-    assert (one.free(), worker.link.kept) == (0, {})
+    assert (one.free(), worker.session.kept) == (0, {})
 
 
 async def test_a_worker_made_quiet_and_wanted_again_during_one_claim_loses_no_credit(one: Instance) -> None:
@@ -109,8 +109,8 @@ async def test_a_worker_made_quiet_and_wanted_again_during_one_claim_loses_no_cr
     worker = await one.worker("flickers", slots=5)
     await one.submit(5)
     await hold.reached()
-    one.coordinator.quiet(worker.link)
-    one.coordinator.unquiet(worker.link)
+    one.coordinator.quiet(worker.session)
+    one.coordinator.unquiet(worker.session)
     del one.store.after["claim"]
     hold.release()
     assert len(await _all(worker, 5)) == 5
@@ -131,13 +131,13 @@ async def test_a_frame_whose_write_was_cut_short_goes_back_at_no_cost(still: Ins
     jobs = await still.submit(2)
     worker = await still.worker("cut", slots=1)
     await still.coordinator.claim_once()
-    first = await worker.link.next_part()
+    first = await worker.session.next_part()
     assert isinstance(first, Delivery)
-    worker.link.written()
+    worker.session.written()
     worker.ready(1)
     await still.coordinator.claim_once()
-    assert isinstance(await worker.link.next_part(), Delivery)  # and its write never returns
-    assert worker.link.take_unsent() == []  # as long as the link lives, it may
+    assert isinstance(await worker.session.next_part(), Delivery)  # and its write never returns
+    assert worker.session.take_unsent() == []  # as long as the session lives, it may
     worker.lose()
     await still.flushed()
     assert await _states(still, jobs) == [(State.RUNNING, 1, 1), (State.PENDING, 0, 1)]
@@ -152,16 +152,16 @@ async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(
     await still.coordinator.claim_once()
     seen = (await worker.take()).seq
     assert seen == 1
-    number = worker.link.reporting([reported])
+    number = worker.session.reporting([reported])
     worker.ready(1)
     await still.coordinator.claim_once()  # on its way while the worker beats
-    epoch = worker.link.held[kept][0]
-    worker.link.keep_only({(kept, epoch)}, seen=seen)
-    assert set(worker.link.held) == {kept, reported, later}
-    worker.link.reported(number)
-    worker.link.keep_only({(kept, epoch + 1)}, seen=seen)  # another epoch is another attempt
-    assert set(worker.link.held) == {later}
-    assert dropped not in worker.link.held
+    epoch = worker.session.held[kept][0]
+    worker.session.keep_only({(kept, epoch)}, seen=seen)
+    assert set(worker.session.held) == {kept, reported, later}
+    worker.session.reported(number)
+    worker.session.keep_only({(kept, epoch + 1)}, seen=seen)  # another epoch is another attempt
+    assert set(worker.session.held) == {later}
+    assert dropped not in worker.session.held
 
 
 async def test_of_a_delivery_in_several_frames_only_the_last_has_its_number(still: Instance) -> None:
@@ -190,13 +190,13 @@ async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_rene
     older = await still.worker("older", slots=1, lease=timedelta(seconds=1))
     await still.coordinator.claim_once()
     await older.take()
-    await still.outcomes._store.settle(_abandoned(still, older.link.tenant_no, job, older.link.held[job][0]))
+    await still.outcomes._store.settle(_abandoned(still, older.session.tenant_no, job, older.session.held[job][0]))
     newer = await still.worker("newer", slots=1, lease=timedelta(seconds=1))
     still.coordinator.stir_all()
     await still.coordinator.claim_once()
     await newer.take()
     assert await still.renewer.run_once() == 1
-    assert (older.link.held, set(newer.link.held)) == ({}, {job})
+    assert (older.session.held, set(newer.session.held)) == ({}, {job})
     assert counted((await older.hear()).lost) == [(job, 1)]
 
 
@@ -214,7 +214,7 @@ async def test_a_claim_asks_for_no_more_heavy_jobs_than_make_a_few_mebibytes(sti
     await still.coordinator.claim_once()
     assert still.store.asked[-1].limit == 32  # nothing is known of them: a mebibyte each, for all we know
     await still.submit(6, "unseen", payload=bytes(MEBIBYTE))
-    demand = next(iter(unseen.link.credit))
+    demand = next(iter(unseen.session.credit))
     demand.job_bytes = 1.0  # nothing but small ones so far, and these came by another instance
     await still.submit(1, "unseen", payload=bytes(MEBIBYTE))
     await still.coordinator.claim_once()
@@ -223,20 +223,20 @@ async def test_a_claim_asks_for_no_more_heavy_jobs_than_make_a_few_mebibytes(sti
     light = await still.worker("light", "light", slots=500)
     await still.coordinator.claim_once()
     assert {asked.workers[0]: asked.limit for asked in still.store.asked}["light"] == 500
-    assert len(light.link.held) == 20
+    assert len(light.session.held) == 20
 
 
-async def test_a_full_link_is_claimed_for_again_when_its_peer_has_read(one: Instance) -> None:
+async def test_a_full_session_is_claimed_for_again_when_its_peer_has_read(one: Instance) -> None:
     await one.submit(20, payload=bytes(MEBIBYTE // 2))
     worker = await one.worker("slow", slots=20)
-    await soon(lambda: worker.link.is_full, "as much waits for it as may")
+    await soon(lambda: worker.session.is_full, "as much waits for it as may")
     await settle_down()
-    most = worker.link.queued_bytes
-    assert LINK_BYTES <= most <= 2 * LINK_BYTES
+    most = worker.session.queued_bytes
+    assert SESSION_BYTES <= most <= 2 * SESSION_BYTES
     quick = await one.worker("quick", slots=2)
     assert len(await _all(quick, 2)) == 2  # others go on
     assert len(await _all(worker, 18)) == 18
-    assert (worker.link.queued_bytes, one.free()) == (0, 2)
+    assert (worker.session.queued_bytes, one.free()) == (0, 2)
 
 
 # ---------------------------------------------------------------------- one bad row
@@ -274,7 +274,7 @@ async def test_an_outcome_the_database_refuses_is_nobody_elses_error(database: s
         refused = {place: error for place, error in told.items() if isinstance(error, HeadgateError)}
         assert set(refused) == ({5} if number in (1, 3) else set())
         assert all(isinstance(error, StoreError) for error in refused.values())
-        assert set(worker.link.held) == ({job} if refused else set())  # still leased, and still kept
+        assert set(worker.session.held) == ({job} if refused else set())  # still leased, and still kept
     assert one.store.calls["settle"] - before < 30
     assert (await one.states())[State.COMPLETED] == 38
 
@@ -289,15 +289,15 @@ async def test_who_sends_nothing_but_bad_rows_fails_alone(database: str, one: In
     hold = one.store.before["settle"] = Hold()
     first = bad.settle((one.ids.make(1)[0], 1, Abandon()))
     await hold.reached()
-    refused = bad.settle(*((job, bad.link.held[job][0], Completed(result=b"poison")) for job in theirs[bad]))
-    taken = good.settle(*((job, good.link.held[job][0], Completed(result=b"fine")) for job in theirs[good]))
+    refused = bad.settle(*((job, bad.session.held[job][0], Completed(result=b"poison")) for job in theirs[bad]))
+    taken = good.settle(*((job, good.session.held[job][0], Completed(result=b"fine")) for job in theirs[good]))
     del one.store.before["settle"]
     hold.release()
     await first
     assert not [answer for answer in (await taken).values() if isinstance(answer, HeadgateError)]
     with pytest.raises(StoreError):
         await refused
-    assert (good.link.held, set(bad.link.held)) == ({}, set(theirs[bad]))
+    assert (good.session.held, set(bad.session.held)) == ({}, set(theirs[bad]))
 
 
 async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still: Instance) -> None:
@@ -305,7 +305,7 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
     worker = await still.worker("w", slots=200)
     while await still.coordinator.claim_once():
         pass
-    jobs = list(worker.link.held)
+    jobs = list(worker.session.held)
     away = StoreError("the database refuses whatever it is told")
     still.store.before["settle"] = failing_with(*[away] * 10_000)
     failed: asyncio.Future[HeadgateError] = asyncio.get_running_loop().create_future()
@@ -315,36 +315,36 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
 
     still.outcomes.put(
         OutcomeParcel(
-            worker.link.tenant_no,
+            worker.session.tenant_no,
             jobs,
             [1] * 200,
             [b""] * 200,
             (),
             done=done,
             failed=failed.set_result,
-            link=worker.link,
+            session=worker.session,
         )
     )
     assert isinstance(await asyncio.wait_for(failed, 60), StoreError)
     assert still.store.calls["settle"] <= MOST_REFUSALS + 1
-    assert set(worker.link.held) == set(jobs)
+    assert set(worker.session.held) == set(jobs)
 
 
-# ---------------------------------------------------------------------- more links
+# ---------------------------------------------------------------------- more sessions
 
 
-async def test_more_links_never_cost_more_statements_a_job(database: str) -> None:
+async def test_more_sessions_never_cost_more_statements_a_job(database: str) -> None:
     """Counted, not timed: as long as a job costs no more statements, more workers cannot slow each other down."""
     costs: dict[tuple[int, int], float] = {}
-    for links, slots in ((1, 16), (8, 2), (8, 16)):
-        async with Instance(database, name=f"{links}x{slots}", running=False) as one:
+    for sessions, slots in ((1, 16), (8, 2), (8, 16)):
+        async with Instance(database, name=f"{sessions}x{slots}", running=False) as one:
             await one.submit(600)
             await one.store.count_statements()
-            crew = [await one.worker(slots=slots) for _ in range(links)]
+            crew = [await one.worker(slots=slots) for _ in range(sessions)]
             done = 0
             while done < 600:
                 done += await one.coordinator.claim_once()
-                served = [worker for worker in crew if worker.link.held]
+                served = [worker for worker in crew if worker.session.held]
                 parts = [await worker.take() for worker in served]
                 reports = [
                     worker.report(job_id, epoch, Completed())
@@ -354,7 +354,7 @@ async def test_more_links_never_cost_more_statements_a_job(database: str) -> Non
                 await asyncio.gather(*reports)
                 for worker, part in zip(served, parts, strict=True):
                     worker.ready(len(part))
-            costs[links, slots] = await one.store.sent() / 600
+            costs[sessions, slots] = await one.store.sent() / 600
     print(f"statements a job: {costs}")  # noqa: T201
     assert costs[8, 2] <= costs[1, 16]
     assert costs[8, 16] < costs[1, 16]

@@ -1,7 +1,7 @@
 """Credit is conserved, and nothing claimed is stranded, whatever fails and whoever comes and goes meanwhile.
 
-What a link granted is free in the book, reserved by the claim in flight, or dealt to it; at every moment, for every
-link that lives. A script of steps runs against the real store. Any step may be told to fail: before the database did
+What a session granted is free in the book, reserved by the claim in flight, or dealt to it; at every moment, for every
+session that lives. A script of steps runs against the real store. Any step may be told to fail: before the database did
 anything, after it has committed (the answer is lost), or while the jobs are dealt. While a claim is in flight, other
 steps may happen. In the end each job was received, went back at no cost, or comes back with its lease.
 """
@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from headgate.dispatch.links import Delivery, Link, LinkSilent
+from headgate.dispatch.sessions import Delivery, SessionSilent, WorkerSession
 from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
 from headgate.store.connect import connect
@@ -99,7 +99,7 @@ class Claim:
     """One round of claims; in its first call things may happen, and it may fail."""
 
     fault: str | None = None
-    when: str = "before"  # the database did anything, "after" its commit, or while "dealing" to the nth link
+    when: str = "before"  # the database did anything, "after" its commit, or while "dealing" to the nth session
     nth: int = 0
     meanwhile: tuple[Aside, ...] = ()
 
@@ -111,16 +111,16 @@ class Tick:
 
 
 few = st.integers(1, 6)
-links = st.integers(0, 4)
+sessions = st.integers(0, 4)
 asides: st.SearchStrategy[Aside] = st.one_of(
     st.builds(Connect, st.sampled_from(TOPICS), few),
-    st.builds(Ready, links, few),
+    st.builds(Ready, sessions, few),
     st.builds(Submit, st.sampled_from(("mail", "sms")), few),
-    st.builds(Read, links),
-    st.builds(Lose, links, st.booleans()),
+    st.builds(Read, sessions),
+    st.builds(Lose, sessions, st.booleans()),
     st.just(StirAll()),
-    st.builds(Withdraw, links),
-    st.builds(Quiet, links, st.booleans()),
+    st.builds(Withdraw, sessions),
+    st.builds(Quiet, sessions, st.booleans()),
 )
 faults = st.none() | st.sampled_from(tuple(FAULTS))
 claims = st.builds(
@@ -150,7 +150,7 @@ class Script:
             case Connect(topics, count):
                 worker = await self.one.worker("", *topics)
                 self.workers.append(worker)
-                self.received[worker.link.worker_id] = []
+                self.received[worker.session.worker_id] = []
                 self.ready(worker, count)
             case Ready(who, count):
                 if self.workers:
@@ -163,33 +163,33 @@ class Script:
             case Lose(who, noticed):
                 if self.workers:
                     worker = self.workers[who % len(self.workers)]
-                    worker.link.end(LinkSilent("gone"))
+                    worker.session.end(SessionSilent("gone"))
                     if noticed:
                         worker.lose()
             case StirAll():
                 self.one.coordinator.stir_all()
             case Withdraw(who):
                 if self.workers:
-                    link = self.workers[who % len(self.workers)].link
-                    self.one.coordinator.withdraw(link)
-                    self.granted[link.worker_id] = len(self.received[link.worker_id])
-                    self.void.add(link.worker_id)
+                    session = self.workers[who % len(self.workers)].session
+                    self.one.coordinator.withdraw(session)
+                    self.granted[session.worker_id] = len(self.received[session.worker_id])
+                    self.void.add(session.worker_id)
             case Quiet(who, on):
                 if self.workers:
-                    link = self.workers[who % len(self.workers)].link
-                    (self.one.coordinator.quiet if on else self.one.coordinator.unquiet)(link)
-                    assert not on or link.credit == {}
+                    session = self.workers[who % len(self.workers)].session
+                    (self.one.coordinator.quiet if on else self.one.coordinator.unquiet)(session)
+                    assert not on or session.credit == {}
 
     def ready(self, worker: Worker, count: int) -> None:
         worker.ready(count)
-        self.granted[worker.link.worker_id] += count
+        self.granted[worker.session.worker_id] += count
 
     def read(self, worker: Worker) -> None:
-        link = worker.link
-        while link.ended is None and link._parts:
-            part = link._parts.popleft()
+        session = worker.session
+        while session.ended is None and session._parts:
+            part = session._parts.popleft()
             if isinstance(part, Delivery):
-                self.received[link.worker_id] += part.ids
+                self.received[session.worker_id] += part.ids
 
     async def claim(self, step: Claim) -> None:
         fault = None if step.fault is None else FAULTS[step.fault]
@@ -229,20 +229,20 @@ class Script:
 
     @contextmanager
     def dealing_fails(self, nth: int, fault: BaseException | None) -> Iterator[None]:
-        real, dealt = Link.deliver, 0
+        real, dealt = WorkerSession.deliver, 0
 
-        def deliver(link: Link, delivery: Delivery) -> bool:
+        def deliver(session: WorkerSession, delivery: Delivery) -> bool:
             nonlocal dealt
             dealt += 1
             if fault is not None and dealt == nth + 1:
                 raise fault
-            return real(link, delivery)
+            return real(session, delivery)
 
-        Link.deliver = deliver  # type: ignore[method-assign, assignment]
+        WorkerSession.deliver = deliver  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            Link.deliver = real  # type: ignore[method-assign]
+            WorkerSession.deliver = real  # type: ignore[method-assign]
 
     def check(self, *, in_flight: bool = False) -> None:
         demands = list(self.one.coordinator._demands.values())
@@ -253,21 +253,21 @@ class Script:
             runs = zip(asked.workers, asked.runs, strict=True)
             reserved.update({worker: count for worker, count in runs if worker not in self.void})
         for worker in self.workers:
-            link = worker.link
-            if link.ended is not None:
+            session = worker.session
+            if session.ended is not None:
                 continue
-            queued = sum(len(part) for part in link._parts if isinstance(part, Delivery))
-            dealt = len(self.received[link.worker_id]) + queued
-            free = sum(link.credit.values()) + sum(link.kept.values())
-            assert bool(link.kept) <= link.quiet
-            assert self.granted[link.worker_id] == free + reserved[link.worker_id] + dealt
-            assert len(link.held) == dealt
-            assert set(link.credit) <= set(demands)
+            queued = sum(len(part) for part in session._parts if isinstance(part, Delivery))
+            dealt = len(self.received[session.worker_id]) + queued
+            free = sum(session.credit.values()) + sum(session.kept.values())
+            assert bool(session.kept) <= session.quiet
+            assert self.granted[session.worker_id] == free + reserved[session.worker_id] + dealt
+            assert len(session.held) == dealt
+            assert set(session.credit) <= set(demands)
         for demand in demands:
             assert demand.claiming == (in_flight and demand.claiming)
-            assert demand.credit == sum(link.credit.get(demand, 0) for link in demand.members)
-            assert len(set(demand.links)) == len(demand.links)
-            assert {link for link in demand.members if link.credit[demand]} == set(demand.links)
+            assert demand.credit == sum(session.credit.get(demand, 0) for session in demand.members)
+            assert len(set(demand.sessions)) == len(demand.sessions)
+            assert {session for session in demand.members if session.credit[demand]} == set(demand.sessions)
             assert demand.members or demand.claiming
             assert demand.claiming or not demand.void
         known = [demand for topic in self.one.coordinator._by_topic.values() for demand in topic]
@@ -322,7 +322,7 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
             await one.coordinator.tick_once()
             while await one.coordinator.claim_once():
                 pass
-            assert set(last.link.held) == {row["id"] for row in rows}
+            assert set(last.session.held) == {row["id"] for row in rows}
             assert set(await db.fetch("SELECT DISTINCT attempt FROM headgate.jobs WHERE id = ANY ($1)", running)) <= {
                 (2,)
             }

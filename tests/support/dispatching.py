@@ -5,9 +5,9 @@
         ids = await one.submit(20)
         await one.reach(20, State.COMPLETED)
 
-A `Worker` reads its link as a stream's writer would (D22), runs each job in a slot of its own and says Ready again as a
-slot falls free. `WatchedStore` is the store itself; it counts calls by verb, remembers what claims asked for, and fails
-or waits where a test says so. Every wait has a deadline.
+A `Worker` reads its session as a stream's writer would (D22), runs each job in a slot of its own and says Ready again
+as a slot falls free. `WatchedStore` is the store itself; it counts calls by verb, remembers what claims asked for, and
+fails or waits where a test says so. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from headgate.dispatch.coordinator import CLAIM_LIMIT, Coordinator
-from headgate.dispatch.links import Delivery, Link, LinkEnded, Links, Told
 from headgate.dispatch.outcomes import OutcomeParcel, OutcomeWriter
 from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.sessions import Delivery, SessionEnded, Told, WorkerSession, WorkerSessions
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import StoreBusy
@@ -299,45 +299,45 @@ class Tracker:
 
 
 class Worker:
-    """A link, and slots behind it. Without a handler nothing is read: the test reads the link itself."""
+    """A session, and slots behind it. Without a handler nothing is read: the test reads the session itself."""
 
     def __init__(
         self,
         instance: Instance,
-        link: Link,
+        session: WorkerSession,
         *,
         topic_nos: Sequence[int],
         lease_ms: int,
         handler: Handler | None,
         tracker: Tracker,
     ) -> None:
-        self.instance, self.link, self.tracker = instance, link, tracker
+        self.instance, self.session, self.tracker = instance, session, tracker
         self.topic_nos, self.lease_ms, self._handler = topic_nos, lease_ms, handler
         self.told: list[Told] = []
         self.delivered: list[Delivery] = []
         self.receipts: dict[tuple[UUID, int], SettledOutcome | None] = {}  # None: applied, as asked
         self._slots: set[asyncio.Task[None]] = set()
-        self._reader = asyncio.create_task(self._read(), name=f"reader {link.worker_id}") if handler else None
+        self._reader = asyncio.create_task(self._read(), name=f"reader {session.worker_id}") if handler else None
 
     def ready(self, count: int) -> None:
-        self.instance.coordinator.grant(self.link, self.topic_nos, self.lease_ms, count)
+        self.instance.coordinator.grant(self.session, self.topic_nos, self.lease_ms, count)
 
     async def take(self, *, within: float = SOON.total_seconds()) -> Delivery:
         """The next jobs; other messages are put aside."""
         async with asyncio.timeout(within):
-            while isinstance(part := await self.link.next_part(), Told):
+            while isinstance(part := await self.session.next_part(), Told):
                 self.told.append(part)
-        assert part is not None, f"the link has ended: {self.link.ended}"
-        self.link.written()
+        assert part is not None, f"the session has ended: {self.session.ended}"
+        self.session.written()
         self.delivered.append(part)
         return part
 
     async def hear(self, *, within: float = SOON.total_seconds()) -> Told:
         """The next message that is not jobs."""
         async with asyncio.timeout(within):
-            while isinstance(part := await self.link.next_part(), Delivery):
+            while isinstance(part := await self.session.next_part(), Delivery):
                 self.delivered.append(part)
-        assert part is not None, f"the link has ended: {self.link.ended}"
+        assert part is not None, f"the session has ended: {self.session.ended}"
         self.told.append(part)
         return part
 
@@ -346,14 +346,14 @@ class Worker:
         answer: asyncio.Future[Mapping[int, SettledOutcome]] = asyncio.get_running_loop().create_future()
         self.instance.outcomes.put(
             OutcomeParcel(
-                self.link.tenant_no,
+                self.session.tenant_no,
                 (),
                 (),
                 (),
                 list(outcomes),
                 done=lambda told: None if answer.done() else answer.set_result(told),  # type: ignore[arg-type]
                 failed=lambda error: None if answer.done() else answer.set_exception(error),
-                link=self.link,
+                session=self.session,
             )
         )
         return answer
@@ -369,22 +369,22 @@ class Worker:
         """Complete a whole delivery in one frame, without waiting."""
         self.instance.outcomes.put(
             OutcomeParcel(
-                self.link.tenant_no,
+                self.session.tenant_no,
                 delivery.ids,
                 delivery.epochs,
                 [b""] * len(delivery),
                 (),
                 done=lambda _: None,
                 failed=lambda _: None,
-                link=self.link,
+                session=self.session,
             )
         )
 
     def lose(self, reason: str = "the wire broke") -> None:
         """The connection is gone: what a stream's handler does in its `finally`."""
-        self.link.end(LinkEnded(reason))
-        self.instance.links.close(self.link)
-        self.instance.coordinator.forget(self.link)
+        self.session.end(SessionEnded(reason))
+        self.instance.sessions.close(self.session)
+        self.instance.coordinator.forget(self.session)
 
     async def close(self) -> None:
         self.lose("the test is over")
@@ -394,7 +394,7 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
-        while (part := await self.link.next_part()) is not None:
+        while (part := await self.session.next_part()) is not None:
             if isinstance(part, Told):
                 self.told.append(part)
                 continue
@@ -402,7 +402,7 @@ class Worker:
             for job_id, epoch, attempt, topic_no in zip(
                 part.ids, part.epochs, part.attempts, part.topic_nos, strict=True
             ):
-                run = Run(id=job_id, epoch=epoch, attempt=attempt, topic_no=topic_no, worker=self.link.worker_id)
+                run = Run(id=job_id, epoch=epoch, attempt=attempt, topic_no=topic_no, worker=self.session.worker_id)
                 self.tracker.began(run)
                 task = asyncio.create_task(self._run(run), name=f"slot {job_id}")
                 self._slots.add(task)
@@ -436,7 +436,7 @@ APPLIED: SettledOutcome = _Applied()
 
 
 class Instance:
-    """Store, links, coordinator, writers and renewer, joined as server.py joins them."""
+    """Store, sessions, coordinator, writers and renewer, joined as server.py joins them."""
 
     def __init__(
         self,
@@ -457,7 +457,7 @@ class Instance:
         self.store = WatchedStore(dsn)
         self.name, self.tenant, self.now = name, tenant, now
         self.lease_ms = lease // timedelta(milliseconds=1)
-        self.links = Links()
+        self.sessions = WorkerSessions()
         self.ended: list[UUID] = []  # final, as those who wait for results are told
         self.outcomes = OutcomeWriter(
             self.store,
@@ -471,7 +471,7 @@ class Instance:
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
         self.coordinator = Coordinator(
             self.store,
-            self.links,
+            self.sessions,
             hand_back=self.outcomes.hand_back,
             end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
@@ -487,7 +487,7 @@ class Instance:
             claim_with=self.coordinator.claim_with if claims_along else None,
         )
         self.store.names.on_topic = self.coordinator.topic_appeared
-        self.renewer = LeaseRenewer(self.store, self.links, now=now, watchdog=self.watchdog)
+        self.renewer = LeaseRenewer(self.store, self.sessions, now=now, watchdog=self.watchdog)
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._running = running
@@ -557,9 +557,9 @@ class Instance:
         incarnation: int = 0,
         subject: str = "test",
     ) -> Worker:
-        """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its link."""
+        """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its session."""
         tenant = tenant or self.tenant
-        link = Link(
+        session = WorkerSession(
             Identity(tenant=tenant, subject=subject, scopes=frozenset(Scope)),
             await self.store.tenant_no(tenant),
             worker_id or f"{self.name}-w{len(self._workers) + 1}",
@@ -567,11 +567,11 @@ class Instance:
             self.lease_ms,
             incarnation,
         )
-        link.heard()
-        self.links.open(link)
+        session.heard()
+        self.sessions.open(session)
         worker = Worker(
             self,
-            link,
+            session,
             topic_nos=[topic.no for topic in await self.store.topics(tenant, topics or ("mail",))],
             lease_ms=self.lease_ms if lease is None else lease // timedelta(milliseconds=1),
             handler=handler,

@@ -40,7 +40,7 @@ class Desk:
         self.store = OperatorStore(instance.store)
         self.presence = Presence(
             self.store,
-            instance.links,
+            instance.sessions,
             instance.coordinator,
             topic_name=instance.store.topic_name,
             now=instance.now,

@@ -1,10 +1,10 @@
 """Headgate's wire without the SDK: bare frames over real sockets, each wait with a deadline.
 
-async with Wire(server.address, token=TOKEN) as wire, wire.worker() as link:
+async with Wire(server.address, token=TOKEN) as wire, wire.worker() as session:
     job_id = await wire.submit("mail", b"body")
-    await link.ready(1, "mail")
-    (job,) = await link.take(1)
-    assert await link.report(completed(job, b"done")) == {}
+    await session.ready(1, "mail")
+    (job,) = await session.take(1)
+    assert await session.report(completed(job, b"done")) == {}
 """
 
 from __future__ import annotations
@@ -222,23 +222,23 @@ class Wire:
         return job
 
     @asynccontextmanager
-    async def worker(self, worker_id: str = "", **hello: Any) -> AsyncIterator[Link]:
+    async def worker(self, worker_id: str = "", **hello: Any) -> AsyncIterator[WorkerSession]:
         """A Work stream that has said hello and was answered."""
-        link = self.link()
+        session = self.session()
         try:
-            await link.hello(worker_id or f"worker-{uuid4()}", **hello)
-            yield link
+            await session.hello(worker_id or f"worker-{uuid4()}", **hello)
+            yield session
         finally:
-            await link.close()
+            await session.close()
 
-    def link(self) -> Link:
+    def session(self) -> WorkerSession:
         """A Work stream on which nothing was said yet."""
         begin = self.channel.stream_stream(
             WORK,
             request_serializer=_bytes,
             response_deserializer=worker_pb2.ServerFrame.FromString,
         )
-        return Link(begin(metadata=self.metadata))
+        return WorkerSession(begin(metadata=self.metadata))
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
@@ -342,7 +342,7 @@ class Stream:
             self._news.set()
 
 
-class Link(Stream):
+class WorkerSession(Stream):
     """A worker's Work stream."""
 
     def __init__(self, call: Any) -> None:

@@ -1,22 +1,24 @@
-"""How a claim's credit is taken from the links that share a demand."""
+"""How a claim's credit is taken from the sessions that share a demand."""
 
 from __future__ import annotations
 
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.links import Link
+from headgate.dispatch.sessions import WorkerSession
 from headgate.domain.identity import Identity, Scope
 
 
-def link(name: str) -> Link:
-    return Link(Identity(tenant="acme", subject="tester", scopes=frozenset({Scope.WORK})), 1, name, lambda: 0.0, 60_000)
+def session(name: str) -> WorkerSession:
+    return WorkerSession(
+        Identity(tenant="acme", subject="tester", scopes=frozenset({Scope.WORK})), 1, name, lambda: 0.0, 60_000
+    )
 
 
-def demand_of(*granted: int) -> tuple[Demand, list[Link]]:
+def demand_of(*granted: int) -> tuple[Demand, list[WorkerSession]]:
     demand = Demand(1, (1,), 60_000)
-    links = [link(f"w{number}") for number in range(len(granted))]
-    for one, count in zip(links, granted, strict=True):
+    sessions = [session(f"w{number}") for number in range(len(granted))]
+    for one, count in zip(sessions, granted, strict=True):
         demand.grant(one, count)
-    return demand, links
+    return demand, sessions
 
 
 def test_scarce_work_is_dealt_in_equal_shares() -> None:
@@ -24,7 +26,7 @@ def test_scarce_work_is_dealt_in_equal_shares() -> None:
     assert demand.reserve(30) == [(a, 18), (b, 10), (c, 2)], "what c leaves goes round again"
 
 
-def test_while_there_is_plenty_each_link_gets_all_it_asked_for_in_turn() -> None:
+def test_while_there_is_plenty_each_session_gets_all_it_asked_for_in_turn() -> None:
     demand, (a, b, c) = demand_of(20, 20, 20)
     demand.plenty = True
     assert demand.reserve(30) == [(a, 20), (b, 10)]

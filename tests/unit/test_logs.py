@@ -72,8 +72,8 @@ def test_no_call_lets_a_strangers_text_forge_a_field_or_a_line(call: Call) -> No
 
 
 def test_plain_values_are_written_as_they_are() -> None:
-    assert line("link_opened worker=%s held=%d lag=%.1f", "w-eu/1:a@b", 3, 0.25) == (
-        "link_opened worker=w-eu/1:a@b held=3 lag=0.2"
+    assert line("session_opened worker=%s held=%d lag=%.1f", "w-eu/1:a@b", 3, 0.25) == (
+        "session_opened worker=w-eu/1:a@b held=3 lag=0.2"
     )
     assert line("x a=%s b=%s c=%s", "", None, True) == 'x a="" b=None c=True'
     assert line("x error=%s", ValueError('no "such" \\ thing')) == r'x error="no \"such\" \\ thing"'

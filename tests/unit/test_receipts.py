@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from headgate.dispatch import links
+from headgate.dispatch import sessions
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.links import RECEIPTS_WAITING, Delivery, Link, LinkEnded, Told
+from headgate.dispatch.sessions import RECEIPTS_WAITING, Delivery, SessionEnded, Told, WorkerSession
 from headgate.domain.identity import Identity
 
 
@@ -40,77 +40,77 @@ def demand() -> Demand:
 
 
 @pytest.fixture
-def link(demand: Demand) -> Link:
-    made = Link(Identity(tenant="acme", subject="test", scopes=frozenset()), 1, "w", lambda: 0.0, 60_000)
+def session(demand: Demand) -> WorkerSession:
+    made = WorkerSession(Identity(tenant="acme", subject="test", scopes=frozenset()), 1, "w", lambda: 0.0, 60_000)
     demand.grant(made, 10)
     return made
 
 
-async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(link: Link) -> None:
-    link.answer(Told(receipts_seq=1))
-    link.deliver(delivery())
-    assert isinstance(await link.next_part(), Delivery)
-    taken = link.take_receipts()
+async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(session: WorkerSession) -> None:
+    session.answer(Told(receipts_seq=1))
+    session.deliver(delivery())
+    assert isinstance(await session.next_part(), Delivery)
+    taken = session.take_receipts()
     assert taken is not None
     assert taken.receipts_seq == 1
-    assert link.take_receipts() is None
+    assert session.take_receipts() is None
 
 
-async def test_receipts_go_at_once_where_the_last_claim_left_nothing(link: Link, demand: Demand) -> None:
+async def test_receipts_go_at_once_where_the_last_claim_left_nothing(session: WorkerSession, demand: Demand) -> None:
     demand.plenty = False
-    link.answer(Told(receipts_seq=1))
-    assert link.take_receipts() is None  # none waits
-    assert await link.next_part() == Told(receipts_seq=1)
+    session.answer(Told(receipts_seq=1))
+    assert session.take_receipts() is None  # none waits
+    assert await session.next_part() == Told(receipts_seq=1)
 
 
-async def test_receipts_go_at_once_to_a_worker_that_asked_for_nothing(link: Link, demand: Demand) -> None:
+async def test_receipts_go_at_once_to_a_worker_that_asked_for_nothing(session: WorkerSession, demand: Demand) -> None:
     demand.reserve(10)
-    link.answer(Told(receipts_seq=1))
-    assert link.take_receipts() is None  # none waits
-    assert await link.next_part() == Told(receipts_seq=1)
+    session.answer(Told(receipts_seq=1))
+    assert session.take_receipts() is None  # none waits
+    assert await session.next_part() == Told(receipts_seq=1)
 
 
-async def test_receipts_wait_for_a_claim_that_is_under_way(link: Link, demand: Demand) -> None:
+async def test_receipts_wait_for_a_claim_that_is_under_way(session: WorkerSession, demand: Demand) -> None:
     demand.reserve(10)
     demand.claiming = True
-    link.answer(Told(receipts_seq=1))
-    assert link.take_receipts() == Told(receipts_seq=1)
+    session.answer(Told(receipts_seq=1))
+    assert session.take_receipts() == Told(receipts_seq=1)
 
 
-async def test_whatever_is_told_comes_after_receipts_that_were_said_before(link: Link) -> None:
-    link.answer(Told(receipts_seq=1))
-    link.tell(Told(beat_ack=True))
-    assert [await link.next_part(), await link.next_part()] == [Told(receipts_seq=1), Told(beat_ack=True)]
+async def test_whatever_is_told_comes_after_receipts_that_were_said_before(session: WorkerSession) -> None:
+    session.answer(Told(receipts_seq=1))
+    session.tell(Told(beat_ack=True))
+    assert [await session.next_part(), await session.next_part()] == [Told(receipts_seq=1), Told(beat_ack=True)]
 
 
-async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(link: Link) -> None:
+async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(session: WorkerSession) -> None:
     for seq in range(RECEIPTS_WAITING + 1):
-        link.answer(Told(receipts_seq=seq))
-    assert link.take_receipts() is None  # none waits any longer
-    assert [(await _told(link)).receipts_seq for _ in range(RECEIPTS_WAITING + 1)] == [*range(RECEIPTS_WAITING + 1)]
+        session.answer(Told(receipts_seq=seq))
+    assert session.take_receipts() is None  # none waits any longer
+    assert [(await _told(session)).receipts_seq for _ in range(RECEIPTS_WAITING + 1)] == [*range(RECEIPTS_WAITING + 1)]
 
 
 async def test_receipts_go_alone_when_no_jobs_have_come_for_a_while(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    session: WorkerSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "RECEIPTS_SECONDS", 0.001)
-    link.answer(Told(receipts_seq=1))
+    monkeypatch.setattr(sessions, "RECEIPTS_SECONDS", 0.001)
+    session.answer(Told(receipts_seq=1))
     async with asyncio.timeout(5):
-        assert await link.next_part() == Told(receipts_seq=1)
+        assert await session.next_part() == Told(receipts_seq=1)
 
 
 @pytest.mark.parametrize("way", ["finish", "end"])
-async def test_the_last_receipts_are_still_sent_when_a_link_ends(link: Link, way: str) -> None:
-    link.answer(Told(receipts_seq=1))
+async def test_the_last_receipts_are_still_sent_when_a_session_ends(session: WorkerSession, way: str) -> None:
+    session.answer(Told(receipts_seq=1))
     if way == "finish":
-        link.finish()
+        session.finish()
     else:
-        link.end(LinkEnded("over"))
-    assert await link.next_part() == Told(receipts_seq=1)
-    assert await link.next_part() is None
+        session.end(SessionEnded("over"))
+    assert await session.next_part() == Told(receipts_seq=1)
+    assert await session.next_part() is None
 
 
-async def _told(link: Link) -> Told:
-    part = await link.next_part()
+async def _told(session: WorkerSession) -> Told:
+    part = await session.next_part()
     assert isinstance(part, Told)
     return part

@@ -55,7 +55,7 @@ async def _serve(parent: Parent, options: ServerOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     server = Server(options)
     parent.watch(
-        grace=options.grace.total_seconds(), on_send_on=lambda number: server.links.send_on(number, MOVE_SECONDS)
+        grace=options.grace.total_seconds(), on_send_on=lambda number: server.sessions.send_on(number, MOVE_SECONDS)
     )
 
     async def when_all_are_prepared() -> None:
@@ -64,7 +64,7 @@ async def _serve(parent: Parent, options: ServerOptions) -> None:
 
     async def count_links() -> None:
         while True:
-            parent.has_links(len(server.links))
+            parent.has_links(len(server.sessions))
             await asyncio.sleep(COUNT_SECONDS)
 
     try:

@@ -1,8 +1,8 @@
 """Revocation: what a credential has open ends when the credential does, within five seconds.
 
 What ends
-- Worker sessions, streams of jobs and waiting claims (`dispatch/links`): they end when the credential is revoked, has
-  expired, or permits something else now. A worker connects again, with the rights it has then.
+- Worker sessions, streams of jobs and waiting claims (`dispatch/sessions`): they end when the credential is revoked,
+  has expired, or permits something else now. A worker connects again, with the rights it has then.
 - Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights again, and
   end if those are not enough. Each frame of a producer is judged by itself anyway.
 - Bulk operations: they are cancelled, and the audit says why. One that the credential may still do goes on.

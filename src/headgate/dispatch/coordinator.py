@@ -1,8 +1,8 @@
-"""The coordinator: exactly one per instance. It claims for all links and deals what it gets.
+"""The coordinator: exactly one per instance. It claims for all sessions and deals what it gets.
 
 It acts on wakes (a submit committed here, credit, a promotion, a resume, a word from another instance) and on one
 tick a second, the net under all of them. Without credit, or when nothing is due, it asks nothing. A claim error never
-ends a link: it backs off and tries again.
+ends a session: it backs off and tries again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from uuid import UUID
 
 from headgate.dispatch.deadlines import without_late
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
-from headgate.dispatch.links import Delivery, Link, Links, Told, Wanted
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
 from headgate.dispatch.room import RoomTimers
+from headgate.dispatch.sessions import Delivery, Told, Wanted, WorkerSession, WorkerSessions
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
 from headgate.domain import failpoints, limits
@@ -52,7 +52,7 @@ class Coordinator:
     def __init__(
         self,
         store: ClaimStore,
-        links: Links,
+        sessions: WorkerSessions,
         *,
         hand_back: Callable[[Delivery], None],
         end_late: Callable[[int, Sequence[tuple[UUID, int, Outcome]]], None],
@@ -62,7 +62,7 @@ class Coordinator:
         watchdog: WatchdogGate | None = None,
     ) -> None:
         self._store = store
-        self._links = links
+        self._sessions = sessions
         self._hand_back = hand_back
         self._end_late = end_late  # (tenant, outcomes) of jobs that were claimed after their deadline
         self._claim_limit = claim_limit
@@ -95,27 +95,27 @@ class Coordinator:
         self.claims = self.claimed = self.claim_errors = self.ticks = 0
         self.tick_error = ""  # why the last tick failed, if it did
 
-    # ------------------------------------------------------------------ what links and writers say
+    # ------------------------------------------------------------------ what sessions and writers say
 
-    def ask(self, link: Link, topics: Sequence[str], lease_ms: int, count: int) -> None:
+    def ask(self, session: WorkerSession, topics: Sequence[str], lease_ms: int, count: int) -> None:
         """A worker asks for `count` more jobs of these topics. Raises TooLarge past what one session may ask for.
 
         Nothing is read or written for it: a topic that does not exist is remembered by name until it appears.
         """
-        wanted = self._resolved(link.tenant_no, (), lease_ms, topics)
-        demand = self._demands.get((link.tenant_no, wanted))
-        if demand not in link.credit and wanted not in link.kept:  # rarely: it has not asked for this before
-            self._check_session(link, wanted)
-        self.grant(link, wanted[0], lease_ms, count, wanted[2])
+        wanted = self._resolved(session.tenant_no, (), lease_ms, topics)
+        demand = self._demands.get((session.tenant_no, wanted))
+        if demand not in session.credit and wanted not in session.kept:  # rarely: it has not asked for this before
+            self._check_session(session, wanted)
+        self.grant(session, wanted[0], lease_ms, count, wanted[2])
 
-    def _check_session(self, link: Link, wanted: Wanted) -> None:
+    def _check_session(self, session: WorkerSession, wanted: Wanted) -> None:
         most, names = limits.SESSION_DEMANDS_MAX, limits.SESSION_UNKNOWN_TOPICS_MAX
-        if len(link.credit) + len(link.kept) >= most:
-            for demand in [one for one, count in link.credit.items() if not count and not one.claiming]:
-                demand.forget(link)  # it has had all it asked for there
+        if len(session.credit) + len(session.kept) >= most:
+            for demand in [one for one, count in session.credit.items() if not count and not one.claiming]:
+                demand.forget(session)  # it has had all it asked for there
                 if demand.unused:
                     self._drop(demand)
-        if len(link.credit) + len(link.kept) >= most:
+        if len(session.credit) + len(session.kept) >= most:
             raise TooLarge(
                 "ready",
                 size=most + 1,
@@ -123,32 +123,32 @@ class Coordinator:
                 unit="combinations of topics and lease_seconds",
                 hint="ask for all topics of a worker at once, with few different leases",
             )
-        unknown = {name for demand in link.credit for name in demand.unknown}
-        unknown |= {name for _, _, kept in link.kept for name in kept}
+        unknown = {name for demand in session.credit for name in demand.unknown}
+        unknown |= {name for _, _, kept in session.kept for name in kept}
         unknown.update(wanted[2])
         if wanted[2] and len(unknown) > names:
             raise TooLarge("ready.topics", size=len(unknown), limit=names, unit="topics without any job so far")
 
     def grant(
-        self, link: Link, topic_nos: Sequence[int], lease_ms: int, count: int, unknown: Sequence[str] = ()
+        self, session: WorkerSession, topic_nos: Sequence[int], lease_ms: int, count: int, unknown: Sequence[str] = ()
     ) -> None:
-        """A link gets credit for `count` more jobs of these topics, and of those `unknown` ones once they exist.
+        """A session gets credit for `count` more jobs of these topics, and of those `unknown` ones once they exist.
 
         One that has ended gets none.
         """
-        if link.ended is not None:
+        if session.ended is not None:
             return
-        wanted = self._resolved(link.tenant_no, topic_nos, lease_ms, unknown)
-        if self.quieted and (link.tenant_no, link.worker_id) in self.quieted:
-            self.quiet(link)
-        if link.quiet:
-            link.kept[wanted] = link.kept.get(wanted, 0) + count
+        wanted = self._resolved(session.tenant_no, topic_nos, lease_ms, unknown)
+        if self.quieted and (session.tenant_no, session.worker_id) in self.quieted:
+            self.quiet(session)
+        if session.quiet:
+            session.kept[wanted] = session.kept.get(wanted, 0) + count
             return
-        link.on_room = self._has_room
-        demand = self._demands.get((link.tenant_no, wanted))
+        session.on_room = self._has_room
+        demand = self._demands.get((session.tenant_no, wanted))
         if demand is None:
-            demand = self._new_demand(link.tenant_no, wanted)
-        demand.grant(link, count)
+            demand = self._new_demand(session.tenant_no, wanted)
+        demand.grant(session, count)
         if demand.stirred:
             self._event.set()
 
@@ -182,61 +182,61 @@ class Coordinator:
         """A topic exists, and is known here from now on: credit for its name goes to demands with its number."""
         del topic_no
         for demand in self._by_name.pop((tenant_no, name), ()):
-            if demand.claiming:  # what it brings is for links that still want it: moved now, they would not get it
+            if demand.claiming:  # what it brings is for sessions that still want it: moved now, they would not get it
                 demand.moves = True
             else:
                 self._move(demand)
 
     def _move(self, demand: Demand) -> None:
         """Give the credit of a demand to the one with the numbers of topics that have appeared."""
-        credit = [(link, demand.forget(link, keep=True)) for link in tuple(demand.members)]
+        credit = [(session, demand.forget(session, keep=True)) for session in tuple(demand.members)]
         if demand.unused:
             self._drop(demand)
-        for link, count in credit:
+        for session, count in credit:
             if count:
-                self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
+                self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
 
-    def withdraw(self, link: Link) -> None:
+    def withdraw(self, session: WorkerSession) -> None:
         """A worker takes no more jobs until it asks again: its credit is void, also what a claim in flight reserved.
 
         What was dealt to it and is not being written goes back. After what is being written now, nothing comes.
         """
-        link.kept.clear()
+        session.kept.clear()
         for demand in self._demands.values():
-            if link in demand.void:
-                demand.void[link] = False
-        self._void(link)
+            if session in demand.void:
+                demand.void[session] = False
+        self._void(session)
 
-    def quiet(self, link: Link) -> None:
+    def quiet(self, session: WorkerSession) -> None:
         """An operator wants a worker to get no more jobs: as `withdraw`, but its credit is kept aside for `unquiet`."""
-        if not link.quiet:
-            link.quiet = True
-            for key, count in self._void(link, keep=True):
-                link.kept[key] = link.kept.get(key, 0) + count
+        if not session.quiet:
+            session.quiet = True
+            for key, count in self._void(session, keep=True):
+                session.kept[key] = session.kept.get(key, 0) + count
 
-    def unquiet(self, link: Link) -> None:
+    def unquiet(self, session: WorkerSession) -> None:
         """It may have jobs again, as many as it asked for before and meanwhile."""
-        if link.quiet:
-            link.quiet = False
-            kept, link.kept = link.kept, {}
+        if session.quiet:
+            session.quiet = False
+            kept, session.kept = session.kept, {}
             for (topic_nos, lease_ms, unknown), count in kept.items():
-                self.grant(link, topic_nos, lease_ms, count, unknown)
+                self.grant(session, topic_nos, lease_ms, count, unknown)
 
-    def _void(self, link: Link, *, keep: bool = False) -> list[tuple[Wanted, int]]:
-        """Take all credit from a link, and what is not being written to it; returns how much, by topics and lease."""
+    def _void(self, session: WorkerSession, *, keep: bool = False) -> list[tuple[Wanted, int]]:
+        """Take all credit from a session, and what is not being written to it; returns how much, by what it was for."""
         void: list[tuple[Wanted, int]] = []
-        for demand in tuple(link.credit):
-            void.append((demand.wanted, demand.forget(link, keep=keep)))
+        for demand in tuple(session.credit):
+            void.append((demand.wanted, demand.forget(session, keep=keep)))
             if demand.unused:
                 self._drop(demand)
-        for delivery in link.take_unsent():
+        for delivery in session.take_unsent():
             void.append((delivery.wanted, len(delivery)))
             self._hand_back(delivery)
         return void
 
-    def _has_room(self, link: Link) -> None:
-        """A link that was full has room: what it waits for may be claimed."""
-        for demand in link.credit:
+    def _has_room(self, session: WorkerSession) -> None:
+        """A session that was full has room: what it waits for may be claimed."""
+        for demand in session.credit:
             demand.stirred = True
         self._event.set()
 
@@ -288,9 +288,9 @@ class Coordinator:
             demand.stirred = demand.from_head = True
         self._event.set()
 
-    def forget(self, link: Link) -> None:
-        """A link has ended: void its credit, and hand back what was never written to it."""
-        self._void(link)
+    def forget(self, session: WorkerSession) -> None:
+        """A session has ended: void its credit, and hand back what was never written to it."""
+        self._void(session)
 
     def is_paused(self, tenant_no: int, topic_no: int) -> bool:
         """The gate: a set look-up. The claim's own check is the truth."""
@@ -320,13 +320,13 @@ class Coordinator:
         if not changed:
             return
         self._turns += 1
-        for link in self._links:
-            if (name := (link.tenant_no, link.worker_id)) in changed:
-                (self.quiet if name in self.quieted else self.unquiet)(link)
+        for session in self._sessions:
+            if (name := (session.tenant_no, session.worker_id)) in changed:
+                (self.quiet if name in self.quieted else self.unquiet)(session)
 
     def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None:
         """If this attempt runs here, its worker is told to stop."""
-        holder = self._links.holder(tenant_no, job_id, epoch)
+        holder = self._sessions.holder(tenant_no, job_id, epoch)
         if holder is not None:
             holder.tell(Told(cancel=[(job_id, epoch)]))
 
@@ -450,7 +450,7 @@ class Coordinator:
                 return 0
         runs = demand.reserve(demand.most(self._claim_limit))
         asked = sum(count for _, count in runs)
-        if not asked:  # all its links have ended, or are full and will say when they have room
+        if not asked:  # all its sessions have ended, or are full and will say when they have room
             demand.stirred, demand.held_up = False, bool(demand.credit)
             return 0
         # Cleared before asking: whatever is committed or said from here on stirs it again.
@@ -464,7 +464,7 @@ class Coordinator:
         dealt = 0
         now = asyncio.get_running_loop().time
         began = now()
-        unused: list[tuple[Link, int]] = []  # credit of jobs that came too late to be delivered
+        unused: list[tuple[WorkerSession, int]] = []  # credit of jobs that came too late to be delivered
         try:
             self.claims += 1
             got = await (claim or self._store.claim)(
@@ -472,7 +472,7 @@ class Coordinator:
                 topic_nos=topics,
                 limit=asked,
                 lease_ms=demand.lease_ms,
-                workers=[link.claims_as for link, _ in runs],
+                workers=[session.claims_as for session, _ in runs],
                 runs=[count for _, count in runs],
                 ranges=self._ranges(demand, topics, from_head=from_head, sweep=sweep),
                 hints=list(hints),
@@ -487,8 +487,8 @@ class Coordinator:
             self.claimed += len(got)
             had_plenty, demand.plenty = demand.plenty, len(got) == asked
             if had_plenty and not demand.plenty:
-                for link in demand.members:
-                    link.send_receipts()
+                for session in demand.members:
+                    session.send_receipts()
             if demand.plenty:
                 demand.stirred = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
@@ -506,7 +506,7 @@ class Coordinator:
                 self._room.hear(got.waits)
             # Only a job with headers can have a deadline.
             late = any(got.headers) or None in got.payloads
-            for link, count in runs:
+            for session, count in runs:
                 stop = min(dealt + count, len(got))
                 if stop == dealt:
                     break
@@ -514,11 +514,11 @@ class Coordinator:
                 ends: Sequence[tuple[UUID, int, Outcome]] = ()
                 if late:
                     delivery, ends = without_late(delivery)
-                if delivery and (link in demand.void or not link.deliver(delivery)):
+                if delivery and (session in demand.void or not session.deliver(delivery)):
                     self._hand_back(delivery)
                 dealt = stop
                 if ends:
-                    unused.append((link, len(ends)))
+                    unused.append((session, len(ends)))
                     self._end_late(demand.tenant_no, ends)
             return dealt
         except BaseException as error:
@@ -533,11 +533,11 @@ class Coordinator:
         finally:
             demand.claiming = False
             demand.give_back(runs, dealt)
-            again = [(link, count) for link, count in runs if demand.void.get(link)]
-            again += [(link, count) for link, count in unused if link not in demand.void]
+            again = [(session, count) for session, count in runs if demand.void.get(session)]
+            again += [(session, count) for session, count in unused if session not in demand.void]
             demand.void.clear()
-            for link, count in again:
-                self.grant(link, demand.topic_nos, demand.lease_ms, count, demand.unknown)
+            for session, count in again:
+                self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
             if demand.moves:
                 demand.moves = False
                 self._move(demand)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.links import Delivery
+from headgate.dispatch.sessions import Delivery
 from headgate.domain.headers import DEADLINE_US, deadline_us_of
 from headgate.domain.outcomes import DEADLINE_EXCEEDED, ErrorInfo, Failed, Outcome
 

@@ -1,10 +1,10 @@
-"""Demands: what the links of this instance want, summed up by tenant, topics and lease.
+"""Demands: what the sessions of this instance want, summed up by tenant, topics and lease.
 
 A topic without any submit so far has no number. It is kept by name, and nothing is written for it; when it appears,
 the credit goes to a demand with its number.
 
-Credit is conserved: what links granted is free here, reserved by a claim in flight, or dealt. A claim reserves before
-it asks and gives back what it did not deal, whatever happens in between.
+Credit is conserved: what sessions granted is free here, reserved by a claim in flight, or dealt. A claim reserves
+before it asks and gives back what it did not deal, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.links import Link, Wanted
+from headgate.dispatch.sessions import Wanted, WorkerSession
 from headgate.dispatch.watermark import Watermark
 
 MOST_HINTS: Final = 1_000
@@ -29,15 +29,17 @@ UNKNOWN_BYTES: Final = 128 * 1024
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Links that want the same: they share a claim."""
+    """Sessions that want the same: they share a claim."""
 
     tenant_no: int
     topic_nos: tuple[int, ...]
     lease_ms: int
     unknown: tuple[str, ...] = ()  # topics that do not exist yet
     credit: int = 0
-    links: deque[Link] = field(default_factory=deque)  # those with credit; the front is served first
-    members: set[Link] = field(default_factory=set)  # all that ever asked and have not ended, with credit or without
+    sessions: deque[WorkerSession] = field(default_factory=deque)  # those with credit; the front is served first
+    members: set[WorkerSession] = field(
+        default_factory=set
+    )  # all that ever asked and have not ended, with credit or without
     stirred: bool = True  # there may be work: nobody has looked since the last wake
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
     missed: bool = False  # a tick has seen jobs while it waited: if the next claim finds none, it looks from the head
@@ -45,12 +47,12 @@ class Demand:
     hints: dict[UUID, None] = field(default_factory=dict)
     marks: Watermark = field(default_factory=Watermark)
     claiming: bool = False
-    moves: bool = False  # a topic of `unknown` has appeared during its claim: its links move when that is over
+    moves: bool = False  # a topic of `unknown` has appeared during its claim: its sessions move when that is over
     held_up: bool = False  # there may be work, but all that have credit are full
     plenty: bool = False  # the last claim brought all it asked for
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
     # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
-    void: dict[Link, bool] = field(default_factory=dict)
+    void: dict[WorkerSession, bool] = field(default_factory=dict)
 
     def most(self, limit: int) -> int:
         """How many jobs to ask for at once, at most `limit`: about as many as make CLAIM_BYTES."""
@@ -67,7 +69,7 @@ class Demand:
 
     @property
     def wanted(self) -> Wanted:
-        """What its links ask for."""
+        """What its sessions ask for."""
         return self.topic_nos, self.lease_ms, self.unknown
 
     @property
@@ -90,15 +92,15 @@ class Demand:
         """It is being claimed for, or about to be, or it takes nothing now: not waiting for news of work."""
         return self.claiming or self.stirred or not self.credit
 
-    def grant(self, link: Link, count: int) -> None:
-        """A link will take `count` more."""
-        before = link.credit.get(self, 0)
-        link.credit[self] = before + count
+    def grant(self, session: WorkerSession, count: int) -> None:
+        """A session will take `count` more."""
+        before = session.credit.get(self, 0)
+        session.credit[self] = before + count
         self.credit += count
-        self.members.add(link)
+        self.members.add(session)
         self.stirred, self.held_up = self.stirred or self.held_up, False
         if before == 0:
-            self.links.append(link)
+            self.sessions.append(session)
 
     def look_for(self, job_ids: Iterable[UUID]) -> None:
         """These jobs may lie below the watermark: the next claim asks for them by their ids."""
@@ -110,71 +112,71 @@ class Demand:
                 return
             self.hints[job_id] = None
 
-    def reserve(self, limit: int) -> list[tuple[Link, int]]:
-        """Take up to `limit` credits out of the book, in runs: (link, how many), those who wait longest first.
+    def reserve(self, limit: int) -> list[tuple[WorkerSession, int]]:
+        """Take up to `limit` credits out of the book, in runs: (session, how many), those who wait longest first.
 
-        Each link gets an equal share of the limit, at least one; what others leave goes round again. While there is
+        Each session gets an equal share of the limit, at least one; what others leave goes round again. While there is
         plenty, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as twenty
-        jobs in it, so many links must not mean small frames. A link that has ended gets nothing: its stream may take a
-        while to notice, and what is claimed for it would only come back. One that is full gets nothing either: it says
-        when it has room again.
+        jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing: its stream may
+        take a while to notice, and what is claimed for it would only come back. One that is full gets nothing either:
+        it says when it has room again.
         """
-        runs: dict[Link, int] = {}
-        full: list[Link] = []
+        runs: dict[WorkerSession, int] = {}
+        full: list[WorkerSession] = []
         left, blocked = min(limit, self.credit), 0
-        share = left if self.plenty else max(1, left // max(1, len(self.links)))
+        share = left if self.plenty else max(1, left // max(1, len(self.sessions)))
         while left:
-            link = self.links.popleft()
-            have = link.credit[self]
-            if link.is_full and link.ended is None:
-                link.starved = True
-                full.append(link)
+            session = self.sessions.popleft()
+            have = session.credit[self]
+            if session.is_full and session.ended is None:
+                session.starved = True
+                full.append(session)
                 blocked += have
                 left = min(left, self.credit - blocked)
                 continue
-            take = have if link.ended is not None else min(have, share, left)
+            take = have if session.ended is not None else min(have, share, left)
             self.credit -= take
-            link.credit[self] = have - take
-            if link.ended is not None:
+            session.credit[self] = have - take
+            if session.ended is not None:
                 left = min(left, self.credit - blocked)
                 continue
-            runs[link] = runs.get(link, 0) + take
+            runs[session] = runs.get(session, 0) + take
             left -= take
             if have > take:
-                self.links.append(link)
-        self.links.extend(full)
+                self.sessions.append(session)
+        self.sessions.extend(full)
         return list(runs.items())
 
-    def give_back(self, runs: Sequence[tuple[Link, int]], dealt: int) -> None:
+    def give_back(self, runs: Sequence[tuple[WorkerSession, int]], dealt: int) -> None:
         """Return what a claim did not deal. Who got nothing goes before who got something; who has ended keeps none."""
-        unserved: list[Link] = []
-        served: list[Link] = []
-        for link, count in runs:
+        unserved: list[WorkerSession] = []
+        served: list[WorkerSession] = []
+        for session, count in runs:
             took = min(count, dealt)
             dealt -= took
-            if link.ended is None and self in link.credit and link not in self.void:
-                link.credit[self] += count - took
+            if session.ended is None and self in session.credit and session not in self.void:
+                session.credit[self] += count - took
                 self.credit += count - took
-                (served if took else unserved).append(link)
+                (served if took else unserved).append(session)
         if unserved or served:
-            asked = {link for link, _ in runs}
-            self.links = deque(
-                link
-                for link in (*(one for one in self.links if one not in asked), *unserved, *served)
-                if link.credit[self]
+            asked = {session for session, _ in runs}
+            self.sessions = deque(
+                session
+                for session in (*(one for one in self.sessions if one not in asked), *unserved, *served)
+                if session.credit[self]
             )
 
-    def forget(self, link: Link, *, keep: bool = False) -> int:
-        """A link has ended, or takes no more: its credit is void. Returns how much that was.
+    def forget(self, session: WorkerSession, *, keep: bool = False) -> int:
+        """A session has ended, or takes no more: its credit is void. Returns how much that was.
 
         What a claim in flight has reserved for it is void too, whatever it asks for meanwhile; with `keep`, the claim
         grants it anew when it is over.
         """
-        self.members.discard(link)
-        void = link.credit.pop(self, 0)
+        self.members.discard(session)
+        void = session.credit.pop(self, 0)
         self.credit -= void
-        if link in self.links:
-            self.links.remove(link)
+        if session in self.sessions:
+            self.sessions.remove(session)
         if self.claiming:
-            self.void[link] = keep
+            self.void[session] = keep
         return void

@@ -1,4 +1,4 @@
-"""The outcome writer: outcomes of many links in one flush, receipts after commit.
+"""The outcome writer: outcomes of many sessions in one flush, receipts after commit.
 
 Outcomes are idempotent by job and epoch, so a flush whose fate is unknown is simply sent again; it is retried for as
 long as the database is away, because a worker's finished work must not be lost to an outage. Workers wait for their
@@ -27,8 +27,8 @@ from random import uniform
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.links import Delivery, Link
 from headgate.dispatch.ports import OutcomeStore, SettledOutcome
+from headgate.dispatch.sessions import Delivery, WorkerSession
 from headgate.dispatch.writer import Account, GroupWriter, TenantAccount
 from headgate.domain import failpoints
 from headgate.domain.errors import (
@@ -83,7 +83,7 @@ class OutcomeParcel:
     others: Sequence[tuple[UUID, int, Outcome]]
     done: Done
     failed: Callable[[HeadgateError], None]
-    link: Link | None = None
+    session: WorkerSession | None = None
     size: int = 0
     topics: frozenset[str] | None = None  # of other topics than these, jobs count as unknown; heeded where unmatched
     tries: int = 0  # how often these rows were found locked
@@ -159,16 +159,16 @@ class OutcomeWriter:
         self.writer.put(parcel, self._account(parcel))
 
     def _account(self, parcel: OutcomeParcel) -> Account[OutcomeParcel]:
-        link = parcel.link
-        if link is not None and (account := link.accounts.get(self)) is not None:
+        session = parcel.session
+        if session is not None and (account := session.accounts.get(self)) is not None:
             return account
         of_tenant = self._tenants.get(parcel.tenant_no)
         if of_tenant is None:
             tenant: TenantAccount[OutcomeParcel] = TenantAccount()
             of_tenant = self._tenants[parcel.tenant_no] = (tenant, Account(tenant))
-        if link is None:
+        if session is None:
             return of_tenant[1]
-        account = link.accounts[self] = Account(of_tenant[0])
+        account = session.accounts[self] = Account(of_tenant[0])
         return account
 
     def hand_back(self, delivery: Delivery) -> None:
@@ -344,12 +344,12 @@ class OutcomeWriter:
             return
 
     def _settled(self, parcel: OutcomeParcel, answer: Mapping[int, Answer]) -> None:
-        link = parcel.link
-        if link is not None:
-            still = _undecided(parcel, answer, link) if answer else {}
-            link.settled(parcel.ids, parcel.epochs)
-            link.settled((job_id for job_id, _, _ in parcel.others), (epoch for _, epoch, _ in parcel.others))
-            link.held.update(still)
+        session = parcel.session
+        if session is not None:
+            still = _undecided(parcel, answer, session) if answer else {}
+            session.settled(parcel.ids, parcel.epochs)
+            session.settled((job_id for job_id, _, _ in parcel.others), (epoch for _, epoch, _ in parcel.others))
+            session.held.update(still)
         due: datetime | None = None
         for place, (job_id, _, _) in enumerate(parcel.others, len(parcel.ids)):
             told = answer.get(place)
@@ -378,7 +378,7 @@ class OutcomeWriter:
         if not locked:
             return
         again = OutcomeParcel(
-            parcel.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, link=parcel.link
+            parcel.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, session=parcel.session
         )
         again.tries = parcel.tries + 1
         again.until = parcel.until or loop.time() + LOCKED_SECONDS
@@ -472,7 +472,7 @@ class _BothParts:
             [],
             done=lambda answer: self._done(rows, answer, counted=counted),
             failed=self.failed,
-            link=whole.link,
+            session=whole.session,
             topics=whole.topics,
         )
         part.copy_rows(whole, rows)
@@ -486,11 +486,11 @@ class _BothParts:
     def _done(self, rows: Sequence[int], answer: Mapping[int, Answer], *, counted: bool) -> None:
         self._answer.update({rows[row]: told for row, told in answer.items()})
         self._over()
-        if counted and self._whole.link is not None:
+        if counted and self._whole.session is not None:
             unknown = sum(
                 not isinstance(told, HeadgateError) and told.receipt is Receipt.UNKNOWN for told in answer.values()
             )
-            self._whole.link.reported_jobs(given=len(rows) - unknown, unknown=unknown)
+            self._whole.session.reported_jobs(given=len(rows) - unknown, unknown=unknown)
 
     def _over(self) -> None:
         self._waits_for -= 1
@@ -538,9 +538,9 @@ def is_locked(told: Answer | None) -> bool:
 
 
 def _undecided(
-    parcel: OutcomeParcel, answer: Mapping[int, Answer], link: Link
+    parcel: OutcomeParcel, answer: Mapping[int, Answer], session: WorkerSession
 ) -> dict[UUID, tuple[int, int, float, int]]:
-    """What a link still holds because its outcome could not be written: as it is held now."""
+    """What a session still holds because its outcome could not be written: as it is held now."""
     ids = [*parcel.ids, *(job_id for job_id, _, _ in parcel.others)]
     places = [place for place, told in answer.items() if isinstance(told, HeadgateError) or is_locked(told)]
-    return {ids[place]: link.held[ids[place]] for place in places if ids[place] in link.held}
+    return {ids[place]: session.held[ids[place]] for place in places if ids[place] in session.held}

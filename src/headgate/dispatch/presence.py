@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import Link, Links
+from headgate.dispatch.sessions import WorkerSession, WorkerSessions
 from headgate.domain.errors import HeadgateError
 from headgate.domain.workers import WorkerView
 
 log = logging.getLogger("headgate.dispatch")
 MOST_SHOWN: Final = 200
-"""Workers in one summary: it is rewritten every few seconds, and a thousand links must not cost more than these."""
+"""Workers in one summary: it is rewritten every few seconds, and a thousand sessions must not cost more than these."""
 MOST_TOPICS: Final = 20
 LOOK_SECONDS, WRITE_SECONDS = 1.0, 3.0
 
@@ -27,19 +27,19 @@ class SummaryStore(Protocol):
 
 
 class Presence:
-    """Reads the links; writes one row for all of them, and only when something has changed."""
+    """Reads the sessions; writes one row for all of them, and only when something has changed."""
 
     def __init__(
         self,
         store: SummaryStore,
-        links: Links,
+        sessions: WorkerSessions,
         coordinator: Coordinator,
         *,
         topic_name: Callable[[int], str],
         now: Callable[[], float],
         stuck: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._store, self._links, self._coordinator = store, links, coordinator
+        self._store, self._sessions, self._coordinator = store, sessions, coordinator
         self._topic_name, self._now = topic_name, now
         self._stuck = stuck  # by tenant number: jobs that this instance cannot promote or reap
         self._written: Mapping[str, object] = {"counts": {}, "stuck": {}, "workers": []}
@@ -49,7 +49,11 @@ class Presence:
 
     def workers(self, tenant_no: int) -> list[WorkerView]:
         """A tenant's workers on this instance, as they are at this moment."""
-        return [self._view(link) for link in self._links if link.ended is None and link.tenant_no == tenant_no]
+        return [
+            self._view(session)
+            for session in self._sessions
+            if session.ended is None and session.tenant_no == tenant_no
+        ]
 
     async def run(self) -> None:
         """Keep the summary fresh until cancelled."""
@@ -75,14 +79,14 @@ class Presence:
 
     def summary(self) -> dict[str, object]:
         """Numbers of workers by tenant, and the first so many of them by name."""
-        alive = [link for link in self._links if link.ended is None]
-        shown = sorted(alive, key=lambda link: (link.tenant_no, link.worker_id))[:MOST_SHOWN]
+        alive = [session for session in self._sessions if session.ended is None]
+        shown = sorted(alive, key=lambda session: (session.tenant_no, session.worker_id))[:MOST_SHOWN]
         return {
-            "counts": {str(no): count for no, count in sorted(Counter(link.tenant_no for link in alive).items())},
+            "counts": {str(no): count for no, count in sorted(Counter(session.tenant_no for session in alive).items())},
             "stuck": dict(self._stuck()),
             "workers": [
                 {
-                    "tenant_no": link.tenant_no,
+                    "tenant_no": session.tenant_no,
                     "worker": view.worker,
                     "incarnation": view.incarnation,
                     "topics": list(view.topics)[:MOST_TOPICS],
@@ -90,22 +94,22 @@ class Presence:
                     "credit": view.credit,
                     "quiet": view.quiet,
                 }
-                for link in shown
-                for view in (self._view(link),)
+                for session in shown
+                for view in (self._view(session),)
             ],
         }
 
-    def _view(self, link: Link) -> WorkerView:
-        topic_nos = {no for demand in link.credit for no in demand.topic_nos}
-        topic_nos |= {no for kept, _, _ in link.kept for no in kept}  # a quiet link's credit is put aside
-        unknown = {name for demand in link.credit for name in demand.unknown}
-        unknown |= {name for _, _, kept in link.kept for name in kept}
+    def _view(self, session: WorkerSession) -> WorkerView:
+        topic_nos = {no for demand in session.credit for no in demand.topic_nos}
+        topic_nos |= {no for kept, _, _ in session.kept for no in kept}  # a quiet session's credit is put aside
+        unknown = {name for demand in session.credit for name in demand.unknown}
+        unknown |= {name for _, _, kept in session.kept for name in kept}
         return WorkerView(
-            worker=link.worker_id,
-            incarnation=link.incarnation,
+            worker=session.worker_id,
+            incarnation=session.incarnation,
             instance=self.instance,
             topics=sorted({self._topic_name(no) for no in topic_nos} | unknown),
-            holding=len(link.held),
-            credit=sum(link.credit.values()) + sum(link.kept.values()),
-            quiet=link.quiet,
+            holding=len(session.held),
+            credit=sum(session.credit.values()) + sum(session.kept.values()),
+            quiet=session.quiet,
         )

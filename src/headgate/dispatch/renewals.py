@@ -8,8 +8,8 @@ Statements are shared among tenants and sessions, the leases that expire soonest
 of leases does not delay another's. Nor those that fall due meanwhile: after ten statements it looks again who is due.
 
 The leases of a worker that has missed its beat are not renewed until it sends something again: what a dead one held
-lapses at most a lease and a half after its last frame. A link that was silent for a whole lease is ended; the leases of
-what it holds then run out by themselves, unless its worker comes back and declares them.
+lapses at most a lease and a half after its last frame. A session that was silent for a whole lease is ended; the leases
+of what it holds then run out by themselves, unless its worker comes back and declares them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from itertools import islice
 from uuid import UUID
 
 from headgate.dispatch.lease_calls import LeaseCalls
-from headgate.dispatch.links import LONG_LIST, Link, Links, LinkSilent, Told
 from headgate.dispatch.ports import LeaseStore
+from headgate.dispatch.sessions import LONG_LIST, SessionSilent, Told, WorkerSession, WorkerSessions
 from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, StoreError
@@ -41,18 +41,18 @@ def beat_seconds(lease_ms: int) -> int:
 
 
 class LeaseRenewer:
-    """Renews for all links of an instance."""
+    """Renews for all sessions of an instance."""
 
     def __init__(
         self,
         store: LeaseStore,
-        links: Links,
+        sessions: WorkerSessions,
         *,
         now: Callable[[], float],
         every: float = 0.5,
         watchdog: WatchdogGate | None = None,
     ) -> None:
-        self._store, self._links, self._now, self._every, self._watchdog = store, links, now, every, watchdog
+        self._store, self._sessions, self._now, self._every, self._watchdog = store, sessions, now, every, watchdog
         self._stopped = asyncio.Event()
         self.calls = LeaseCalls(store)
         self.behind = False  # the last pass left some for the next one, which comes at once
@@ -80,7 +80,7 @@ class LeaseRenewer:
         self._stopped.set()
 
     async def run_once(self) -> int:
-        """End silent links, renew what is due; returns how many leases were pushed forward."""
+        """End silent sessions, renew what is due; returns how many leases were pushed forward."""
         try:
             count = await self._renew_due()
         except StoreError:
@@ -100,21 +100,23 @@ class LeaseRenewer:
         due: list[Due] = []
         self.behind = False
         overdue = 0
-        for link in self._links:
-            if link.ended is not None:
+        for session in self._sessions:
+            if session.ended is not None:
                 continue  # what it holds is its worker's to declare again, or lapses
             # A plain stream beats only for what it holds.
-            may_be_silent = link.on_freed is not None and not link.held
-            if now - link.last_heard > link.longest_lease and not may_be_silent:
-                link.end(LinkSilent(f"worker {link.worker_id} was not heard of for {now - link.last_heard:.0f} s"))
+            may_be_silent = session.on_freed is not None and not session.held
+            if now - session.last_heard > session.longest_lease and not may_be_silent:
+                session.end(
+                    SessionSilent(f"worker {session.worker_id} was not heard of for {now - session.last_heard:.0f} s")
+                )
                 continue
-            silent = now - link.last_heard
-            patience = 1.5 * beat_seconds(link.default_lease_ms)
-            # What was never written to a silent worker is not its to lose: it goes back at no cost when the link ends.
-            ours = link.unwritten() if silent > patience else frozenset()
+            silent = now - session.last_heard
+            patience = 1.5 * beat_seconds(session.default_lease_ms)
+            # What was never written to a silent worker is not its to lose: it goes back at no cost with its session.
+            ours = session.unwritten() if silent > patience else frozenset()
             found = [
-                Due(renew_at + lease_ms / 2000, link, job_id, epoch, lease_ms)
-                for job_id, (epoch, lease_ms, renew_at, _) in link.held.items()
+                Due(renew_at + lease_ms / 2000, session, job_id, epoch, lease_ms)
+                for job_id, (epoch, lease_ms, renew_at, _) in session.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
                 and (silent <= max(patience, lease_ms / 2000) or job_id in ours)
             ]
@@ -123,7 +125,7 @@ class LeaseRenewer:
                 self.behind = True
                 found = heapq.nsmallest(most, found, key=lambda one: one.expires)
             due += found
-            if len(link.held) > LONG_LIST:
+            if len(session.held) > LONG_LIST:
                 await asyncio.sleep(0)  # others have work on this loop
         count = 0
         self.behind = self.behind or len(due) > most
@@ -136,33 +138,33 @@ class LeaseRenewer:
 
     async def _renew(self, due: Sequence[Due], now: float) -> int:
         parts: dict[tuple[int, int], tuple[list[UUID], list[int]]] = {}
-        for _, link, job_id, epoch, lease_ms in due:
-            ids, epochs = parts.setdefault((link.tenant_no, lease_ms), ([], []))
+        for _, session, job_id, epoch, lease_ms in due:
+            ids, epochs = parts.setdefault((session.tenant_no, lease_ms), ([], []))
             ids.append(job_id)
             epochs.append(epoch)
         answers = await self._store.renew(parts)
-        told: dict[Link, Told] = {}
-        for _, link, job_id, epoch, lease_ms in due:
-            answer = answers.get((link.tenant_no, job_id, epoch))
+        told: dict[WorkerSession, Told] = {}
+        for _, session, job_id, epoch, lease_ms in due:
+            answer = answers.get((session.tenant_no, job_id, epoch))
             if answer is not None and answer.lost:
                 self.lost += 1
-                # Its outcome may have been settled while we asked; then the link does not hold it any more.
-                if link.held.get(job_id, (None,))[0] == epoch:
-                    link.settled((job_id,))
-                    _told(told, link).lost = [*_told(told, link).lost, (job_id, epoch)]
-                    if link.on_freed is not None:  # its outcome was reported to another instance, most likely
-                        link.on_freed(1)
+                # Its outcome may have been settled while we asked; then the session does not hold it any more.
+                if session.held.get(job_id, (None,))[0] == epoch:
+                    session.settled((job_id,))
+                    _told(told, session).lost = [*_told(told, session).lost, (job_id, epoch)]
+                    if session.on_freed is not None:  # its outcome was reported to another instance, most likely
+                        session.on_freed(1)
                 continue
             if answer is not None and answer.skipped:
                 # Still due, but behind those that were not tried yet.
-                link.renew_later(job_id, epoch, lease_ms, now)
+                session.renew_later(job_id, epoch, lease_ms, now)
                 continue
             # Unless it was delivered anew, or given a longer lease, while we asked.
-            link.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
+            session.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
             if answer is not None and answer.cancel:
-                _told(told, link).cancel = [*_told(told, link).cancel, (job_id, epoch)]
-        for link, message in told.items():
-            link.tell(message)
+                _told(told, session).cancel = [*_told(told, session).cancel, (job_id, epoch)]
+        for session, message in told.items():
+            session.tell(message)
         skipped = sum(answer.skipped for answer in answers.values())
         renewed = len(due) - skipped - sum(answer.lost for answer in answers.values())
         self.renewed += renewed
@@ -170,7 +172,7 @@ class LeaseRenewer:
         return renewed
 
     async def declare(
-        self, link: Link, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int
+        self, session: WorkerSession, ids: Sequence[UUID], epochs: Sequence[int], lease_ms: int
     ) -> list[tuple[UUID, int]]:
         """A worker is back and says what it still holds: take it over here; returns what is no longer its own.
 
@@ -178,17 +180,17 @@ class LeaseRenewer:
         token does not permit is not its own. Raises Overloaded.
         """
         now = self._now()
-        topics = link.identity.topics
-        answers = await self.calls.renew(link.tenant_no, lease_ms, ids, epochs, topics=topics) if ids else {}
+        topics = session.identity.topics
+        answers = await self.calls.renew(session.tenant_no, lease_ms, ids, epochs, topics=topics) if ids else {}
         lost: dict[tuple[UUID, int], None] = {}
         for job_id, epoch in zip(ids, epochs, strict=True):
-            answer = answers.get((link.tenant_no, job_id, epoch))
+            answer = answers.get((session.tenant_no, job_id, epoch))
             if answer is not None and answer.lost:
                 lost[job_id, epoch] = None
             else:
                 skipped = answer is not None and answer.skipped
-                link.hold(job_id, epoch, lease_ms, now if skipped else now + lease_ms / 2000)
-        link.excuse_once(len(lost))
+                session.hold(job_id, epoch, lease_ms, now if skipped else now + lease_ms / 2000)
+        session.excuse_once(len(lost))
         return list(lost)
 
 
@@ -197,5 +199,5 @@ def _due_at(one: Due) -> float:
     return one.expires - one.lease_ms / 2000 - 0.001
 
 
-def _told(told: dict[Link, Told], link: Link) -> Told:
-    return told.setdefault(link, Told())
+def _told(told: dict[WorkerSession, Told], session: WorkerSession) -> Told:
+    return told.setdefault(session, Told())

@@ -7,18 +7,18 @@ its own session that expire sooner, never for another tenant's number of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from headgate.dispatch.links import Link
+from headgate.dispatch.sessions import WorkerSession
 
 
 class Due(NamedTuple):
     """A lease that is to be renewed."""
 
     expires: float
-    link: Link
+    session: WorkerSession
     job_id: UUID
     epoch: int
     lease_ms: int
@@ -30,9 +30,9 @@ def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
         if due:
             yield due
         return
-    waiting: dict[int, dict[Link, list[Due]]] = {}
+    waiting: dict[int, dict[WorkerSession, list[Due]]] = {}
     for one in due:
-        waiting.setdefault(one.link.tenant_no, {}).setdefault(one.link, []).append(one)
+        waiting.setdefault(one.session.tenant_no, {}).setdefault(one.session, []).append(one)
     for sessions in waiting.values():
         for leases in sessions.values():
             leases.sort(key=_expires, reverse=True)  # they are taken from the end
@@ -40,7 +40,7 @@ def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
         yield _next_batch(waiting, rows)
 
 
-def _next_batch(waiting: dict[int, dict[Link, list[Due]]], rows: int) -> list[Due]:
+def _next_batch(waiting: dict[int, dict[WorkerSession, list[Due]]], rows: int) -> list[Due]:
     """Take the next batch out of what waits, by tenant and session."""
     batch: list[Due] = []
     # The tenant with the lease that expires soonest comes first: there may be more tenants, or sessions, than rows.
@@ -54,18 +54,15 @@ def _next_batch(waiting: dict[int, dict[Link, list[Due]]], rows: int) -> list[Du
     return batch
 
 
-def _taken(sessions: dict[Link, list[Due]], share: int) -> Iterator[Due]:
-    links = sorted(sessions, key=lambda link: sessions[link][-1].expires)
-    for link, part in zip(links, fair_shares(_sizes(sessions, links), share), strict=True):
-        leases = sessions[link]
+def _taken(waiting: dict[WorkerSession, list[Due]], share: int) -> Iterator[Due]:
+    sessions = sorted(waiting, key=lambda session: waiting[session][-1].expires)
+    sizes = [len(waiting[session]) for session in sessions]
+    for session, part in zip(sessions, fair_shares(sizes, share), strict=True):
+        leases = waiting[session]
         for _ in range(part):
             yield leases.pop()
         if not leases:
-            del sessions[link]
-
-
-def _sizes(sessions: Mapping[Link, Sequence[Due]], links: Sequence[Link]) -> list[int]:
-    return [len(sessions[link]) for link in links]
+            del waiting[session]
 
 
 def _expires(one: Due) -> float:

@@ -46,7 +46,7 @@ SITES: Final[dict[str, str]] = {
     # --- jobs out ---
     "claim.before_commit": "a claim is about to be sent",
     "claim.after_commit": "jobs are claimed; this instance does not know which",
-    "claim.before_send": "jobs are claimed and about to be dealt to links",
+    "claim.before_send": "jobs are claimed and about to be dealt to sessions",
     "deliver.after_send": "a frame of jobs was written to a worker's stream",
     "hello.before_ack": "a worker is registered and what it declared is renewed; it was not greeted",
     "beat.before_ack": "a worker's beat was taken; it was not answered",

@@ -125,7 +125,7 @@ def claim(job: JobRecord, *, now: datetime, lease: timedelta) -> JobRecord:
 
 
 def renew(job: JobRecord, epoch: Epoch, *, now: datetime, lease: timedelta) -> Step:
-    """Push a lease forward, never back: a handler may have asked for longer than the link's usual beat."""
+    """Push a lease forward, never back: a handler may have asked for longer than the session's usual beat."""
     if job.state is not State.RUNNING or job.epoch != epoch or job.lease_until is None:
         return Step(job=job, receipt=Receipt.STALE)
     return Step(job=replace(job, lease_until=max(job.lease_until, now + check_lease(lease))))

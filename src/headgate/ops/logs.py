@@ -1,6 +1,6 @@
 """How log lines are written: one record, one line; what comes from outside stands in quotes.
 
-A record of ours is an event name with fields, `link_opened worker=w-1 tenant=acme`. The text is a literal of the
+A record of ours is an event name with fields, `session_opened worker=w-1 tenant=acme`. The text is a literal of the
 program; all else is given as arguments, and is quoted here, in the one place that every record passes: no caller can
 forget it, and no name of a worker can end its field and begin another, or another line.
 """

@@ -18,23 +18,23 @@ from tests.support.wire import Wire
 
 @pytest.mark.req("W1", "W8")
 async def test_one_stream_carries_many_slots_and_a_slow_one_holds_only_itself(wire: Wire, topic: str) -> None:
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         await wire.submit_many(topic, [b"%d" % n for n in range(12)])
-        await link.ready(4, topic)
-        slow, *rest = await link.take(4)
+        await session.ready(4, topic)
+        slow, *rest = await session.take(4)
         for _ in range(8):  # three slots go round, the first never answers
             done, *rest = rest
-            await link.complete(done)
-            await link.ready(1)
-            rest += await link.take(1)
-        assert await link.complete(slow, *rest) == {}
+            await session.complete(done)
+            await session.ready(1)
+            rest += await session.take(1)
+        assert await session.complete(slow, *rest) == {}
 
 
 @pytest.mark.req("W2")
 async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) -> None:
-    link = wire.link()
-    await link.ready(1, topic)
-    ended = await link.ended()
+    session = wire.session()
+    await session.ready(1, topic)
+    ended = await session.ended()
     assert (ended.status, ended.code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol_error")
     assert "hello" in ended.details
 
@@ -43,7 +43,7 @@ async def test_anything_but_hello_first_ends_the_stream(wire: Wire, topic: str) 
 async def test_a_bad_token_is_not_let_in_and_nothing_is_waited_for(server: ServerProcess) -> None:
     for token in ("", "a-token-not-in-the-file"):
         async with Wire(server.address, token=token) as wire:
-            ended = await wire.link().ended()  # before any frame of ours
+            ended = await wire.session().ended()  # before any frame of ours
         assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
         assert "token" in ended.details
         assert token not in ended.details or not token
@@ -51,27 +51,27 @@ async def test_a_bad_token_is_not_let_in_and_nothing_is_waited_for(server: Serve
 
 @pytest.mark.req("W2")
 async def test_a_second_hello_is_an_error_and_the_stream_lives(wire: Wire, topic: str) -> None:
-    async with wire.worker("first-name") as link:
-        await link.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="second-name")))
-        error = await link.error()
+    async with wire.worker("first-name") as session:
+        await session.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="second-name")))
+        error = await session.error()
         assert (error.code, "hello" in error.message) == ("protocol_error", True)
         job_id = await wire.submit(topic)
-        await link.ready(1, topic)
-        await link.take(1)
+        await session.ready(1, topic)
+        await session.take(1)
         assert (await wire.job(job_id)).worker == "first-name"
 
 
 @pytest.mark.req("W3")
 async def test_hello_fixes_worker_and_tenant_for_the_whole_stream(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker("the-name") as link:
-        assert link.ack is not None
-        assert (link.ack.worker_id, link.ack.tenant, link.ack.lease_seconds) == ("the-name", "alpha", 10)
-        assert link.ack.beat_seconds == 3
-        assert link.ack.instance
-        assert link.ack.server
-        await link.ready(1, topic)
-        await link.take(1)
+    async with wire.worker("the-name") as session:
+        assert session.ack is not None
+        assert (session.ack.worker_id, session.ack.tenant, session.ack.lease_seconds) == ("the-name", "alpha", 10)
+        assert session.ack.beat_seconds == 3
+        assert session.ack.instance
+        assert session.ack.server
+        await session.ready(1, topic)
+        await session.take(1)
         job = await wire.job(job_id)
         assert (job.worker, job.tenant) == ("the-name", "alpha")
 
@@ -89,14 +89,14 @@ async def test_a_worker_gets_the_topics_it_asked_for_that_its_token_permits(serv
     other = await wire.submit("other")
     mail = await wire.submit("mail")
     async with Wire(server.address, token=NARROW) as narrow:
-        async with narrow.worker() as link:
-            await link.ready(2, "other", "mail")
-            (job,) = await link.take(1)
+        async with narrow.worker() as session:
+            await session.ready(2, "other", "mail")
+            (job,) = await session.take(1)
             assert job.id == mail
-            await link.complete(job)
-        async with narrow.worker() as link:
-            await link.ready(1, "other", "another")
-            ended = await link.ended()
+            await session.complete(job)
+        async with narrow.worker() as session:
+            await session.ready(1, "other", "another")
+            ended = await session.ended()
             assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
             assert "other, another" in ended.details
     assert (await wire.job(other)).state == jobs_pb2.STATE_PENDING
@@ -104,7 +104,7 @@ async def test_a_worker_gets_the_topics_it_asked_for_that_its_token_permits(serv
 
 async def test_a_token_without_the_scope_to_work_is_told_which_it_lacks(server: ServerProcess) -> None:
     async with Wire(server.address, token=SUBMIT_ONLY) as wire:
-        ended = await wire.link().ended()
+        ended = await wire.session().ended()
         assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
         assert '"work"' in ended.details
         for method, request in (

@@ -23,16 +23,16 @@ from tests.support.wire import Wire, abandon, completed, held, nack, new_id, ret
 @pytest.mark.req("W6")
 async def test_a_ready_is_answered_with_up_to_its_count_in_one_frame(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b"%d" % n for n in range(10)])
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (first,) = await link.take(1)
-        await link.ready(5)  # of the same topics
-        several = await link.take(5)
-        frames = [list(frame.jobs.ids) for frame in link.frames if frame.HasField("jobs")]
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (first,) = await session.take(1)
+        await session.ready(5)  # of the same topics
+        several = await session.take(5)
+        frames = [list(frame.jobs.ids) for frame in session.frames if frame.HasField("jobs")]
         assert frames == [ids[:1], ids[1:6]]
-        await link.complete(first, *several)
-        await link.ready(50)
-        assert [job.id for job in await link.take(4)] == ids[6:]
+        await session.complete(first, *several)
+        await session.ready(50)
+        assert [job.id for job in await session.take(4)] == ids[6:]
 
 
 @pytest.mark.req("T13", "K10")
@@ -44,26 +44,26 @@ async def test_the_jobs_of_a_frame_are_in_the_order_in_which_they_are_to_run(wir
     for part in (new[:30], new[30:]):
         await wire.call("SubmitBatch", producer_pb2.SubmitBatchRequest(jobs=part))
     expected = [bytes(job.id) for job in sorted(new, key=lambda job: -job.priority)]  # stable: as submitted
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         for count in (1, 9, 50):
-            await link.ready(count, topic)
-            await link.take(count)
-        frames = [list(frame.jobs.ids) for frame in link.frames if frame.HasField("jobs")]
+            await session.ready(count, topic)
+            await session.take(count)
+        frames = [list(frame.jobs.ids) for frame in session.frames if frame.HasField("jobs")]
         assert frames == [expected[:1], expected[1:10], expected[10:]]
 
 
 @pytest.mark.req("W6")
 async def test_a_lease_is_the_servers_or_as_long_as_asked_for_within_a_cap(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 2)
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         for seconds, expected in ((0, 10), (40, 40)):
-            await link.ready(1, topic, lease_seconds=seconds)
-            (job,) = await link.take(1)
+            await session.ready(1, topic, lease_seconds=seconds)
+            (job,) = await session.take(1)
             info = await wire.job(job.id)
             assert info.lease_until_us == job.lease_until_us
             assert info.lease_until_us - info.claimed_us == expected * 1_000_000
-        await link.ready(1, topic, lease_seconds=24 * 3600 + 1)
-        error = await link.error()
+        await session.ready(1, topic, lease_seconds=24 * 3600 + 1)
+        error = await session.error()
         assert (error.code, error.field) == ("invalid_input", "ready.lease_seconds")
         assert "86400" in error.message
         assert {job_id: (await wire.job(job_id)).state for job_id in ids} == dict.fromkeys(ids, jobs_pb2.STATE_RUNNING)
@@ -71,15 +71,15 @@ async def test_a_lease_is_the_servers_or_as_long_as_asked_for_within_a_cap(wire:
 
 @pytest.mark.req("W7")
 async def test_a_ready_without_work_is_never_forgotten(wire: Wire, topic: str) -> None:
-    async with wire.worker() as link:
-        await link.ready(2, topic, lease_seconds=1)
+    async with wire.worker() as session:
+        await session.ready(2, topic, lease_seconds=1)
         deadline = time.monotonic() + 31  # a peer was seen to forget it after 30 s; many leases, ticks, refused claims
         while time.monotonic() < deadline:
-            await link.beat()
+            await session.beat()
             await asyncio.sleep(0.3)
         for n in range(2):  # one by one: what is left of the credit stays as well
             job_id = await wire.submit(topic, b"%d" % n)
-            (job,) = await link.take(1)
+            (job,) = await session.take(1)
             assert job.id == job_id
 
 
@@ -91,69 +91,69 @@ async def test_a_job_without_an_outcome_in_time_is_back_as_a_failed_attempt(serv
     topic = "lapses"
     job_id = await wire.submit(topic, retry=retry_after(1))
     async with Wire(server.address, token=ALPHA) as dying:
-        async with dying.worker("dying") as link:
-            await link.ready(1, topic, lease_seconds=1)
-            (first,) = await link.take(1)
+        async with dying.worker("dying") as session:
+            await session.ready(1, topic, lease_seconds=1)
+            (first,) = await session.take(1)
         # Its stream is gone, not its lease: nobody else gets the job before that is over, by the database's clock.
-        async with wire.worker() as link:
-            await link.ready(1, topic)
-            beats = asyncio.create_task(link.beat_on())
-            (second,) = await link.take(1)
+        async with wire.worker() as session:
+            await session.ready(1, topic)
+            beats = asyncio.create_task(session.beat_on())
+            (second,) = await session.take(1)
             beats.cancel()
             assert (second.id, second.attempt, claims(second.epoch)) == (job_id, 2, 2)
             info = await wire.job(job_id)
             assert info.claimed_us >= first.lease_until_us
             (lapsed,) = info.events
             assert (lapsed.kind, lapsed.worker, lapsed.attempt) == ("lapsed", "dying", 1)
-            assert (await link.report(completed(first)))[0].code == STALE
-            assert await link.complete(second) == {}
+            assert (await session.report(completed(first)))[0].code == STALE
+            assert await session.complete(second) == {}
 
 
 @pytest.mark.req("W17")
 async def test_beats_keep_leases_and_say_what_is_lost(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic, lease_seconds=4)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic, lease_seconds=4)
+        (job,) = await session.take(1)
         stranger = job._replace(id=new_id())
-        await link.beat(job, stranger)
-        await link.until(lambda: link.lost, "the stranger is told to be lost")
-        assert link.lost == [(stranger.id, stranger.epoch)]
+        await session.beat(job, stranger)
+        await session.until(lambda: session.lost, "the stranger is told to be lost")
+        assert session.lost == [(stranger.id, stranger.epoch)]
 
         async def renewed() -> bool:
-            await link.beat(job)
+            await session.beat(job)
             # Twice its first length: the lease was pushed forward again and again.
             return (await wire.job(job.id)).lease_until_us > job.lease_until_us + 1_000_000
 
         await until_async(renewed, "the lease was pushed forward")
         info = await wire.job(job.id)
         assert (info.state, claims(info.epoch)) == (jobs_pb2.STATE_RUNNING, 1)
-        assert link.lost == [(stranger.id, stranger.epoch)]
+        assert session.lost == [(stranger.id, stranger.epoch)]
 
 
 @pytest.mark.req("W17")
 async def test_a_handler_may_ask_for_a_longer_lease_of_its_own_attempt(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(2, topic)
-        (old,) = await link.take(1)
-        await link.report(nack(old, 0))
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(2, topic)
+        (old,) = await session.take(1)
+        await session.report(nack(old, 0))
+        (job,) = await session.take(1)
         wish = worker_pb2.Extension(id=job.id, epoch=job.epoch, lease_seconds=600)
         late = worker_pb2.Extension(id=old.id, epoch=old.epoch, lease_seconds=900)  # of the attempt before: not heeded
-        await link.beat(job, extensions=[wish, late])
+        await session.beat(job, extensions=[wish, late])
 
         async def extended() -> bool:
             return (await wire.job(job.id)).lease_until_us > job.lease_until_us + 500_000_000
 
         await until_async(extended, "the lease is longer")
         assert (await wire.job(job.id)).lease_until_us < job.lease_until_us + 700_000_000
-        assert not link.lost
+        assert not session.lost
         wish.lease_seconds = 90_000
-        await link.send(worker_pb2.WorkerFrame(beat=worker_pb2.Beat(held=held(job), extensions=[wish])))
-        error = await link.error()
+        await session.send(worker_pb2.WorkerFrame(beat=worker_pb2.Beat(held=held(job), extensions=[wish])))
+        error = await session.error()
         assert (error.code, error.field) == ("invalid_input", "extension.lease_seconds")
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 @pytest.mark.req("W18")
@@ -172,13 +172,13 @@ async def test_a_worker_without_free_slots_is_sent_nothing(wire: Wire, topic: st
 @pytest.mark.req("W19")
 async def test_four_slots_in_batches_of_eight_settle_each_job_when_it_is_done(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b"%d" % n for n in range(64)])
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         waiting, running, seen = list[bytes](), dict[bytes, object](), list[bytes]()
-        await link.ready(8, topic)
+        await session.ready(8, topic)
         by_id = {}
         while len(seen) < 64:
             if not waiting and not running:
-                batch = await link.take(8)
+                batch = await session.take(8)
                 waiting = [job.id for job in batch]
                 by_id = {job.id: job for job in batch}
             while waiting and len(running) < 4:
@@ -186,11 +186,11 @@ async def test_four_slots_in_batches_of_eight_settle_each_job_when_it_is_done(wi
                 running[job_id] = None
             last = list(running)[-1]  # the newest ends first: its outcome does not wait for the batch
             del running[last]
-            assert await link.complete(by_id[last]) == {}
+            assert await session.complete(by_id[last]) == {}
             assert (await wire.job(last)).state == jobs_pb2.STATE_COMPLETED
             seen.append(last)
             if not waiting and not running and len(seen) < 64:
-                await link.ready(8)
+                await session.ready(8)
     assert sorted(seen) == sorted(ids)
 
 
@@ -213,11 +213,11 @@ async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) ->
         headers={"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "user": "Zoë"},
     )
     plain = await wire.submit(topic)
-    async with wire.worker() as link:
-        assert link.ack is not None
-        assert link.ack.tenant == "alpha"
-        await link.ready(2, topic)
-        other, job = await link.take(2)  # the priority is below the default
+    async with wire.worker() as session:
+        assert session.ack is not None
+        assert session.ack.tenant == "alpha"
+        await session.ready(2, topic)
+        other, job = await session.take(2)  # the priority is below the default
         assert other.id == plain
         assert (other.priority, other.max_attempts, other.headers) == (0, 20, {})
         assert (job.id, claims(job.epoch), job.topic, job.payload) == (job_id, 1, topic, b"\x00body")
@@ -235,9 +235,9 @@ async def test_a_worker_sees_everything_about_its_job(wire: Wire, topic: str) ->
 async def test_a_payload_is_any_bytes_from_none_to_a_mebibyte(wire: Wire, topic: str) -> None:
     bodies = [b"", b"\0", b"\xff\xfe\x00", bytes(range(256)), os.urandom(1_024), os.urandom(1_025), os.urandom(1 << 20)]
     await wire.submit_many(topic, bodies)
-    async with wire.worker() as link:
-        await link.ready(len(bodies), topic)
-        assert [job.payload for job in await link.take(len(bodies))] == bodies
+    async with wire.worker() as session:
+        await session.ready(len(bodies), topic)
+        assert [job.payload for job in await session.take(len(bodies))] == bodies
     request = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=topic, payload=bytes((1 << 20) + 1)))
     refused = await wire.refused("Submit", request)
     assert (refused.status, refused.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_large")
@@ -251,12 +251,12 @@ async def test_many_large_payloads_come_in_frames_that_any_client_takes(wire: Wi
     bodies = [os.urandom(1 << 20) for _ in range(6)]
     for start in (0, 3):
         await wire.submit_many(topic, bodies[start : start + 3])
-    async with wire.worker() as link:
-        await link.ready(100, topic)
-        jobs = await link.take(6)
+    async with wire.worker() as session:
+        await session.ready(100, topic)
+        jobs = await session.take(6)
         assert [job.payload for job in jobs] == bodies
-        assert max(frame.ByteSize() for frame in link.frames) < 4 << 20
-        await link.report(*map(abandon, jobs))
+        assert max(frame.ByteSize() for frame in session.frames) < 4 << 20
+        await session.report(*map(abandon, jobs))
     claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], count=10, wait_ms=30_000)
     claimed: list[bytes] = []
     while len(claimed) < 6:

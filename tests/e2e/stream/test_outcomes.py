@@ -18,10 +18,10 @@ from tests.support.wire import Wire, abandon, completed, failed, held, nack, new
 @pytest.mark.req("W9", "W14", "W15")
 async def test_all_kinds_travel_in_one_frame_and_each_does_what_it_is_named_for(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 6, max_attempts=5)
-    async with wire.worker() as link:
-        await link.ready(6, topic)
-        one, *others = await link.take(6)
-        receipts = await link.report_all(
+    async with wire.worker() as session:
+        await session.ready(6, topic)
+        one, *others = await session.take(6)
+        receipts = await session.report_all(
             worker_pb2.Outcomes(
                 ids=[one.id],
                 epochs=[one.epoch],
@@ -54,40 +54,40 @@ async def test_all_kinds_travel_in_one_frame_and_each_does_what_it_is_named_for(
 @pytest.mark.req("W9")
 async def test_an_outcome_of_no_kind_is_refused_and_the_job_stays_leased(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
-        receipts = await link.report(jobs_pb2.Outcome(id=job.id, epoch=job.epoch))
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
+        receipts = await session.report(jobs_pb2.Outcome(id=job.id, epoch=job.epoch))
         assert receipts[0].code == INVALID
         assert "none of completed" in receipts[0].message
         assert (await wire.job(job_id)).state == jobs_pb2.STATE_RUNNING
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 async def test_a_result_is_kept_as_it_is_and_can_be_waited_for(wire: Wire, topic: str) -> None:
     bodies = [b"", b"{}", bytes(range(256)), os.urandom(1_048_576)]
     ids = await wire.submit_many(topic, [b""] * len(bodies))
     waiting = [asyncio.create_task(wire.ended(job_id)) for job_id in ids]
-    async with wire.worker() as link:
-        await link.ready(len(bodies), topic)
-        jobs = await link.take(len(bodies))
-        assert await link.complete(*jobs, results=bodies) == {}
+    async with wire.worker() as session:
+        await session.ready(len(bodies), topic)
+        jobs = await session.take(len(bodies))
+        assert await session.complete(*jobs, results=bodies) == {}
     assert [job.result for job in await asyncio.gather(*waiting)] == bodies
 
 
 @pytest.mark.req("W11")
 async def test_failures_and_nacks_cost_attempts_and_end_with_the_dead_letters(wire: Wire, topic: str) -> None:
     fails, nacks = await wire.submit_many(topic, [b"", b""], max_attempts=2, retry=retry_after(20))
-    async with wire.worker() as link:
-        await link.ready(2, topic)
-        jobs = {job.id: job for job in await link.take(2)}
-        receipts = await link.report(failed(jobs[fails], "first"), nack(jobs[nacks], 20, "not yet"))
+    async with wire.worker() as session:
+        await session.ready(2, topic)
+        jobs = {job.id: job for job in await session.take(2)}
+        receipts = await session.report(failed(jobs[fails], "first"), nack(jobs[nacks], 20, "not yet"))
         assert [receipts[place].state for place in (0, 1)] == [jobs_pb2.STATE_RETRYING] * 2
         assert (await wire.job(nacks)).events[-1].reason == "not yet"
-        await link.ready(2)
-        jobs = {job.id: job for job in await link.take(2)}
+        await session.ready(2)
+        jobs = {job.id: job for job in await session.take(2)}
         assert {job.attempt for job in jobs.values()} == {2}
-        receipts = await link.report(failed(jobs[fails], "second"), nack(jobs[nacks], 20, "still not"))
+        receipts = await session.report(failed(jobs[fails], "second"), nack(jobs[nacks], 20, "still not"))
         assert [receipts[place].state for place in (0, 1)] == [jobs_pb2.STATE_DEAD] * 2
     dead, given_up = await wire.job(fails), await wire.job(nacks)
     assert "second" in dead.last_error
@@ -99,44 +99,44 @@ async def test_failures_and_nacks_cost_attempts_and_end_with_the_dead_letters(wi
 @pytest.mark.req("W12")
 async def test_nack_zero_means_at_once(wire: Wire, topic: str) -> None:
     await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(2, topic)
-        (job,) = await link.take(1)
-        receipts = await link.report(nack(job, 0))
+    async with wire.worker() as session:
+        await session.ready(2, topic)
+        (job,) = await session.take(1)
+        receipts = await session.report(nack(job, 0))
         assert (receipts[0].code, receipts[0].state) == (APPLIED, jobs_pb2.STATE_PENDING)
-        (again,) = await link.take(1)
+        (again,) = await session.take(1)
         assert (again.id, again.attempt, claims(again.epoch)) == (job.id, 2, 2)
 
 
 @pytest.mark.req("W12")
 async def test_a_delay_the_server_cannot_take_is_refused_and_the_job_stays_leased(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         for outcome, field in (
             (nack(job, -1), "nack.delay_ms"),
             (nack(job, -(2**63)), "nack.delay_ms"),
             (nack(job, 6 * 365 * 86_400_000), "delay"),
             (snooze(job, -1), "snooze.delay_ms"),
         ):
-            (receipt,) = (await link.report(outcome)).values()
+            (receipt,) = (await session.report(outcome)).values()
             assert (receipt.code, field in receipt.message) == (INVALID, True), receipt
             info = await wire.job(job_id)
             assert (info.state, claims(info.epoch)) == (jobs_pb2.STATE_RUNNING, 1)
-        assert await link.complete(job) == {}
+        assert await session.complete(job) == {}
 
 
 @pytest.mark.req("W13")
 async def test_an_abandoned_job_is_back_at_its_old_place_at_no_cost(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 3, max_attempts=1)
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
-        receipts = await link.report(abandon(job))
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
+        receipts = await session.report(abandon(job))
         assert (receipts[0].code, receipts[0].state) == (APPLIED, jobs_pb2.STATE_PENDING)
-        await link.ready(3)
-        again = await link.take(3)
+        await session.ready(3)
+        again = await session.take(3)
         assert [job.id for job in again] == ids
         assert [(job.attempt, claims(job.epoch)) for job in again] == [(1, 2), (1, 1), (1, 1)]
 
@@ -146,13 +146,13 @@ async def test_every_outcome_has_a_receipt_of_its_own_and_bad_ones_spare_their_n
     wire: Wire, topic: str
 ) -> None:
     ids = await wire.submit_many(topic, [b""] * 5, max_attempts=9)
-    async with wire.worker() as link:
-        await link.ready(5, topic)
-        fine, stale, repeated, large, odd = await link.take(5)
-        assert await link.complete(repeated) == {}
+    async with wire.worker() as session:
+        await session.ready(5, topic)
+        fine, stale, repeated, large, odd = await session.take(5)
+        assert await session.complete(repeated) == {}
         future = stale._replace(epoch=stale.epoch + 1)
         unsigned = stale._replace(epoch=2**64 - 1)
-        receipts = await link.report_all(
+        receipts = await session.report_all(
             worker_pb2.Outcomes(
                 ids=[fine.id, large.id, stale.id, b"short"],
                 epochs=[fine.epoch, large.epoch, unsigned.epoch, 1],
@@ -196,16 +196,16 @@ async def test_every_outcome_has_a_receipt_of_its_own_and_bad_ones_spare_their_n
             jobs_pb2.STATE_RUNNING,
             jobs_pb2.STATE_RETRYING,
         ]
-        assert await link.complete(stale, large) == {}  # still theirs
+        assert await session.complete(stale, large) == {}  # still theirs
 
 
 @pytest.mark.req("W14")
 async def test_receipts_come_after_commit(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 30)
-    async with wire.worker() as link:
-        await link.ready(30, topic)
-        for job in await link.take(30):
-            assert await link.complete(job) == {}
+    async with wire.worker() as session:
+        await session.ready(30, topic)
+        for job in await session.take(30):
+            assert await session.complete(job) == {}
             assert (await wire.job(job.id)).state == jobs_pb2.STATE_COMPLETED
     assert len(ids) == 30
 

@@ -110,13 +110,13 @@ async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(
 
 async def test_one_stream_may_ask_as_often_as_it_likes(wire: Wire, topic: str) -> None:
     ids = await wire.submit_many(topic, [b""] * 500)
-    async with wire.worker() as link:
+    async with wire.worker() as session:
         for _ in range(500):
-            await link.ready(1, topic)
-        jobs = await link.take(500)
+            await session.ready(1, topic)
+        jobs = await session.take(500)
         assert [job.id for job in jobs] == ids
-        assert await link.complete(*jobs) == {}
-        assert not link.errors
+        assert await session.complete(*jobs) == {}
+        assert not session.errors
 
 
 @pytest.mark.req("W29")
@@ -125,21 +125,21 @@ async def test_reading_a_job_shows_who_holds_it_since_when_and_until_when(wire: 
     waiting = await wire.job(job_id)
     assert (waiting.state, waiting.worker, waiting.claimed_us) == (jobs_pb2.STATE_PENDING, "", 0)
     assert (waiting.lease_until_us, waiting.attempt, waiting.priority) == (0, 0, 3)
-    async with wire.worker("reader") as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker("reader") as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         running = await wire.job(job_id)
         assert (running.state, running.worker, claims(running.epoch)) == (jobs_pb2.STATE_RUNNING, "reader", 1)
         assert running.created_us <= running.claimed_us < running.lease_until_us == job.lease_until_us
         progress = jobs_pb2.Progress(done=2, total=5, message="pages")
-        await link.beat(job, progress=[worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=progress)])
+        await session.beat(job, progress=[worker_pb2.JobProgress(id=job.id, epoch=job.epoch, progress=progress)])
 
         async def shown() -> bool:
             found = (await wire.job(job_id)).progress
             return (found.done, found.total, found.message) == (2, 5, "pages")
 
         await until_async(shown, "the progress is shown")
-        await link.complete(job, results=[b"result"])
+        await session.complete(job, results=[b"result"])
     done = await wire.job(job_id)
     assert (done.state, done.result, done.payload) == (jobs_pb2.STATE_COMPLETED, b"result", b"body")
     assert done.finished_us >= done.claimed_us

@@ -46,18 +46,18 @@ async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_told_oth
     serve: Serve, topic: str
 ) -> None:
     usual = await asyncio.to_thread(serve)
-    async with Wire(usual.address) as wire, wire.worker() as link:
-        assert link.ack is not None
-        assert (link.ack.lease_seconds, link.ack.beat_seconds) == (60, 20)
+    async with Wire(usual.address) as wire, wire.worker() as session:
+        assert session.ack is not None
+        assert (session.ack.lease_seconds, session.ack.beat_seconds) == (60, 20)
         await wire.submit(topic)
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         assert job.lease_until_us - (await wire.job(job.id)).claimed_us == 60_000_000
-        await link.complete(job)
+        await session.complete(job)
     shorter = await asyncio.to_thread(serve, "--lease", "6")
-    async with Wire(shorter.address) as other, other.worker() as link:
-        assert link.ack is not None
-        assert (link.ack.lease_seconds, link.ack.beat_seconds) == (6, 2)
+    async with Wire(shorter.address) as other, other.worker() as session:
+        assert session.ack is not None
+        assert (session.ack.lease_seconds, session.ack.beat_seconds) == (6, 2)
 
     # The SDK beats by its own lease: a handler that outlasts it several times is run once.
     async with asyncio.timeout(60), Headgate(shorter.address) as hg:

@@ -14,7 +14,7 @@ armed, and disarmed, at any moment.
                      broke; `unavailable`: there was none; `bug`: an exception nobody expects
     exit             os._exit(9), as a kill -9 at this very place
     stop             SIGSTOP to itself; whoever watches sends SIGCONT
-    forget           the instance forgets all links and keeps their transports (a zombie stream)
+    forget           the instance forgets all sessions and keeps their transports (a zombie stream)
 
     @0.25            with this probability        @once      at the first hit that fits
     @#3              at the third hit             @from#3    from the third hit on
@@ -41,7 +41,7 @@ from pathlib import Path
 
 import asyncpg
 
-from headgate.dispatch.links import Links
+from headgate.dispatch.sessions import WorkerSessions
 from headgate.domain import failpoints
 from headgate.domain.errors import StoreUnavailable
 from headgate.store.errors import translate
@@ -207,7 +207,7 @@ def _act(rule: Rule, site: str) -> None:
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "forget":
-            _forget_links()
+            _forget_sessions()
 
 
 def _error(code: str, *, site: str = "") -> Exception:
@@ -224,30 +224,30 @@ def _error(code: str, *, site: str = "") -> Exception:
     return translate(asyncpg.PostgresError.new({"S": "ERROR", "C": code, "M": words}), writing=True)
 
 
-_ALL_LINKS: list[Links] = []
+_ALL_SESSIONS: list[WorkerSessions] = []
 
 
-def _forget_links() -> None:
-    for links in _ALL_LINKS:
-        links._all.clear()
-        links._by_worker.clear()
+def _forget_sessions() -> None:
+    for sessions in _ALL_SESSIONS:
+        sessions._all.clear()
+        sessions._by_worker.clear()
 
 
-def _note_links() -> None:
-    """Know every `Links` that is made from now on. The collector does not show them: a server freezes what it has."""
-    made = Links.__init__
+def _note_sessions() -> None:
+    """Know every `WorkerSessions` that is made from now on. The collector does not show them: a server freezes all."""
+    made = WorkerSessions.__init__
 
-    def make_and_note(links: Links) -> None:
-        made(links)
-        _ALL_LINKS.append(links)
+    def make_and_note(sessions: WorkerSessions) -> None:
+        made(sessions)
+        _ALL_SESSIONS.append(sessions)
 
-    Links.__init__ = make_and_note  # type: ignore[method-assign, assignment]
+    WorkerSessions.__init__ = make_and_note  # type: ignore[method-assign, assignment]
 
 
 def install(plan: Plan, *, seed: int | str, record: Path | None = None, name: str = "armed") -> Laboratory:
     """Arm this process."""
     laboratory = Laboratory(plan, seed=seed, record=record, name=name)
-    _note_links()
+    _note_sessions()
     failpoints.armed = laboratory
     return laboratory
 

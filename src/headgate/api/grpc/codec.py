@@ -11,8 +11,8 @@ from uuid import UUID
 
 from headgate.api.grpc.errors import message_of
 from headgate.control.ports import JobDetails
-from headgate.dispatch.links import Delivery, Told
 from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
+from headgate.dispatch.sessions import Delivery, Told
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
@@ -73,7 +73,7 @@ def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> Non
 
 
 def check_held(held: worker_pb2.Held, *, field: str, limit: int = HELD_MAX, hint: str = "") -> None:
-    """As `check_ids`, for no more jobs than a link can hold, or than may be named in one call."""
+    """As `check_ids`, for no more jobs than a session can hold, or than may be named in one call."""
     if len(held.ids) > limit:
         raise TooLarge(field, size=len(held.ids), limit=limit, unit="jobs", hint=hint)
     check_ids(held.ids, held.epochs, field=field)
@@ -155,7 +155,7 @@ def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: s
 
 
 def told_frame(told: Told) -> worker_pb2.ServerFrame:
-    """Everything a link is told that is not jobs."""
+    """Everything a session is told that is not jobs."""
     frame = worker_pb2.ServerFrame()
     if told.receipts_seq is not None:
         frame.receipts.CopyFrom(_receipts(told))

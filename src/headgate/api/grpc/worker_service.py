@@ -17,11 +17,19 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import first_message, next_message
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.links import UNKNOWN_MOST, Delivery, Link, LinkEnded, LinkForgotten, Links, Told
 from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked, put_in_parts
 from headgate.dispatch.ports import SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
+from headgate.dispatch.sessions import (
+    UNKNOWN_MOST,
+    Delivery,
+    SessionEnded,
+    SessionForgotten,
+    Told,
+    WorkerSession,
+    WorkerSessions,
+)
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
@@ -50,7 +58,7 @@ WorkStream: TypeAlias = "grpc.aio.ServicerContext[Any, worker_pb2.ServerFrame]"
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class ConnectionLost(LinkEnded):
+class ConnectionLost(SessionEnded):
     """The worker's end of the stream is gone."""
 
     code = "connection_lost"
@@ -61,7 +69,7 @@ class WorkerParts:
     """What the worker calls are made of."""
 
     store: SubmitStore
-    links: Links
+    sessions: WorkerSessions
     coordinator: Coordinator
     outcomes: OutcomeWriter
     unmatched: OutcomeWriter
@@ -87,53 +95,61 @@ class WorkerService:
         opening: list[worker_pb2.WorkerFrame] = []
         try:
             opening.append(await self._hello(stream))
-            link = await self._open(opening[0].hello, stream)
+            session = await self._open(opening[0].hello, stream)
         except HeadgateError as error:
             opening.clear()
             await end_with(stream, error)
         except GONE:
             raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
-        await self._serve(link, stream, self._write(link, stream), self._read(link, stream, opening, topics=[]))
+        await self._serve(
+            session, stream, self._write(session, stream), self._read(session, stream, opening, topics=[])
+        )
 
     async def _serve(
-        self, link: Link, stream: Call, writing: Coroutine[Any, Any, None], *reading: Coroutine[Any, Any, None]
+        self,
+        session: WorkerSession,
+        stream: Call,
+        writing: Coroutine[Any, Any, None],
+        *reading: Coroutine[Any, Any, None],
     ) -> None:
-        """Run a stream's writer and reader until the first of them ends, or the link; then give the peer the reason."""
-        writer = asyncio.create_task(writing, name=f"frames to {link.worker_id}")
-        # The link's own end is awaited as well: a writer whose peer reads nothing hangs in its write.
-        others = [asyncio.create_task(one, name=f"frames from {link.worker_id}") for one in (*reading, link.over())]
+        """Run a stream's writer and reader until the first of them ends, or the session; then send the peer why."""
+        writer = asyncio.create_task(writing, name=f"frames to {session.worker_id}")
+        # The session's own end is awaited as well: a writer whose peer reads nothing hangs in its write.
+        others = [
+            asyncio.create_task(one, name=f"frames from {session.worker_id}") for one in (*reading, session.over())
+        ]
         try:
             done, _ = await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
-            if link.finishing and writer not in done:
+            if session.finishing and writer not in done:
                 # A half-close: nothing more comes from the peer, but it listens for the receipts of what it sent. The
-                # writer ends with the last of them; silence ends the link when they take too long.
+                # writer ends with the last of them; silence ends the session when they take too long.
                 await asyncio.wait((writer, others[-1]), return_when=asyncio.FIRST_COMPLETED)
-            if link.ended is not None:
-                self._parts.coordinator.forget(link)  # first: others must not wait for what it never got
+            if session.ended is not None:
+                self._parts.coordinator.forget(session)  # first: others must not wait for what it never got
                 await asyncio.wait((writer,), timeout=FAREWELL_SECONDS)  # for what the peer is yet to be told
         finally:
             # All of it at once, without an await: when the peer goes, gRPC may cancel us a second time.
-            self._close(link, f"worker {link.worker_id} closed its stream")
+            self._close(session, f"worker {session.worker_id} closed its stream")
             for task in (writer, *others):
                 task.cancel()
             ends = await asyncio.gather(writer, *others, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, GONE):
                 raise end
-        if link.ended is not None and not isinstance(link.ended, ConnectionLost):
+        if session.ended is not None and not isinstance(session.ended, ConnectionLost):
             try:
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await end_with(stream, link.ended)
+                    await end_with(stream, session.ended)
             except TimeoutError:
                 # The peer still reads nothing. The status stays with gRPC until it does, or leaves.
                 raise asyncio.CancelledError from None
 
-    def _close(self, link: Link, lost: str) -> None:
-        """End a link that nobody serves any more; `lost` is the reason where there was none before."""
-        link.end(ConnectionLost(lost))
-        self._parts.links.close(link)
-        self._parts.coordinator.forget(link)
-        log.info("link_ended worker=%s reason=%s", link.worker_id, link.ended and link.ended.code)
+    def _close(self, session: WorkerSession, lost: str) -> None:
+        """End a session that nobody serves any more; `lost` is the reason where there was none before."""
+        session.end(ConnectionLost(lost))
+        self._parts.sessions.close(session)
+        self._parts.coordinator.forget(session)
+        log.info("session_ended worker=%s reason=%s", session.worker_id, session.ended and session.ended.code)
 
     async def _hello(self, stream: WorkStream) -> worker_pb2.WorkerFrame:
         self._check_accepting()
@@ -142,29 +158,29 @@ class WorkerService:
             raise ProtocolError("the first frame must carry hello with a worker_id")
         return frame
 
-    async def _open(self, hello: worker_pb2.Hello, stream: WorkStream) -> Link:
+    async def _open(self, hello: worker_pb2.Hello, stream: WorkStream) -> WorkerSession:
         parts = self._parts
         identity = caller()
         check_worker_id(hello.worker_id)
         codec.check_held(hello.held, field="hello.held")
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
-        link = Link(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
-        link.heard()
-        parts.links.check_room(tenant_no, len(hello.held.ids))
-        link.declaring = len(hello.held.ids)
-        parts.links.open(link)
-        # Before the peer hears of it, and whatever comes of it: who counts links sees each begin, then end.
-        log.info("link_opened worker=%s tenant=%s held=%d", link.worker_id, identity.tenant, len(hello.held.ids))
+        session = WorkerSession(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
+        session.heard()
+        parts.sessions.check_room(tenant_no, len(hello.held.ids))
+        session.declaring = len(hello.held.ids)
+        parts.sessions.open(session)
+        # Before the peer hears of it, and whatever comes of it: who counts sessions sees each begin, then end.
+        log.info("session_opened worker=%s tenant=%s held=%d", session.worker_id, identity.tenant, len(hello.held.ids))
         try:
             ids = parts.store.uuids(hello.held.ids)
-            lost = await parts.renewer.declare(link, ids, hello.held.epochs, parts.lease_ms)
-            link.declaring = 0
+            lost = await parts.renewer.declare(session, ids, hello.held.epochs, parts.lease_ms)
+            session.declaring = 0
             if hello.resumed and hello.incarnation:
                 # Without an incarnation, its jobs cannot be distinguished from those of another process of that name.
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
-                kept = list(link.held)
-                await parts.renewer.calls.abandon_undeclared(tenant_no, link.claims_as, kept)
+                kept = list(session.held)
+                await parts.renewer.calls.abandon_undeclared(tenant_no, session.claims_as, kept)
                 parts.coordinator.stir_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")
@@ -183,53 +199,55 @@ class WorkerService:
             except TimeoutError:
                 raise asyncio.CancelledError from None  # the peer reads nothing
         except BaseException:
-            self._close(link, f"worker {link.worker_id} left before it was greeted")
+            self._close(session, f"worker {session.worker_id} left before it was greeted")
             raise
-        return link
+        return session
 
     async def _read(
-        self, link: Link, stream: WorkStream, opening: list[worker_pb2.WorkerFrame], topics: list[str]
+        self, session: WorkerSession, stream: WorkStream, opening: list[worker_pb2.WorkerFrame], topics: list[str]
     ) -> None:
         # Beside hello the first one may carry outcomes, a beat and ready already.
         frame: worker_pb2.WorkerFrame | None = opening.pop()
         greeted = over = False
         try:
-            while frame is not None and link.ended is None:
-                link.heard()
-                await self._take(link, frame, topics, greeted=greeted)
+            while frame is not None and session.ended is None:
+                session.heard()
+                await self._take(session, frame, topics, greeted=greeted)
                 greeted, frame = True, None  # not kept while the next one is waited for
                 frame = await next_message(stream, worker_pb2.WorkerFrame)
             over = frame is None
         except HeadgateError as error:
-            link.end(error)
+            session.end(error)
         if over:
-            self._parts.coordinator.withdraw(link)
-            link.finish()
+            self._parts.coordinator.withdraw(session)
+            session.finish()
 
-    async def _take(self, link: Link, frame: worker_pb2.WorkerFrame, topics: list[str], *, greeted: bool) -> None:
+    async def _take(
+        self, session: WorkerSession, frame: worker_pb2.WorkerFrame, topics: list[str], *, greeted: bool
+    ) -> None:
         """Take a frame part by part; an error in one of them is told, and the others are taken."""
         if greeted and frame.HasField("hello"):
-            link.tell(Told(error=ProtocolError("hello was said already; this one is ignored")))
+            session.tell(Told(error=ProtocolError("hello was said already; this one is ignored")))
         if frame.HasField("quiet"):
             # Before the outcomes: a job that is handed back in this very frame must not come back here.
-            self._parts.coordinator.withdraw(link)
-            link.tell(Told(quieted=True))
+            self._parts.coordinator.withdraw(session)
+            session.tell(Told(quieted=True))
         if frame.HasField("outcomes"):
-            with _told(link, seq=frame.outcomes.seq):
-                self._take_outcomes(link, frame.outcomes)
+            with _told(session, seq=frame.outcomes.seq):
+                self._take_outcomes(session, frame.outcomes)
         if frame.HasField("beat"):
-            with _told(link):
-                self._take_beat(link, frame.beat)
+            with _told(session):
+                self._take_beat(session, frame.beat)
         if frame.HasField("ready"):
-            with _told(link):
-                await self._take_ready(link, frame.ready, topics)
+            with _told(session):
+                await self._take_ready(session, frame.ready, topics)
 
-    async def _write(self, link: Link, stream: WorkStream) -> None:
+    async def _write(self, session: WorkerSession, stream: WorkStream) -> None:
         name = self._parts.store.topic_name
-        while (part := await link.next_part()) is not None:
+        while (part := await session.next_part()) is not None:
             if isinstance(part, Delivery):
-                await stream.write(codec.jobs_frame(part, name, link.take_receipts()))
-                link.written()  # at once: the link may end before the next part is asked for
+                await stream.write(codec.jobs_frame(part, name, session.take_receipts()))
+                session.written()  # at once: the session may end before the next part is asked for
                 if failpoints.armed:
                     await failpoints.armed.reach("deliver.after_send")
             else:
@@ -237,16 +255,16 @@ class WorkerService:
 
     # ------------------------------------------------------------------ parts of a frame
 
-    async def _take_ready(self, link: Link, ready: worker_pb2.Ready, topics: list[str]) -> None:
+    async def _take_ready(self, session: WorkerSession, ready: worker_pb2.Ready, topics: list[str]) -> None:
         """Grant credit; `topics` are those of the last Ready that was taken, and of this one when it is."""
         named: Sequence[str] = topics
         if not topics or (ready.topics and list(ready.topics) != topics):
             if len(ready.topics) > FEW_TOPICS:
                 await asyncio.sleep(min(len(ready.topics), MAX_TOPICS) / TOPICS_PER_SECOND)
-            named = self._allowed(link.identity, ready.topics, field="ready.topics")
+            named = self._allowed(session.identity, ready.topics, field="ready.topics")
         check_integer(ready.count, field="ready.count", low=1, high=MAX_CREDIT)
         lease_ms = self._lease_ms(ready.lease_seconds, "ready.lease_seconds")
-        self._parts.coordinator.ask(link, named, lease_ms, ready.count)
+        self._parts.coordinator.ask(session, named, lease_ms, ready.count)
         topics[:] = named
 
     def _allowed(self, identity: Identity, topics: Sequence[str], *, field: str) -> list[str]:
@@ -264,7 +282,7 @@ class WorkerService:
         most = int(limits.LEASE_MAX.total_seconds())
         return check_integer(seconds, field=field, low=1, high=most) * 1000
 
-    def _take_outcomes(self, link: Link, outcomes: worker_pb2.Outcomes) -> None:
+    def _take_outcomes(self, session: WorkerSession, outcomes: worker_pb2.Outcomes) -> None:
         codec.check_parallel(outcomes.ids, outcomes.epochs, field="outcomes.ids")
         if outcomes.results and len(outcomes.results) != len(outcomes.ids):
             raise InvalidInput("outcomes.results", f"{len(outcomes.results)} results for {len(outcomes.ids)} jobs")
@@ -294,12 +312,12 @@ class WorkerService:
                     continue
                 wire_place = keep[place] if place < len(keep) else first_other + places[place - len(keep)]
                 odd.append(codec.receipt(wire_place, settled))
-            link.answer(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
-            link.reported(number)
+            session.answer(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
+            session.reported(number)
 
         def failed(error: HeadgateError) -> None:
-            link.tell(Told(error=error, error_seq=seq))
-            link.reported(number)
+            session.tell(Told(error=error, error_seq=seq))
+            session.reported(number)
 
         count, number = len(ids), 0
         if not count and not others:
@@ -307,24 +325,24 @@ class WorkerService:
             return
         uuids = self._parts.store.uuids(ids)
         parcel = OutcomeParcel(
-            link.tenant_no,
+            session.tenant_no,
             uuids,
             list(epochs),
             list(results) if results else [b""] * count,
             others,
             done=done,
             failed=failed,
-            link=link,
+            session=session,
             size=sum(map(len, results)) + 100 * count + sum(other.ByteSize() for other in outcomes.others),
         )
-        held = link.held
+        held = session.held
         if all(map(held.__contains__, uuids)) and (not others or all(job_id in held for job_id, _, _ in others)):
-            link.reported_jobs(given=parcel.rows)
+            session.reported_jobs(given=parcel.rows)
             self._parts.outcomes.put(parcel)
         else:
-            parcel.topics = link.identity.topics
+            parcel.topics = session.identity.topics
             put_in_parts(parcel, held, given=self._parts.outcomes, unmatched=self._parts.unmatched)
-        number = link.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
+        number = session.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
 
     def _judge(
         self, messages: Sequence[jobs_pb2.Outcome]
@@ -346,39 +364,41 @@ class WorkerService:
             places.append(place)
         return bad, good, places
 
-    def _take_beat(self, link: Link, beat: worker_pb2.Beat) -> None:
-        if not self._parts.links.knows(link):
+    def _take_beat(self, session: WorkerSession, beat: worker_pb2.Beat) -> None:
+        if not self._parts.sessions.knows(session):
             # Answered, it would beat on for ever: renewed by nobody, given no job, and alive in everybody's eyes.
-            link.end(LinkForgotten(f"worker {link.worker_id} is not known here any more; connect again"))
+            session.end(SessionForgotten(f"worker {session.worker_id} is not known here any more; connect again"))
             return
-        now, excused = self._parts.now(), link.excused()
-        surplus = len(beat.held.ids) - len(link.held) - excused
+        now, excused = self._parts.now(), session.excused()
+        surplus = len(beat.held.ids) - len(session.held) - excused
         if UNKNOWN_MOST < surplus < codec.HELD_MAX:  # by their number alone; more are refused as a whole
-            link.reported_jobs(given=len(link.held), unknown=surplus)
-            if link.ended is not None:
+            session.reported_jobs(given=len(session.held), unknown=surplus)
+            if session.ended is not None:
                 return
-        if link.may_list(len(beat.held.ids)):
-            self._take_list(link, beat, excused)
-        for wrong in (self._extend(link, beat.extensions, now), self._note(link, beat.progress)):
+        if session.may_list(len(beat.held.ids)):
+            self._take_list(session, beat, excused)
+        for wrong in (self._extend(session, beat.extensions, now), self._note(session, beat.progress)):
             if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
-                link.tell(Told(error=wrong))
+                session.tell(Told(error=wrong))
         if failpoints.armed:
             failpoints.armed.touch("beat.before_ack")
-        link.tell(Told(beat_ack=True))
+        session.tell(Told(beat_ack=True))
 
-    def _take_list(self, link: Link, beat: worker_pb2.Beat, excused: int) -> None:
+    def _take_list(self, session: WorkerSession, beat: worker_pb2.Beat, excused: int) -> None:
         codec.check_held(beat.held, field="beat.held")
         listed = list(zip(self._parts.store.uuids(beat.held.ids), beat.held.epochs, strict=True))
         # What it does not hold is not its own, whatever the database knows of it: it was neither given to it here nor
         # declared. It is told so and not kept, and the database is not asked.
-        unknown = [(job_id, epoch) for job_id, epoch in listed if not link.holds(job_id, epoch)]
+        unknown = [(job_id, epoch) for job_id, epoch in listed if not session.holds(job_id, epoch)]
         if unknown:
-            link.tell(Told(lost=unknown[:LOST_AT_ONCE]))
-        link.reported_jobs(given=len(listed) - len(unknown), unknown=max(0, len(unknown) - excused))
+            session.tell(Told(lost=unknown[:LOST_AT_ONCE]))
+        session.reported_jobs(given=len(listed) - len(unknown), unknown=max(0, len(unknown) - excused))
         if beat.jobs_seen:
-            link.keep_only(set(listed), seen=beat.jobs_seen)
+            session.keep_only(set(listed), seen=beat.jobs_seen)
 
-    def _extend(self, link: Link, wishes: Sequence[worker_pb2.Extension], now: float) -> HeadgateError | None:
+    def _extend(
+        self, session: WorkerSession, wishes: Sequence[worker_pb2.Extension], now: float
+    ) -> HeadgateError | None:
         """Grant longer leases; returns the first error, and grants the others nevertheless."""
         wrong: HeadgateError | None = None
         for wish in wishes:
@@ -390,10 +410,10 @@ class WorkerService:
                 continue
             (wished,) = self._parts.store.uuids([wish.id])
             # Not the wish of an earlier attempt: it would put its own epoch in place of the one that is held.
-            link.extend(wished, wish.epoch, lease_ms, now)
+            session.extend(wished, wish.epoch, lease_ms, now)
         return wrong
 
-    def _note(self, link: Link, words: Sequence[worker_pb2.JobProgress]) -> HeadgateError | None:
+    def _note(self, session: WorkerSession, words: Sequence[worker_pb2.JobProgress]) -> HeadgateError | None:
         """Note how far jobs are; returns the first error, and notes the others nevertheless."""
         wrong: HeadgateError | None = None
         for word in words:
@@ -402,8 +422,8 @@ class WorkerService:
             except HeadgateError as error:
                 wrong = wrong or error.with_traceback(None)
                 continue
-            if link.holds(job_id, epoch):
-                self._parts.progress.note(link.tenant_no, job_id, epoch, progress)
+            if session.holds(job_id, epoch):
+                self._parts.progress.note(session.tenant_no, job_id, epoch, progress)
         return wrong
 
     def _word(self, word: worker_pb2.JobProgress) -> tuple[UUID, int, dict[str, object]]:
@@ -435,10 +455,10 @@ class WorkerService:
         for job_id, epoch, progress in words:
             if (job_id, epoch) in kept:
                 self._parts.progress.note(tenant_no, job_id, epoch, progress)
-        link = self._parts.links.find(tenant_no, request.worker_id)
+        session = self._parts.sessions.find(tenant_no, request.worker_id)
         # Only of the same credential's worker: another one that knows its id must not keep a dead worker's leases.
-        if link is not None and link.identity.subject == identity.subject:
-            link.heard()
+        if session is not None and session.identity.subject == identity.subject:
+            session.heard()
         return worker_pb2.HeartbeatResponse(
             lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
             cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
@@ -468,10 +488,14 @@ class WorkerService:
         self, identity: Identity, tenant_no: int, worker_id: str, outcomes: Sequence[tuple[UUID, int, Outcome]]
     ) -> OutcomeWriter:
         """Where the jobs were given to a plain stream here, of this worker and credential, as outcomes of a stream."""
-        link = self._parts.links.find(tenant_no, worker_id)
-        if link is None or link.identity.subject != identity.subject or link.identity.topics != identity.topics:
+        session = self._parts.sessions.find(tenant_no, worker_id)
+        if (
+            session is None
+            or session.identity.subject != identity.subject
+            or session.identity.topics != identity.topics
+        ):
             return self._parts.unmatched
-        held = link.held
+        held = session.held
         return self._parts.outcomes if all(job_id in held for job_id, _, _ in outcomes) else self._parts.unmatched
 
     async def _settle(
@@ -505,16 +529,16 @@ class WorkerService:
         ids = {job_id for job_id, _ in attempts}
         if not ids:
             return
-        named = self._parts.links.find(tenant_no, worker_id)
-        links: Iterable[Link] = self._parts.links if not worker_id else () if named is None else (named,)
-        for link in links:
-            if link.tenant_no != tenant_no:
+        named = self._parts.sessions.find(tenant_no, worker_id)
+        sessions: Iterable[WorkerSession] = self._parts.sessions if not worker_id else () if named is None else (named,)
+        for session in sessions:
+            if session.tenant_no != tenant_no:
                 continue
-            # By the smaller of the two: a call may name thousands of jobs, and there may be thousands of links.
-            mine = [job_id for job_id in link.held.keys() & ids if (job_id, link.held[job_id][0]) in attempts]
-            link.settled(mine)
-            if mine and link.on_freed is not None:
-                link.on_freed(len(mine))
+            # By the smaller of the two: a call may name thousands of jobs, and there may be thousands of sessions.
+            mine = [job_id for job_id in session.held.keys() & ids if (job_id, session.held[job_id][0]) in attempts]
+            session.settled(mine)
+            if mine and session.on_freed is not None:
+                session.on_freed(len(mine))
 
     async def stream_jobs(self, request: worker_pb2.StreamJobsRequest, stream: Call) -> None:
         """A plain server stream: max_in_flight is its credit, a reported outcome frees it."""
@@ -522,50 +546,50 @@ class WorkerService:
         try:
             identity = caller()
             check_integer(request.max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
-            link, topics = await self._asked(request, identity)
-            parts.links.open(link)
+            session, topics = await self._asked(request, identity)
+            parts.sessions.open(session)
         except HeadgateError as error:
             await end_with(stream, error)
-        lease_ms = link.default_lease_ms
-        link.on_freed = lambda count: parts.coordinator.ask(link, topics, lease_ms, count)
-        parts.coordinator.ask(link, topics, lease_ms, request.max_in_flight)
-        await self._serve(link, stream, self._write_batches(link, stream))
+        lease_ms = session.default_lease_ms
+        session.on_freed = lambda count: parts.coordinator.ask(session, topics, lease_ms, count)
+        parts.coordinator.ask(session, topics, lease_ms, request.max_in_flight)
+        await self._serve(session, stream, self._write_batches(session, stream))
 
-    async def _write_batches(self, link: Link, stream: Call) -> None:
-        while (part := await link.next_part()) is not None:
+    async def _write_batches(self, session: WorkerSession, stream: Call) -> None:
+        while (part := await session.next_part()) is not None:
             batch = worker_pb2.JobBatch()
             if isinstance(part, Delivery):
-                batch.jobs.extend(codec.job_messages(part, self._parts.store.topic_name, link.identity.tenant))
+                batch.jobs.extend(codec.job_messages(part, self._parts.store.topic_name, session.identity.tenant))
             else:
                 batch.lost.CopyFrom(codec.held_of(part.lost))
                 batch.cancel.CopyFrom(codec.held_of(part.cancel))
                 if part.drain_seconds is not None:
                     batch.drain.grace_seconds = part.drain_seconds
             await stream.write(batch)
-            link.written()
+            session.written()
             # A server stream has no way to beat: as long as the wire takes what we write, and leases are kept by
             # Heartbeat, it counts as heard.
-            link.heard()
+            session.heard()
 
     async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
-        """A single claim for scripts: a link for the length of the call, through the same coordinator."""
+        """A single claim for scripts: a session for the length of the call, through the same coordinator."""
         parts = self._parts
         identity = caller()
         count = check_integer(request.count or 1, field="count", low=1, high=limits.CLAIM_MAX)
-        link, topics = await self._asked(request, identity)
-        parts.links.begin_call(link)
-        parts.coordinator.ask(link, topics, link.default_lease_ms, count)
+        session, topics = await self._asked(request, identity)
+        parts.sessions.begin_call(session)
+        parts.coordinator.ask(session, topics, session.default_lease_ms, count)
         try:
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000 or 0.25):
-                part = await link.next_part()
-            link.written()  # as far as anybody can know: the answer leaves in one piece, or not at all
+                part = await session.next_part()
+            session.written()  # as far as anybody can know: the answer leaves in one piece, or not at all
         except TimeoutError:
             part = None
         finally:
-            drained = link.ended
-            link.end(ConnectionLost("a single claim is over"))
-            parts.links.end_call(link)
-            parts.coordinator.forget(link)
+            drained = session.ended
+            session.end(ConnectionLost("a single claim is over"))
+            parts.sessions.end_call(session)
+            parts.coordinator.forget(session)
         if part is None and drained is not None:
             raise drained
         if not isinstance(part, Delivery):
@@ -574,33 +598,33 @@ class WorkerService:
 
     async def _asked(
         self, request: worker_pb2.StreamJobsRequest | worker_pb2.ClaimRequest, identity: Identity
-    ) -> tuple[Link, list[str]]:
-        """A link for a call that names its topics once, not yet opened, and the topics it may have."""
+    ) -> tuple[WorkerSession, list[str]]:
+        """A session for a call that names its topics once, not yet opened, and the topics it may have."""
         parts = self._parts
         check_worker_id(request.worker_id)
         topics = self._allowed(identity, request.topics, field="topics")
         lease_ms = self._lease_ms(request.lease_seconds, "lease_seconds")
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
-        link = Link(identity, tenant_no, request.worker_id, parts.now, lease_ms)
-        link.heard()
-        return link, topics
+        session = WorkerSession(identity, tenant_no, request.worker_id, parts.now, lease_ms)
+        session.heard()
+        return session, topics
 
     def _check_accepting(self) -> None:
-        """Right before a link is opened, too: one that comes after the others were told to drain would hear nothing."""
+        """Right before a session is opened, too: one that comes after the others were asked to drain hears nothing."""
         if not self._parts.accepting():
             raise ShuttingDown("this instance is shutting down; connect to another one")
 
 
 @contextmanager
-def _told(link: Link, *, seq: int = 0) -> Iterator[None]:
-    """Tell a worker what is wrong with a part of its frame, and go on; but end the link when it may not be here."""
+def _told(session: WorkerSession, *, seq: int = 0) -> Iterator[None]:
+    """Tell a worker what is wrong with a part of its frame, and go on; but end the session when it may not be here."""
     try:
         yield
     except HeadgateError as error:
         if error.code in ("permission_denied", "shutting_down"):
             raise
-        link.tell(Told(error=error.with_traceback(None), error_seq=seq))
+        session.tell(Told(error=error.with_traceback(None), error_seq=seq))
 
 
 def _is_decided(told: Answer | None) -> bool:

@@ -55,7 +55,7 @@ async def a_server_has_a_false_clock(world: World) -> None:
             await _delayed_is_on_time(world)
     ended = await jobs.end()
     assert {(one.attempt, claims(one.epoch)) for one in ended} == {(1, 1)}, ended
-    assert not seen(world, "s1", "link_ended .*worker=w8")
+    assert not seen(world, "s1", "session_ended .*worker=w8")
 
 
 @scenario(

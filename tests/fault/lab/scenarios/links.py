@@ -41,7 +41,7 @@ from tests.support.epochs import claims
 
 
 async def _gone(world: World, server: str, reason: str, *, times: int = 1, within: float) -> None:
-    await printed(world, server, f"link_ended .*reason=({reason})", times=times, within=within)
+    await printed(world, server, f"session_ended .*reason=({reason})", times=times, within=within)
 
 
 async def _taken_over(world: World, jobs: HeldJobs, name: str) -> None:
@@ -65,7 +65,7 @@ async def a_link_falls_silent(world: World) -> None:
     async with world.faulty("silence between w8 and s1"):
         proxy.hold()
         await printed(world, "w8", "nothing was heard from", within=2 * world.lease)
-        await _gone(world, "s1", "link_silent|connection_lost", within=3 * world.lease)
+        await _gone(world, "s1", "session_silent|connection_lost", within=3 * world.lease)
         await _taken_over(world, jobs, "w9")
     links = seen(world, "w8", "connected to ")
     proxy.heal()
@@ -82,7 +82,7 @@ async def a_wire_carries_one_way_only(world: World) -> None:
             await jobs.run_at(f"w{20 + number}")
             async with world.faulty(f"nothing passes {toward}"):
                 await asyncio.to_thread(island.drop, toward=toward)
-                await _gone(world, "s1", "link_silent|connection_lost", times=number + 1, within=3 * world.lease)
+                await _gone(world, "s1", "session_silent|connection_lost", times=number + 1, within=3 * world.lease)
                 await _taken_over(world, jobs, f"w{30 + number}")
             await world.stop(f"w{30 + number}")
             world.worker_specs.pop(f"w{30 + number}")
@@ -236,14 +236,14 @@ async def a_worker_does_not_read(world: World) -> None:
         jobs = await hold(world, 40, extra={"pad": "x" * 300_000})
         beating = asyncio.create_task(_beat_without_end(call))
         try:
-            await _gone(world, "s1", "link_overflow|link_silent", within=40)
+            await _gone(world, "s1", "session_overflow|session_silent", within=40)
         finally:
             beating.cancel()
             await asyncio.wait((beating,))
         assert _memory(world.servers["s1"].pid) - before < 128 << 20
     await add_worker(world, "w8", concurrency=40)
     await jobs.end(within=40)
-    world.coverage.add("link_overflow")
+    world.coverage.add("session_overflow")
 
 
 async def _beat_without_end(call: Any) -> None:
@@ -318,4 +318,4 @@ async def two_workers_share_a_name(world: World) -> None:
             await add_worker(world, "w8")
             ended = await jobs.end()
             assert {(one.attempt, claims(one.epoch)) for one in ended} == {(1, 2)}, ended
-    assert seen(world, "s1", "link_ended worker=twin reason=superseded") == 1
+    assert seen(world, "s1", "session_ended worker=twin reason=superseded") == 1

@@ -262,7 +262,7 @@ async def a_server_forgets_its_links(world: World) -> None:
                 await printed(world, name, "connected to ", times=links[name] + 1, within=5 + SLOW_MACHINE)
             took = time.monotonic() - began
             world.measured("the streams are open again", f"{took:.1f} s")
-        assert seen(world, "s1", "link_ended .*reason=link_forgotten") >= 1
+        assert seen(world, "s1", "session_ended .*reason=session_forgotten") >= 1
         await eventually(shown_again, "the operator sees it again")
     finally:
         await hg.close(flush=0.1)

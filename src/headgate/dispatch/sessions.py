@@ -1,15 +1,16 @@
-"""Links: the workers connected to this instance, what each holds, and what is on its way to it.
+"""Worker sessions: the workers connected to this instance, what each holds, and what is on its way to it.
 
-A link owns its credit (how many more jobs it will take, per demand) and a dict of what it holds, by id. A job has one
-entry: of two epochs the newer counts. Jobs that are queued for it but were never written go back at once when it ends.
-What was written stays leased: the worker may come back, here or elsewhere, and declare it.
+A session owns its credit (how many more jobs it will take, per demand) and a dict of what it holds, by id. A job has
+one entry: of two epochs the newer counts. Jobs that are queued for it but were never written go back at once when it
+ends. What was written stays leased: the worker may come back, here or elsewhere, and declare it.
 
-What a link holds is what it was given, or what it declared when it connected and the database confirmed. Whatever else
-its worker reports is not kept here, so that no worker can make a link grow; one that reports mostly such jobs is ended.
+What a session holds is what it was given, or what it declared when it connected and the database confirmed. Whatever
+else its worker reports is not kept here, so that no worker can make a session grow; one that reports mostly such jobs
+is ended.
 
 *Written* means that the write of its frame has completed. One that was cut short counts as never written: the peer
 cannot have read a frame of which the rest is missing. Should its last bytes have left in the very moment in which the
-link ended, the epoch of the next delivery makes the outcome of this one stale.
+session ended, the epoch of the next delivery makes the outcome of this one stale.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 Wanted: TypeAlias = tuple[tuple[int, ...], int, tuple[str, ...]]
 """What credit is for: topics by number, the lease in milliseconds, and topics that do not exist yet, by name."""
 MAX_QUEUED_PARTS = 256
-"""Frames waiting to be written to one link. Credits bound the jobs among them; a peer that does not read is closed
+"""Frames waiting to be written to one session. Credits bound the jobs among them; a peer that does not read is closed
 here."""
 FRAME_BYTES = 1_000_000
 """What one frame of jobs holds at most, or a single job: gRPC clients take 4 MiB, unless they are told otherwise."""
-LINK_BYTES = 4 * 1024 * 1024
-"""Payloads that wait to be written to one link. Past that nothing more is claimed for it until its peer has read:
+SESSION_BYTES = 4 * 1024 * 1024
+"""Payloads that wait to be written to one session. Past that nothing more is claimed for it until its peer has read:
 credit bounds the jobs, and a thousand jobs may be a gigabyte."""
 HELD_PER_TENANT: Final = 500_000
 """Jobs that the sessions of a tenant may hold on one instance. Beyond it none may declare more (some 140 MB)."""
@@ -56,37 +57,37 @@ RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
 ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
 
 
-class LinkEnded(HeadgateError):
-    """The server ended a link, for the reason given."""
+class SessionEnded(HeadgateError):
+    """The server ended a session, for the reason given."""
 
-    code = "link_ended"
+    code = "session_ended"
 
 
-class Superseded(LinkEnded):
-    """A newer link with the same worker id took this one's place."""
+class Superseded(SessionEnded):
+    """A newer session with the same worker id took this one's place."""
 
     code = "superseded"
 
 
-class LinkSilent(LinkEnded):
+class SessionSilent(SessionEnded):
     """Nothing was heard of the worker for longer than its lease."""
 
-    code = "link_silent"
+    code = "session_silent"
 
 
-class LinkOverflow(LinkEnded):
+class SessionOverflow(SessionEnded):
     """The worker does not read what it is sent."""
 
-    code = "link_overflow"
+    code = "session_overflow"
 
 
-class LinkForgotten(LinkEnded):
-    """The instance has lost track of this link, though its stream is open: the worker must connect again."""
+class SessionForgotten(SessionEnded):
+    """The instance has lost track of this session, though its stream is open: the worker must connect again."""
 
-    code = "link_forgotten"
+    code = "session_forgotten"
 
 
-class UnknownJobs(LinkEnded):
+class UnknownJobs(SessionEnded):
     """The worker reports jobs that it was not given. It may connect again, and declare what it holds."""
 
     code = "unknown_jobs"
@@ -105,7 +106,7 @@ _OF_EACH_JOB: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class Delivery:
-    """Jobs dealt to one link by one claim, as parallel sequences: ready to become a frame."""
+    """Jobs dealt to one session by one claim, as parallel sequences: ready to become a frame."""
 
     tenant_no: int
     lease_ms: int
@@ -120,7 +121,7 @@ class Delivery:
     headers: Sequence[str | None]
     payloads: Sequence[bytes]
     wanted: Wanted = ((), 0, ())  # what the credit was for that it uses up
-    seq: int = 0  # its number on the link, from 1; 0 on all parts of a split one but the last
+    seq: int = 0  # its number on the session, from 1; 0 on all parts of a split one but the last
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -170,7 +171,7 @@ class Delivery:
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """Anything else a link is sent: receipts of a frame, jobs lost or to be cancelled, an error, the wish to drain."""
+    """Anything else a session is sent: receipts of a frame, jobs lost or to be cancelled, an error, a drain."""
 
     receipts_seq: int | None = None
     receipts_odd: Sequence[object] = ()
@@ -189,7 +190,7 @@ class Told:
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class WorkerSession:
     """One connected worker."""
 
     identity: Identity
@@ -199,7 +200,7 @@ class Link:
     default_lease_ms: int
     incarnation: int = 0  # of the worker's process; 0: it has not said
     claims_as: str = field(init=False)  # the worker on the rows of its jobs
-    # Jobs this link holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), number of its delivery)
+    # Jobs this session holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), number of its delivery)
     held: dict[UUID, tuple[int, int, float, int]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
     quiet: bool = False  # an operator's wish: credit is kept aside, not given
@@ -209,7 +210,9 @@ class Link:
     last_delivery: float = 0.0
     delivered: int = 0
     on_freed: Callable[[int], None] | None = None  # set by a stream whose credit comes back with reported outcomes
-    on_room: Callable[[Link], None] | None = None  # called when a link that was passed over as full has room again
+    on_room: Callable[[WorkerSession], None] | None = (
+        None  # called when a session that was passed over as full has room again
+    )
     starved: bool = False  # it was passed over as full
     sent_on: bool = False  # it was asked to connect anew, to another process of this port
     queued_bytes: int = 0  # of payloads that wait to be written
@@ -243,16 +246,16 @@ class Link:
 
     @property
     def longest_lease(self) -> float:
-        """Seconds of silence after which the link counts as dead."""
+        """Seconds of silence after which the session counts as dead."""
         longest = max((demand.lease_ms for demand in self.credit), default=self.default_lease_ms)
         return max(longest, self.default_lease_ms) / 1000
 
     def deliver(self, delivery: Delivery) -> bool:
-        """Queue jobs; False when the link has ended, and the jobs must go back."""
+        """Queue jobs; False when the session has ended, and the jobs must go back."""
         if self.ended is not None:
             return False
         if len(self._parts) >= MAX_QUEUED_PARTS:
-            self.end(LinkOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
+            self.end(SessionOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
             return False
         renew_at = self.now() + delivery.lease_ms / 2000
         lease_ms = delivery.lease_ms
@@ -265,7 +268,7 @@ class Link:
         return True
 
     def tell(self, told: Told) -> None:
-        """Queue anything else. A link that has ended hears nothing."""
+        """Queue anything else. A session that has ended hears nothing."""
         if self._weigh(told):
             self.send_receipts()  # in the order in which they were said
             self._parts.append(told)
@@ -308,12 +311,12 @@ class Link:
             self._ready.set()
 
     def _weigh(self, told: Told) -> bool:
-        """Count what is to be queued; False when the link has ended, or ends here because its peer does not read."""
+        """Count what is to be queued; False when the session has ended, or ends here because its peer does not read."""
         if self.ended is not None:
             return False
         self._words += told.weight
         if self._words > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
-            self.end(LinkOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
+            self.end(SessionOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
             return False
         return True
 
@@ -437,7 +440,7 @@ class Link:
         self._ready.set()
 
     async def next_part(self) -> Delivery | Told | None:
-        """What to write next; None when the link has ended, or is finished. Who asks has written what it got before."""
+        """What to write next; None when the session has ended, or is finished. What it gave before is written."""
         self.written()
         while not self._parts:
             if self.ended is not None or (self.finishing and not self._reports):
@@ -457,7 +460,7 @@ class Link:
             self._parts[0] = rest
         self._writing = first
         self.queued_bytes -= first.payload_bytes
-        if self.starved and self.queued_bytes < LINK_BYTES:
+        if self.starved and self.queued_bytes < SESSION_BYTES:
             self.starved = False
             if self.on_room is not None:
                 self.on_room(self)
@@ -478,14 +481,14 @@ class Link:
     @property
     def is_full(self) -> bool:
         """Whether its peer must read before more is claimed for it."""
-        return self.queued_bytes >= LINK_BYTES
+        return self.queued_bytes >= SESSION_BYTES
 
     async def over(self) -> None:
-        """Return when the link has ended. Its writer may not notice: it hangs while the peer reads nothing."""
+        """Return when the session has ended. Its writer may not notice: it hangs while the peer reads nothing."""
         await self._over.wait()
 
     def end(self, reason: HeadgateError) -> None:
-        """End the link; its writer and reader notice. The first reason counts."""
+        """End the session; its writer and reader notice. The first reason counts."""
         if self.ended is None:
             self.ended = reason
         self.send_receipts()
@@ -495,7 +498,7 @@ class Link:
     def take_unsent(self) -> list[Delivery]:
         """What was never written, once, for handing back. Words stay: the peer may still hear them.
 
-        A frame that is being written is among it only when the link has ended: else it will be written.
+        A frame that is being written is among it only when the session has ended: else it will be written.
         """
         unsent = [part for part in self._parts if isinstance(part, Delivery)]
         self._parts = deque(part for part in self._parts if not isinstance(part, Delivery))
@@ -508,38 +511,38 @@ class Link:
         return unsent
 
 
-class Links:
-    """All links of this instance."""
+class WorkerSessions:
+    """All sessions of this instance."""
 
     def __init__(self) -> None:
-        self._by_worker: dict[tuple[int, str], Link] = {}
-        self._all: set[Link] = set()
-        self._calls: set[Link] = set()
+        self._by_worker: dict[tuple[int, str], WorkerSession] = {}
+        self._all: set[WorkerSession] = set()
+        self._calls: set[WorkerSession] = set()
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[WorkerSession]:
         return iter(tuple(self._all))
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def open(self, link: Link) -> None:
-        """Register; of two links with one worker id the newer wins, the older is told.
+    def open(self, session: WorkerSession) -> None:
+        """Register; of two sessions with one worker id the newer wins, the older is told.
 
         Raises WorkerIdTaken if the older one is alive and was opened under another credential: its owner must not lose
         its connection, and with it its jobs, to another client that knows its name. Credentials are told apart by their
         names, so a token can be replaced by another of the same name while its worker is connected.
         """
-        key = (link.tenant_no, link.worker_id)
+        key = (session.tenant_no, session.worker_id)
         older = self._by_worker.get(key)
-        if older is not None and older.ended is None and older.identity.subject != link.identity.subject:
+        if older is not None and older.ended is None and older.identity.subject != session.identity.subject:
             raise WorkerIdTaken(
-                f"a worker {link.worker_id} is connected with another token; give this one an id of its own, or end "
+                f"a worker {session.worker_id} is connected with another token; give this one an id of its own, or end "
                 "the other first"
             )
         if older is not None:
-            older.end(Superseded(f"worker {link.worker_id} has connected again; this older connection ends"))
-        self._by_worker[key] = link
-        self._all.add(link)
+            older.end(Superseded(f"worker {session.worker_id} has connected again; this older connection ends"))
+        self._by_worker[key] = session
+        self._all.add(session)
 
     def check_room(self, tenant_no: int, declared: int) -> None:
         """Raises Overloaded if a tenant's sessions would hold too many jobs here, with so many more that are declared.
@@ -548,60 +551,62 @@ class Links:
         """
         if not declared:
             return
-        held = sum(len(link.held) + link.declaring for link in self._all if link.tenant_no == tenant_no)
+        held = sum(len(session.held) + session.declaring for session in self._all if session.tenant_no == tenant_no)
         if held + declared > HELD_PER_TENANT:
             raise Overloaded(
                 f"{held} jobs are held by workers of this tenant on this instance, the limit is {HELD_PER_TENANT}",
                 retry_after_ms=LONGEST_HINT_MS,
             )
 
-    def close(self, link: Link) -> None:
-        """Forget a link that has ended."""
-        self._all.discard(link)
-        if self._by_worker.get((link.tenant_no, link.worker_id)) is link:
-            del self._by_worker[link.tenant_no, link.worker_id]
+    def close(self, session: WorkerSession) -> None:
+        """Forget a session that has ended."""
+        self._all.discard(session)
+        if self._by_worker.get((session.tenant_no, session.worker_id)) is session:
+            del self._by_worker[session.tenant_no, session.worker_id]
 
-    def knows(self, link: Link) -> bool:
+    def knows(self, session: WorkerSession) -> bool:
         """Whether it counts: leases are renewed, and jobs claimed, for these only."""
-        return link in self._all
+        return session in self._all
 
-    def find(self, tenant_no: int, worker_id: str) -> Link | None:
-        """The link of a worker, if it is connected here."""
+    def find(self, tenant_no: int, worker_id: str) -> WorkerSession | None:
+        """The session of a worker, if it is connected here."""
         return self._by_worker.get((tenant_no, worker_id))
 
-    def holder(self, tenant_no: int, job_id: UUID, epoch: int) -> Link | None:
-        """The link that holds this very attempt, if it is here."""
-        for link in self._all:
-            if link.ended is None and link.tenant_no == tenant_no and link.holds(job_id, epoch):
-                return link
+    def holder(self, tenant_no: int, job_id: UUID, epoch: int) -> WorkerSession | None:
+        """The session that holds this very attempt, if it is here."""
+        for session in self._all:
+            if session.ended is None and session.tenant_no == tenant_no and session.holds(job_id, epoch):
+                return session
         return None
 
-    def begin_call(self, link: Link) -> None:
-        """A link for the length of a unary call: no worker's presence, but it must not outlast a drain or its token."""
-        self._calls.add(link)
+    def begin_call(self, session: WorkerSession) -> None:
+        """A session for the length of a unary call: no presence, but it must not outlast a drain or its token."""
+        self._calls.add(session)
 
-    def end_call(self, link: Link) -> None:
+    def end_call(self, session: WorkerSession) -> None:
         """That call is over."""
-        self._calls.discard(link)
+        self._calls.discard(session)
 
-    def with_calls(self) -> tuple[Link, ...]:
-        """All links, also those of unary calls."""
+    def with_calls(self) -> tuple[WorkerSession, ...]:
+        """All sessions, also those of unary calls."""
         return (*self._all, *self._calls)
 
     def drain(self, seconds: int) -> None:
         """Ask all workers to leave; calls that wait for jobs end, there will be none."""
-        for link in self:
-            link.tell(Told(drain_seconds=seconds))
-        for link in self._calls:
-            link.end(ShuttingDown("this instance is shutting down; ask another one"))
+        for session in self:
+            session.tell(Told(drain_seconds=seconds))
+        for session in self._calls:
+            session.end(ShuttingDown("this instance is shutting down; ask another one"))
 
     def send_on(self, number: int, seconds: int) -> int:
         """Ask so many workers to connect anew, those with the least in hand; how many were asked, each but once.
 
         They get no more jobs here, and take along what still runs after `seconds`.
         """
-        asked = sorted((link for link in self if not link.sent_on), key=lambda link: len(link.held))[:number]
-        for link in asked:
-            link.sent_on = True
-            link.tell(Told(drain_seconds=seconds))
+        asked = sorted((session for session in self if not session.sent_on), key=lambda session: len(session.held))[
+            :number
+        ]
+        for session in asked:
+            session.sent_on = True
+            session.tell(Told(drain_seconds=seconds))
         return len(asked)
