@@ -10,7 +10,7 @@ import pytest
 
 from headgate import Headgate
 from headgate.sdk.client import producer
-from headgate.sdk.worker import link
+from headgate.sdk.worker import stream
 from tests.support.waiting import until_async
 
 
@@ -55,7 +55,7 @@ async def test_a_client_calls_again_where_its_greeting_was_not_answered(monkeypa
 
 @pytest.mark.req("F17", "F53")
 async def test_a_worker_calls_again_where_its_greeting_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "HELLO_SECONDS", 0.2)
     async with silent() as (address, callers):
         hg = Headgate(address)
 

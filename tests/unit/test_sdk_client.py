@@ -71,9 +71,9 @@ async def test_submits_made_while_all_frames_are_on_their_way_share_the_next_one
         (link,) = server.producers
         server.answers_submits = False
         _, producer, _ = app._connection._opened()
-        free = producer.room._jobs
+        free = producer.capacity._jobs
         waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(500)]
-        await until(lambda: producer.room._jobs == free - 500, "all are in the outbox")
+        await until(lambda: producer.capacity._jobs == free - 500, "all are in the outbox")
         server.answers_submits = True
         for frame in link.frames():
             link.reply(frame.seq)
@@ -295,10 +295,10 @@ async def test_a_closed_client_says_so_and_sends_what_waits_first() -> None:
             await mail(unused).submit("z")
 
 
-def small(address: str, room: int) -> Headgate:
+def small(address: str, capacity: int) -> Headgate:
     """A client that keeps no more than so many jobs until they are answered."""
     app = Headgate(address)
-    app._connection = Connection(addresses_of(address), token="", room=room)
+    app._connection = Connection(addresses_of(address), token="", capacity=capacity)
     return app
 
 
@@ -315,7 +315,7 @@ async def test_a_full_outbox_makes_submits_wait_their_turn() -> None:
         with pytest.raises(OutboxFull, match=r"after 0\.05 s"):
             await task.submit("does not wait long", options={"timeout": 0.05})
         with pytest.raises(OutboxFull):
-            await task.submit_many([(f"{n}",) for n in range(4)])  # more than there ever is room for
+            await task.submit_many([(f"{n}",) for n in range(4)])  # more than there ever is capacity for
         left.cancel()
         link = server.producers[0]
         server.answers_submits = True
@@ -327,7 +327,7 @@ async def test_a_full_outbox_makes_submits_wait_their_turn() -> None:
             b'{"to":"a"}',
             b'{"to":"b"}',
         ]
-        await task.submit("room again", options={"when_busy": "raise"})
+        await task.submit("capacity again", options={"when_busy": "raise"})
 
 
 async def test_a_full_outbox_blocks_threads_until_there_is_room() -> None:

@@ -17,7 +17,7 @@ import pytest
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.worker import Worker
-from headgate.sdk.worker.child import LOG_TEXT_MAX_CHARS
+from headgate.sdk.worker.process_child import LOG_TEXT_MAX_CHARS
 from tests.support import sdk_app
 from tests.support.fake_server import fake_server, until
 

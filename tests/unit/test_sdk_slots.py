@@ -20,8 +20,8 @@ import pytest
 from headgate import Headgate, InvalidInput
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
-from headgate.sdk.worker import Worker, patience, processes
-from headgate.sdk.worker.link import Link
+from headgate.sdk.worker import Worker, process_slots, time_limits
+from headgate.sdk.worker.stream import WorkerStream
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
 from tests.unit.sdk_working import Gate
@@ -120,7 +120,7 @@ async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_n
     ears: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ears == "deaf":
-        monkeypatch.setattr(processes, "UNWIND_SECONDS", 2.0)
+        monkeypatch.setattr(process_slots, "UNWIND_SECONDS", 2.0)
     async with working("deafen", "square", processes=1) as (link, _):
         note = tmp_path / "note"
         (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
@@ -244,7 +244,7 @@ async def test_whichever_of_deadline_and_time_limit_comes_first_ends_the_attempt
 async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
     async with working("unlimited-thread", concurrency=1, prefetch=1) as (link, _):
         release = tmp_path / "release"
         body = json.dumps({"path": str(release)}).encode()
@@ -261,7 +261,7 @@ async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
 async def test_a_deadline_that_passes_inside_the_slot_says_that_the_job_was_not_started(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
     async with working("linger", concurrency=1, prefetch=5) as (link, _):
         (running,) = link.deliver("linger", b"{}")
         waiting = link.deliver("linger", *[b"{}"] * 5, deadline_in_ms=50)
@@ -279,7 +279,7 @@ async def test_a_job_that_has_ended_is_kept_by_no_timer_of_its_deadline_or_time_
         async with working_at(app, server) as (worker, link):
             (raw,) = link.deliver("gated", b"{}", deadline_in_ms=86_400_000)
             await until(lambda: gate.begun, "it runs")
-            ledger = cast("Link", worker._link).ledger
+            ledger = cast("WorkerStream", worker._stream).ledger
             timers = ledger.timers[ledger.held[raw]]
             assert (sorted(timers), any(timer.cancelled() for timer in timers.values())) == (
                 ["deadline", "limit"],
@@ -300,7 +300,7 @@ async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:
 async def test_a_thread_over_its_time_limit_fails_its_attempt_and_keeps_its_slot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "UNWIND_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
     async with working("limited-thread", concurrency=2) as (link, _):
         await until(lambda: link.credit == 2, "it asked for two")
         release = tmp_path / "release"
@@ -326,10 +326,10 @@ def test_a_time_limit_is_checked_when_it_is_given() -> None:
 async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "DOOMED_SECONDS", 0.3)
+    monkeypatch.setattr(time_limits, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(time_limits, "DOOMED_SECONDS", 0.3)
     monkeypatch.setattr("headgate.sdk.worker.stopping.UNWIND_SECONDS", 0.5)
-    monkeypatch.setattr("headgate.sdk.worker.worker.SLOT_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("headgate.sdk.worker.worker.SLOT_GIVE_UP_SECONDS", 0.5)
     app = Headgate("127.0.0.1:1")
     release, begun_async = asyncio.Event(), asyncio.Event()
 
@@ -345,7 +345,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     app.register("deaf-thread", sdk_app.limited_thread.function)
     async with fake_server() as server:
         server.beat_seconds = 1
-        monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 60.0)  # of the server: it has none
+        monkeypatch.setattr("headgate.sdk.worker.stream.silence", lambda _: 60.0)  # of the server: it has none
         worker = Worker(
             Connection(addresses_of(server.address), token=""), app.tasks, concurrency=2, grace=0.3, cancel_grace=0.1
         )

@@ -19,7 +19,7 @@ from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refuse
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_topic
 from headgate.sdk import Headgate
-from headgate.sdk.loops import new_loop
+from headgate.sdk.io_thread import new_loop
 
 TOPIC = "headgate-bench"
 LIVE = tuple(state.label for state in State if not state.is_final)

@@ -40,9 +40,8 @@ from headgate.sdk.errors import (
 )
 from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
 from headgate.sdk.job import CancelToken, Job, this_job
-from headgate.sdk.options import JobOptions
+from headgate.sdk.options import JobOptions, Priority
 from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
-from headgate.sdk.priority import Priority
 from headgate.sdk.schedule_specs import ScheduleOptions
 from headgate.sdk.submitting import Bound
 from headgate.sdk.sync import SyncHeadgate

@@ -20,10 +20,10 @@ from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
 from headgate.sdk.job import Job
-from headgate.sdk.loops import new_loop
+from headgate.sdk.io_thread import new_loop
 from headgate.sdk.options import JobOptions, Prepared, prepared
 from headgate.sdk.outcomes import Seconds
-from headgate.sdk.payloads import body_of
+from headgate.sdk.codec import body_of
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
 from headgate.sdk.schedules import SOURCE, Declared, ScheduleDecorator, SyncReport, sync, sync_beside
 from headgate.sdk.submitting import Bound, submit, submit_many
@@ -272,7 +272,7 @@ class Headgate:
 
         The process ends even if a handler does not: with exit code 1, some seconds after its job was handed back.
         """
-        from headgate.sdk.worker.patience import leaving_at_last
+        from headgate.sdk.worker.time_limits import leaving_at_last
 
         worker = self.worker(**options)
         with leaving_at_last(worker.ended), asyncio.Runner(loop_factory=new_loop) as runner:

@@ -19,7 +19,7 @@ import msgspec
 
 from headgate.domain import limits
 from headgate.domain.errors import TooLarge
-from headgate.domain.validation import shown
+from headgate.domain.validation import check_payload, shown
 from headgate.sdk.errors import PayloadError
 
 _DEEPEST: Final = 100  # beyond that it is a cycle, or nobody's job
@@ -117,6 +117,14 @@ def encode(value: object, *, path: str) -> bytes:
     except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
         where, problem = _culprit(value, path) or (path, _sentence(error))
         raise PayloadError(where, problem, hint="give a type that JSON or msgspec knows") from None
+
+
+def body_of(payload: object) -> bytes:
+    """Bytes as they are, all else as JSON; raises PayloadError, with the path, for what JSON would not bring back."""
+    if isinstance(payload, bytes):
+        return check_payload(payload)
+    check_plain(payload, path="payload")
+    return check_payload(encode(payload, path="payload"))
 
 
 def encode_result(value: object) -> bytes:

@@ -12,10 +12,10 @@ from uuid import UUID
 
 from headgate.domain.ids import JobId
 from headgate.sdk.addresses import Address
-from headgate.sdk.client.calls import PATIENCE_SECONDS, Calls
-from headgate.sdk.client.parcels import FRAME_BYTES, FRAME_JOBS, Answer, Parcel
+from headgate.sdk.client.calls import GIVE_UP_SECONDS, Calls
+from headgate.sdk.client.capacity import JOBS, SubmitCapacity, full
+from headgate.sdk.client.frames import FRAME_BYTES, FRAME_JOBS, Answer, PendingSubmit
 from headgate.sdk.client.producer import Producer
-from headgate.sdk.client.room import JOBS, Room, full
 from headgate.sdk.errors import Closed
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import IoThread, io_thread
@@ -48,11 +48,11 @@ class Page:
 class Connection:
     """Opens the producer and the unary calls when first needed."""
 
-    def __init__(self, addresses: tuple[Address, ...], *, token: str, room: int = JOBS) -> None:
+    def __init__(self, addresses: tuple[Address, ...], *, token: str, capacity: int = JOBS) -> None:
         self.addresses, self.token = addresses, token
         self.box: Box | None = None
         self._ids = new_id_maker()
-        self._room = room
+        self._capacity = capacity
         self._lock = threading.Lock()
         self._open: tuple[IoThread, Producer, Calls] | None = None
         self._closed = False
@@ -65,7 +65,7 @@ class Connection:
                     raise Closed("this Headgate client was closed; make another one")
                 if self._open is None:
                     io = io_thread()
-                    producer = Producer(io, self.addresses, token=self.token, room=Room(self._room))
+                    producer = Producer(io, self.addresses, token=self.token, capacity=SubmitCapacity(self._capacity))
                     self._open = io, producer, Calls(self.addresses, token=self.token)
                 opened = self._open
         if opened[0].pid != os.getpid():
@@ -79,7 +79,7 @@ class Connection:
     # --- submitting --------------------------------------------------------------------------------------------------
 
     async def submit(self, topic: str, payload: bytes, options: Prepared) -> Page:
-        """Hand over one job, as soon as there is room; the page's future, for the running loop, gets the answer."""
+        """Hand over one job, as soon as there is capacity; the page's future, for the running loop, gets the answer."""
         job_id = options.id or self._ids.next_id()
         return await self.put(topic, [job_id], [payload], options)
 
@@ -102,15 +102,15 @@ class Connection:
             yield self._ids.make(len(page)), page
 
     async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-        """Hand over one page. Waits for room, up to the timeout, unless told not to: then OutboxFull."""
+        """Hand over one page. Waits for capacity, up to the timeout, unless told not to: then OutboxFull."""
         if self.box is not None:
             return _boxed(self.box, topic, ids, payloads, options)
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
-        if not producer.room.take(len(ids), size):
+        if not producer.capacity.take(len(ids), size):
             if not options.waits:
                 raise full()
-            await producer.room.wait(len(ids), size, seconds=options.timeout)
+            await producer.capacity.wait(len(ids), size, seconds=options.timeout)
         return self._hand_over(topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
 
     def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
@@ -119,10 +119,10 @@ class Connection:
             return _boxed(self.box, topic, ids, payloads, options)
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
-        if not producer.room.take(len(ids), size):
+        if not producer.capacity.take(len(ids), size):
             if not options.waits:
                 raise full()
-            producer.room.wait_blocking(len(ids), size, seconds=options.timeout)
+            producer.capacity.wait_blocking(len(ids), size, seconds=options.timeout)
         return self._hand_over(topic, ids, payloads, options, size, deadline, None)
 
     def _hand_over(
@@ -137,11 +137,11 @@ class Connection:
     ) -> Page:
         raw = [job_id.bytes for job_id in ids]
         # An id of the caller's own choice may have been sent before, perhaps by another process.
-        parcel = Parcel(
+        submit = PendingSubmit(
             topic, raw, payloads, options, deadline=deadline, fresh=options.id is None, loop=loop, size=size
         )
-        self._opened()[1].put(parcel)
-        return Page(ids, parcel.future)
+        self._opened()[1].put(submit)
+        return Page(ids, submit.future)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Connection:
         method: Method[Asked, Answered],
         request: Asked,
         *,
-        timeout: float = PATIENCE_SECONDS,  # noqa: ASYNC109
+        timeout: float = GIVE_UP_SECONDS,  # noqa: ASYNC109
         about: tuple[str, str] | None = None,
     ) -> Answered:
         """Make one unary call, from any loop; `about` is what it asks for: a noun and a name."""
@@ -174,7 +174,7 @@ class Connection:
         return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, about=about)))
 
     def call_blocking(
-        self, method: Method[Asked, Answered], request: Asked, *, within: float = PATIENCE_SECONDS
+        self, method: Method[Asked, Answered], request: Asked, *, within: float = GIVE_UP_SECONDS
     ) -> Answered:
         """Make one unary call, from any thread."""
         io, _, calls = self._opened()
@@ -182,7 +182,7 @@ class Connection:
 
     def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
         io, _, calls = self._opened()
-        return io.start(calls.get(job_id, within=PATIENCE_SECONDS, payload=payload, result=result))
+        return io.start(calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result))
 
     def _start_wait(self, job_id: UUID, timeout: float) -> Future[jobs.JobInfo]:
         io, _, calls = self._opened()

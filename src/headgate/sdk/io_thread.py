@@ -21,10 +21,22 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, TypeVarTuple
 
 from headgate.sdk.errors import ForkedProcess
-from headgate.sdk.loops import new_loop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where there is one.
+
+    It is faster, and its wake-up from another thread does not give up the GIL: handlers that finish in a row are sent
+    as one frame.
+    """
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class IoThread:
@@ -32,7 +44,8 @@ class IoThread:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.loop = _new_loop()
+        self.loop = new_loop()
+        self.loop.set_exception_handler(_on_exception)
         self._thread = threading.Thread(target=self._run, name="headgate-io", daemon=True)
         self._thread.start()
 
@@ -78,12 +91,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    loop = new_loop()
-    loop.set_exception_handler(_on_exception)
-    return loop
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

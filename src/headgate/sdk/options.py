@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 from typing import Final, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
 
@@ -19,6 +20,15 @@ from headgate.wire import producer_pb2 as pb
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Priority(IntEnum):
+    """Named priorities. Any other int is a priority too; higher runs first."""
+
+    BULK = -10
+    NORMAL = 0
+    HIGH = 10
+    URGENT = 20
 
 
 class HasId(Protocol):

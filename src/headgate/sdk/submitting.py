@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId
-from headgate.sdk.client.parcels import Answer
+from headgate.sdk.client.frames import Answer
 from headgate.sdk.connection import PAGES_IN_FLIGHT, Connection, Page
 from headgate.sdk.errors import SubmitManyError
 from headgate.sdk.handles import JobHandle, SyncHandle, error_of

@@ -15,7 +15,7 @@ from headgate.sdk.batches import BatchInfo
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, prepared
-from headgate.sdk.payloads import body_of
+from headgate.sdk.codec import body_of
 from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
 

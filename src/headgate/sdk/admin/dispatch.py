@@ -9,8 +9,8 @@ from typing import Final
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import RetentionStatus
 from headgate.domain.validation import check_aware, check_topic
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.retention import rules_of
-from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.wire import operator_pb2 as pb

@@ -10,8 +10,8 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError, NotFound, Refused
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.history import JobEvent, job_event
-from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word

@@ -8,7 +8,7 @@ from typing import Final
 
 from headgate.domain.filters import parse
 from headgate.domain.validation import check_integer, check_page_size
-from headgate.sdk.admin.texts import utf8_text
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info, state_word
 from headgate.sdk.rpc import Method

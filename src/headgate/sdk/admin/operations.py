@@ -14,8 +14,8 @@ from headgate.domain.filters import parse
 from headgate.domain.ids import parse_job_id
 from headgate.domain.operations import Verb
 from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.listing import by_state
-from headgate.sdk.admin.texts import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker

@@ -13,12 +13,12 @@ from headgate.domain import limits
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.rank import unix_us
 from headgate.domain.validation import check_integer, check_page_size, check_topic
-from headgate.sdk.admin.texts import utf8_text
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.outcomes import Seconds
-from headgate.sdk.payloads import body_of
+from headgate.sdk.codec import body_of
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.sdk.schedule_specs import ScheduleOptions, spec, timing
 from headgate.wire import schedules_pb2 as pb

@@ -12,7 +12,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import check_ageing_step, check_integer, check_topic, shown
-from headgate.sdk.admin.texts import utf8_text
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.options import wire_policy
 from headgate.sdk.rpc import Method

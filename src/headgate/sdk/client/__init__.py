@@ -1,12 +1,13 @@
 """The producing side: jobs on their way, on the I/O thread.
 
-- `parcels`: what one call hands over (one job, or a page of `submit_many`), and how parcels become frames.
-- `producer`: the outbox and the Produce stream. A parcel leaves it when it is answered or its time is over.
+- `frames`: what one call submits (one job, or a page of `submit_many`), and how submits become frames.
+- `capacity`: the bound on submits that are not answered yet.
+- `producer`: the outbox and the Produce stream. A submit leaves it when it is answered or its deadline passes.
 - `calls`: reading and waiting, by unary calls.
 
-Whoever submits appends a parcel and wakes the I/O loop, if it is not awake already; what arrives while a frame is being
+A caller appends its submit and wakes the I/O loop, unless it is awake already; what arrives while a frame is being
 written goes out in the next one. Answers go back to each waiting loop in one crossing per reply.
-A broken stream costs the caller nothing but time: parcels that were sent are sent again, marked as not fresh, so that
+A broken stream costs the caller nothing but time: submits that were sent are sent again, marked as not fresh, so that
 the server looks for a twin; ids are chosen before the first send, so there is never a second job.
 """
 

@@ -20,7 +20,7 @@ from headgate.wire import producer_pb2 as producer
 
 WAIT_SECONDS: Final = 20.0
 """The longest a single WaitResult stays open: short enough for proxies that cut silent calls."""
-PATIENCE_SECONDS: Final = 10.0
+GIVE_UP_SECONDS: Final = 10.0
 """What one unary call may take beyond the wait it asks for."""
 TERMINAL: Final = frozenset({jobs.STATE_COMPLETED, jobs.STATE_DEAD, jobs.STATE_CANCELLED})
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -65,7 +65,7 @@ class Calls:
         async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:
             wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - _now())) * 1000)
             request = producer.WaitResultRequest(id=job_id.bytes, wait_ms=wait_ms)
-            allowed = wait_ms / 1000 + PATIENCE_SECONDS
+            allowed = wait_ms / 1000 + GIVE_UP_SECONDS
             return await rpc.WAIT_RESULT(channel, request, token=self._token, seconds=allowed)
 
         while True:
@@ -94,7 +94,7 @@ class Calls:
             address = self._rotation.current
             channel = self._channel = self._channel or rpc.open_channel(address)
             try:
-                found = await ask(channel, max(0.1, min(PATIENCE_SECONDS, deadline - _now())))
+                found = await ask(channel, max(0.1, min(GIVE_UP_SECONDS, deadline - _now())))
             except grpc.aio.AioRpcError as error:
                 explained: HeadgateError = rpc.explain(error, address, about=about)
                 if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):

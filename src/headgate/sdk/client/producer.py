@@ -1,9 +1,9 @@
 """The outbox and its one Produce stream.
 
 Everything but `put` runs on the I/O loop. Parcels wait in `_inbox` (put by any thread), then `_unsent`, then in a
-`Load` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `room`; who puts a
-parcel has taken its room before.
-The stream is opened at the first parcel, and after a break only if there is something to send.
+`SentFrame` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `capacity`,
+which a caller takes before `put`.
+The stream is opened at the first submit, and after a break only if there is something to send.
 A server that is overloaded refuses frames and says how long to wait (ADR 15). They keep their order and go out again
 after that time and a bit, half as many at once; each one that is taken makes that one more.
 """
@@ -19,8 +19,8 @@ from typing import Final
 from headgate.domain.errors import HeadgateError
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
-from headgate.sdk.client.parcels import Answer, Load, Parcel, next_load, settle
-from headgate.sdk.client.room import Room
+from headgate.sdk.client.capacity import SubmitCapacity
+from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame, settle
 from headgate.sdk.errors import Closed, NotAcknowledged, NotConnected, Overloaded, ServerError, SubmitRefused
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.io_thread import IoThread
@@ -42,21 +42,21 @@ LEAST_PAUSE_SECONDS: Final = 0.2
 
 
 class Producer:
-    """Sends parcels over one stream and keeps each until it is answered or its deadline has passed."""
+    """Sends submits over one stream and keeps each until it is answered or its deadline has passed."""
 
-    def __init__(self, io: IoThread, addresses: tuple[Address, ...], *, token: str, room: Room | None = None) -> None:
+    def __init__(self, io: IoThread, addresses: tuple[Address, ...], *, token: str, capacity: SubmitCapacity) -> None:
         self._io, self._token = io, token
-        self.room = room or Room()
+        self.capacity = capacity
         self._chance = random.Random()  # noqa: S311 -- jitter, not a secret
         self._rotation = Rotation(addresses, chance=self._chance)
-        self._inbox: deque[Parcel] = deque()  # bounded by room, as the other two
-        self._unsent: deque[Parcel] = deque()
-        self._in_flight: dict[int, Load] = {}
+        self._inbox: deque[PendingSubmit] = deque()  # bounded by capacity, as the other two
+        self._unsent: deque[PendingSubmit] = deque()
+        self._in_flight: dict[int, SentFrame] = {}
         self._signalled = False
         self._closed = False
-        self._seq = self._places = 0
+        self._seq = self._put = 0
         self._window = WINDOW
-        self._disordered = False  # refused parcels stand before older ones
+        self._disordered = False  # refused submits stand before older ones
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._call: rpc.ProduceCall | None = None
@@ -66,12 +66,12 @@ class Producer:
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
-    def put(self, parcel: Parcel) -> None:
-        """Take a parcel for which there is room taken; its future gets the answer."""
+    def put(self, submit: PendingSubmit) -> None:
+        """Queue a submit whose capacity has been taken; its future gets the answer."""
         if self._closed:
-            self.room.give(len(parcel.ids), parcel.size)
+            self.capacity.give(len(submit.ids), submit.size)
             raise Closed("this Headgate client was closed; make another one to submit jobs")
-        self._inbox.append(parcel)
+        self._inbox.append(submit)
         if not self._signalled:
             self._signalled = True
             self._io.soon(self._awake)
@@ -97,12 +97,12 @@ class Producer:
     def _collect(self) -> bool:
         """Move what was put to the queue; True if anything waits."""
         while self._inbox:
-            self._places += 1
-            self._inbox[0].place = self._places
+            self._put += 1
+            self._inbox[0].order = self._put
             self._unsent.append(self._inbox.popleft())
         if self._disordered:
             self._disordered = False
-            self._unsent = deque(sorted(self._unsent, key=lambda parcel: parcel.place))
+            self._unsent = deque(sorted(self._unsent, key=lambda submit: submit.order))
         while self._unsent and self._unsent[0].gone:
             self._unsent.popleft()
         return bool(self._unsent)
@@ -167,7 +167,7 @@ class Producer:
             self._collect()
             made = None
             if len(self._in_flight) < self._window and not self._pauses:
-                made = next_load(self._unsent, seq=self._seq + 1, now=loop.time())
+                made = next_frame(self._unsent, seq=self._seq + 1, now=loop.time())
             if made is None:
                 if self._closed and not self._in_flight and not self._unsent and not self._inbox:
                     await call.done_writing()
@@ -175,11 +175,11 @@ class Producer:
                 if not self._inbox:
                     await self._wake.wait()
                 continue
-            frame, load = made
+            frame, sent = made
             self._seq = frame.seq
-            self._in_flight[frame.seq] = load
-            for parcel in load.parcels:
-                parcel.sent = True
+            self._in_flight[frame.seq] = sent
+            for submit in sent.submits:
+                submit.sent = True
             try:
                 await call.write(frame)
             except Exception as error:  # noqa: BLE001 -- the reader has the better reason, if it has one
@@ -203,15 +203,15 @@ class Producer:
         return rpc.not_connected(self._rotation.current, "it closed the stream")
 
     def _take(self, reply: pb.ProducerReply) -> None:
-        load = self._in_flight.pop(reply.seq, None)
-        if load is None:  # answered twice, or a seq we never sent
+        sent = self._in_flight.pop(reply.seq, None)
+        if sent is None:  # answered twice, or a seq we never sent
             if reply.HasField("error"):
                 log.warning("%s: %s", self._rotation.current, reply.error.message)
             return
         if not reply.HasField("error"):
             self._window = min(WINDOW, self._window + 1)
-            load.take_reply(reply.odd)
-            self._finish(load.parcels)
+            sent.take_reply(reply.odd)
+            self._finish(sent.submits)
         elif reply.error.retry_after_ms or reply.error.code in rpc.RETRIED:
             if not self._pauses:
                 self._window = max(1, self._window // 2)
@@ -220,64 +220,64 @@ class Producer:
             pause = max(reply.error.retry_after_ms / 1000, 0.0) or LEAST_PAUSE_SECONDS
             self._io.loop.call_later(pause * self._chance.uniform(1.0, 1.5), self._go_on)
             if reply.error.code == OVERLOADED:
-                self._not_taken(load, refusal(reply.error))
+                self._not_taken(sent, refusal(reply.error))
             else:
-                self._lost(load)
-            self._put_back(load)
+                self._lost(sent)
+            self._put_back(sent)
         elif reply.error.code in ABOUT_THE_JOB:
-            self._give_up(load.parcels, refusal(reply.error))
+            self._give_up(sent.submits, refusal(reply.error))
         else:
-            self._refuse(load.parcels, refusal(reply.error))
+            self._refuse(sent.submits, refusal(reply.error))
 
     def _go_on(self) -> None:
         # The timer ends the pause itself: compared with the clock, one in six would find itself a hair too early.
         self._pauses -= 1
         self._wake.set()
 
-    # --- parcels that wait, or no longer ----------------------------------------------------------------------------
+    # --- retries and refusals --------------------------------------------------------------------------------------
 
-    def _not_taken(self, load: Load, refusal: HeadgateError) -> None:
+    def _not_taken(self, sent: SentFrame, refusal: HeadgateError) -> None:
         """Nothing of it was written: it stays as fresh as it was. Who does not want to wait is told at once."""
-        for parcel in load.parcels:
-            parcel.sent, parcel.refusal = parcel.lost, refusal
-        self._give_up([one for one in load.parcels if not one.options.waits and not one.lost], refusal)
+        for submit in sent.submits:
+            submit.sent, submit.refusal = submit.lost, refusal
+        self._give_up([one for one in sent.submits if not one.options.waits and not one.lost], refusal)
 
-    def _lost(self, load: Load) -> None:
+    def _lost(self, sent: SentFrame) -> None:
         """It may have been written before the connection broke, or the database went away."""
-        for parcel in load.parcels:
-            parcel.fresh, parcel.lost = False, True
+        for submit in sent.submits:
+            submit.fresh, submit.lost = False, True
 
-    def _put_back(self, load: Load) -> None:
-        for parcel in reversed(load.parcels):
-            if not parcel.gone:
-                self._disordered = self._disordered or bool(self._unsent and self._unsent[0].place < parcel.place)
-                self._unsent.appendleft(parcel)
+    def _put_back(self, sent: SentFrame) -> None:
+        for submit in reversed(sent.submits):
+            if not submit.gone:
+                self._disordered = self._disordered or bool(self._unsent and self._unsent[0].order < submit.order)
+                self._unsent.appendleft(submit)
 
     def _resend_later(self) -> None:
         for seq in sorted(self._in_flight, reverse=True):
-            load = self._in_flight.pop(seq)
-            self._lost(load)
-            self._put_back(load)
+            sent = self._in_flight.pop(seq)
+            self._lost(sent)
+            self._put_back(sent)
 
-    def _drain_all(self) -> list[Parcel]:
+    def _drain_all(self) -> list[PendingSubmit]:
         self._resend_later()
         self._collect()
         waiting, self._unsent = list(self._unsent), deque()
-        return [parcel for parcel in waiting if not parcel.gone]
+        return [submit for submit in waiting if not submit.gone]
 
-    def _refuse(self, parcels: list[Parcel], error: HeadgateError) -> None:
+    def _refuse(self, submits: list[PendingSubmit], error: HeadgateError) -> None:
         """Give up for a reason that says nothing about an earlier try, which may have been stored."""
-        for parcel in parcels:
-            self._give_up([parcel], self._not_acknowledged(parcel) if parcel.lost else error)
+        for submit in submits:
+            self._give_up([submit], self._not_acknowledged(submit) if submit.lost else error)
 
-    def _give_up(self, parcels: list[Parcel], answer: Answer) -> None:
-        for parcel in parcels:
-            parcel.answer = answer
-        self._finish(parcels)
+    def _give_up(self, submits: list[PendingSubmit], answer: Answer) -> None:
+        for submit in submits:
+            submit.answer = answer
+        self._finish(submits)
 
-    def _finish(self, parcels: list[Parcel]) -> None:
-        live = [parcel for parcel in parcels if not parcel.gone]
-        self.room.give(sum(len(parcel.ids) for parcel in live), sum(parcel.size for parcel in live))
+    def _finish(self, submits: list[PendingSubmit]) -> None:
+        live = [submit for submit in submits if not submit.gone]
+        self.capacity.give(sum(len(submit.ids) for submit in live), sum(submit.size for submit in live))
         settle(live)
 
     async def _sweep(self) -> None:
@@ -289,11 +289,11 @@ class Producer:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._io.loop.time()
             self._collect()
-            waiting = [*self._unsent, *(parcel for load in self._in_flight.values() for parcel in load.parcels)]
-            for parcel in waiting:
-                if parcel.deadline <= now and not parcel.gone:
-                    self._give_up([parcel], self._too_late(parcel))
-            oldest = min((load.sent_at for load in self._in_flight.values()), default=now)
+            waiting = [*self._unsent, *(submit for sent in self._in_flight.values() for submit in sent.submits)]
+            for submit in waiting:
+                if submit.deadline <= now and not submit.gone:
+                    self._give_up([submit], self._too_late(submit))
+            oldest = min((sent.sent_at for sent in self._in_flight.values()), default=now)
             if self._call is not None and now - oldest > REPLY_SECONDS:
                 self._call.cancel()
 
@@ -307,13 +307,13 @@ class Producer:
             retry_after=1.0,
         )
 
-    def _too_late(self, parcel: Parcel) -> HeadgateError:
-        if not parcel.sent:
-            return parcel.refusal or self._trouble or self._never_sent()
-        return self._not_acknowledged(parcel)
+    def _too_late(self, submit: PendingSubmit) -> HeadgateError:
+        if not submit.sent:
+            return submit.refusal or self._trouble or self._never_sent()
+        return self._not_acknowledged(submit)
 
-    def _not_acknowledged(self, parcel: Parcel) -> NotAcknowledged:
-        job_id = id_from_bytes(parcel.ids[0])
+    def _not_acknowledged(self, submit: PendingSubmit) -> NotAcknowledged:
+        job_id = id_from_bytes(submit.ids[0])
         return NotAcknowledged(
             f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
             "submit it again with options=dict(id=...) of this id, which never makes a second job",

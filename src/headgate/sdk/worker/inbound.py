@@ -15,7 +15,7 @@ from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
 if TYPE_CHECKING:
-    from headgate.sdk.worker.link import Link
+    from headgate.sdk.worker.stream import WorkerStream
 
 log = logging.getLogger("headgate.worker")
 
@@ -34,9 +34,15 @@ class Inbound:
     """Acts on the frames of one worker's streams, on the I/O loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, link: Link, ledger: Ledger, slots: Stops, *, cancel_grace: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stream: WorkerStream,
+        ledger: Ledger,
+        slots: Stops,
+        *,
+        cancel_grace: float,
     ) -> None:
-        self._loop, self._link, self._ledger, self._slots = loop, link, ledger, slots
+        self._loop, self._stream, self._ledger, self._slots = loop, stream, ledger, slots
         self._cancel_grace = cancel_grace
         self.receipts: Counter[str] = Counter()
         """How many outcomes were applied, duplicate, stale, unknown, invalid."""
@@ -51,13 +57,13 @@ class Inbound:
             self._cancel(frame.cancel)
         if frame.HasField("jobs"):
             replaced = self._ledger.deliver(frame.jobs)
-            self._link.outbound.jobs_seen = max(self._link.outbound.jobs_seen, frame.jobs.seq)
+            self._stream.outbound.jobs_seen = max(self._stream.outbound.jobs_seen, frame.jobs.seq)
             self._stop([job for job in replaced if self._ledger.lose(job)])
         if frame.HasField("quieted"):
-            self._link.quieted = True
-            self._link.changed.set()
+            self._stream.quieted = True
+            self._stream.changed.set()
         if frame.HasField("drain"):
-            self._link.leave(float(frame.drain.grace_seconds or DRAIN_SECONDS))
+            self._stream.leave(float(frame.drain.grace_seconds or DRAIN_SECONDS))
         if frame.HasField("error"):
             self._error(frame.error, frame.error_seq)
 
@@ -88,12 +94,12 @@ class Inbound:
         for place in sorted(locked):
             self._ledger.outbox.add_later(sent.jobs[place], self._ledger.outbox.outcome_at(sent, place))
         if locked:
-            self._link.release_soon()
+            self._stream.release_soon()
         for job, receipt in again:
             # A result the server cannot take: the job is still leased to us, so say what became of it instead.
             self._ledger.held.setdefault(job.raw_id, job)
             self._ledger.outbox.add(job, failure("ResultRefused", receipt.message or "the server refused the result"))
-        self._link.changed.set()
+        self._stream.changed.set()
 
     def lost(self, held: pb.Held) -> None:
         """These leases are another's now: stop the handlers, send no outcome."""
@@ -145,9 +151,9 @@ class Inbound:
     def _error(self, error: jobs.Error, seq: int) -> None:
         log.warning("the server reports %s: %s", error.code, error.message)
         if error.code in rpc.RETRIED:
-            self._link.resend_soon(seq, error.retry_after_ms)
+            self._stream.resend_soon(seq, error.retry_after_ms)
         elif seq and (sent := self._ledger.outbox.answered(seq)) is not None:
             # It will never take this frame. The leases of these jobs lapse: nothing else can be said about them.
             log.error("%d outcomes were refused as a whole and are given up: %s", len(sent.jobs), error.message)
             self._ledger.acknowledged(sent.jobs)
-            self._link.changed.set()
+            self._stream.changed.set()

@@ -19,8 +19,8 @@ BEAT_MOST: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSettings:
-    """What a link tells about its worker."""
+class StreamSettings:
+    """What a stream tells about its worker."""
 
     worker_id: str
     token: str
@@ -31,7 +31,7 @@ class LinkSettings:
 class Outbound:
     """Makes the frames of one worker's streams, on the I/O loop; `progress` and `extensions` are filled by handlers."""
 
-    def __init__(self, settings: LinkSettings, ledger: Ledger) -> None:
+    def __init__(self, settings: StreamSettings, ledger: Ledger) -> None:
         self._settings, self._ledger = settings, ledger
         # The latest of each job, put there by any thread; bounded by the slots.
         self.progress: dict[bytes, Job] = {}

@@ -21,8 +21,8 @@ from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
 from headgate.sdk.job import STARTED, Job
 from headgate.sdk.worker.inbound import Stops
-from headgate.sdk.worker.link import RESEND_SOON_SECONDS, Link
 from headgate.sdk.worker.outbox import FRAME_BYTES, FRAME_OUTCOMES
+from headgate.sdk.worker.stream import RESEND_SOON_SECONDS, WorkerStream
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
@@ -38,8 +38,10 @@ REPORT_SECONDS: Final = 5.0
 class Stopper:
     """Brings one worker to its end."""
 
-    def __init__(self, link: Link, slots: Stops, addresses: tuple[Address, ...], *, worker_id: str, token: str) -> None:
-        self._link, self._slots, self._addresses = link, slots, addresses
+    def __init__(
+        self, stream: WorkerStream, slots: Stops, addresses: tuple[Address, ...], *, worker_id: str, token: str
+    ) -> None:
+        self._stream, self._slots, self._addresses = stream, slots, addresses
         self._worker_id, self._token = worker_id, token
         self._hurried = False
         self._task: asyncio.Task[None] | None = None
@@ -52,33 +54,35 @@ class Stopper:
     def hurry(self) -> None:
         """Wait for handlers no longer."""
         self._hurried = True
-        self._link.changed.set()
+        self._stream.changed.set()
         self.begin(0.0)
 
     async def _stop(self, grace: float) -> None:
-        link, ledger = self._link, self._link.ledger
+        stream, ledger = self._stream, self._stream.ledger
         ledger.resting = True
-        if link.connected and ledger.asked:
-            link.quieted = False  # also where nothing runs: jobs may be on their way
-        link.hand_back_unstarted()
-        link.wake()
+        if stream.connected and ledger.asked:
+            stream.quieted = False  # also where nothing runs: jobs may be on their way
+        stream.hand_back_unstarted()
+        stream.wake()
         await self._until(lambda: not ledger.active, grace)
         if running := ledger.running():
             log.warning("%d handlers did not finish within %g s: handing their jobs back", len(running), grace)
             await self._hand_back(running)
         flush = HURRIED_FLUSH_SECONDS if self._hurried else FLUSH_SECONDS
         # Not before the server has confirmed: what it sent meanwhile would cost an attempt if nobody were there.
-        await self._until(lambda: not len(ledger.outbox) and (link.quieted or not link.connected), flush, hurried=False)
+        await self._until(
+            lambda: not len(ledger.outbox) and (stream.quieted or not stream.connected), flush, hurried=False
+        )
         if len(ledger.outbox):
             await self._report_without_stream()
-        link.close()
+        stream.close()
 
     async def _hand_back(self, running: list[Job]) -> None:
         for job in running:
             job.abandoned = True  # from here on only a success of its handler is sent: it was cut short
             job.ask_to_stop()
         self._slots.stop(running)
-        await self._until(lambda: not self._link.ledger.active, UNWIND_SECONDS)
+        await self._until(lambda: not self._stream.ledger.active, UNWIND_SECONDS)
         if deaf := Counter(job.topic for job in running if job.stage == STARTED):
             log.error(
                 "did_not_stop: handlers still run (%s) and are not waited for; their jobs are handed back, and may run "
@@ -86,12 +90,12 @@ class Stopper:
                 ", ".join(f"{topic}: {count}" for topic, count in deaf.items()),
             )
         for job in running:
-            self._link.ledger.hand_back(job)
-        self._link.wake()
+            self._stream.ledger.hand_back(job)
+        self._stream.wake()
 
     async def _until(self, check: Callable[[], bool], seconds: float, *, hurried: bool = True) -> None:
         """Wait until `check` holds, `seconds` have passed or, unless told otherwise, someone is in a hurry."""
-        changed = self._link.changed
+        changed = self._stream.changed
         try:
             async with asyncio.timeout(seconds):
                 while not check() and not (hurried and self._hurried):
@@ -102,7 +106,7 @@ class Stopper:
 
     async def _report_without_stream(self) -> None:
         """The stream is gone or does not answer: report by a unary call, to whichever server takes it."""
-        outbox = self._link.ledger.outbox
+        outbox = self._stream.ledger.outbox
         left = deque(outcome for _, outcome in outbox.everything())
         for address in self._addresses:
             channel = rpc.open_channel(address)

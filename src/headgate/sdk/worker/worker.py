@@ -1,4 +1,4 @@
-"""A worker put together: slots on the user's side, the link on the I/O thread, signals."""
+"""A worker put together: slots on the user's side, the stream on the I/O thread, signals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.inbound import Inbound
 from headgate.sdk.worker.ledger import UNACKNOWLEDGED_MAX, Ledger
-from headgate.sdk.worker.link import Link
-from headgate.sdk.worker.outbound import LinkSettings, Outbound
-from headgate.sdk.worker.patience import StuckSlots, TimeLimits
-from headgate.sdk.worker.processes import END_SECONDS, ProcessSlots
-from headgate.sdk.worker.slots import LoopSlots
+from headgate.sdk.worker.loop_slots import LoopSlots
+from headgate.sdk.worker.outbound import Outbound, StreamSettings
+from headgate.sdk.worker.process_slots import END_SECONDS, ProcessSlots
 from headgate.sdk.worker.stopping import Stopper
-from headgate.sdk.worker.threads import ThreadSlots
+from headgate.sdk.worker.stream import WorkerStream
+from headgate.sdk.worker.thread_slots import ThreadSlots
+from headgate.sdk.worker.time_limits import StuckSlots, TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ log = logging.getLogger("headgate.worker")
 CONCURRENCY: Final = 32
 GRACE_SECONDS: Final = 30.0
 CANCEL_GRACE_SECONDS: Final = 5.0
-SLOT_PATIENCE_SECONDS: Final = 2.0
+SLOT_GIVE_UP_SECONDS: Final = 2.0
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -86,7 +86,7 @@ class Worker:
         )
         self.worker_id = check_worker_id(options.get("worker_id") or new_worker_id())
         lease = -(-delay_in_ms(options["lease"], field="lease") // 1000) if "lease" in options else 0
-        self._settings = LinkSettings(
+        self._settings = StreamSettings(
             worker_id=self.worker_id,
             token=connection.token,
             topics=tuple(self._tasks),
@@ -94,7 +94,7 @@ class Worker:
         )
         self._grace = delay_in_ms(options.get("grace", GRACE_SECONDS), field="grace") / 1000
         self._cancel_grace = delay_in_ms(options.get("cancel_grace", CANCEL_GRACE_SECONDS), field="cancel_grace") / 1000
-        self._link: Link | None = None
+        self._stream: WorkerStream | None = None
         self._stopper: Stopper | None = None
         self._stops = 0
         self.ended = threading.Event()
@@ -108,17 +108,17 @@ class Worker:
 
         A cancellation hands running jobs back and ends within seconds; `stop()` lets them finish first.
         """
-        if self._link is not None:
+        if self._stream is not None:
             raise RuntimeError("a worker runs once; make another one")
         self._io = io_thread()  # only now: a worker may be made before a fork
         slots = Slots(self._tasks, concurrency=self._concurrency, processes=self._processes)
-        link = self._link = self._compose(slots)
+        stream = self._stream = self._compose(slots)
         if self._stops:  # asked to stop before it began
             self._io.soon(self._tell_stopper)
-        linked = self._io.start(link.run())
-        linked.add_done_callback(lambda _: self.ended.set())
-        running = asyncio.wrap_future(linked)
-        stuck_slots = StuckSlots(self._io.loop, link, slots=self._concurrency)
+        running_stream = self._io.start(stream.run())
+        running_stream.add_done_callback(lambda _: self.ended.set())
+        running = asyncio.wrap_future(running_stream)
+        stuck_slots = StuckSlots(self._io.loop, stream, slots=self._concurrency)
         self._io.soon(stuck_slots.start)
         beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
@@ -133,7 +133,7 @@ class Worker:
             self._io.soon(stuck_slots.stop)
             if beside is not None:
                 beside.cancel()
-            self._io.soon(link.close)
+            self._io.soon(stream.close)
             stuck = await slots.close()
             if stuck:
                 log.error("did_not_stop: %d handlers still run and were left behind", stuck)
@@ -151,12 +151,12 @@ class Worker:
     @property
     def connected(self) -> bool:
         """True while a stream to a server is open."""
-        return self._link is not None and self._link.connected
+        return self._stream is not None and self._stream.connected
 
     @property
     def receipts(self) -> dict[str, int]:
         """How many outcomes were applied, duplicate, stale, unknown or invalid so far."""
-        return dict(self._link.inbound.receipts) if self._link is not None else {}
+        return dict(self._stream.inbound.receipts) if self._stream is not None else {}
 
     def _tell_stopper(self) -> None:
         if self._stopper is not None:
@@ -164,28 +164,28 @@ class Worker:
             if self._stops > 1:
                 self._stopper.hurry()
 
-    def _compose(self, slots: Slots) -> Link:
-        link = Link(self._io, self._connection.addresses, self._settings)
-        slots.open(link.report)
+    def _compose(self, slots: Slots) -> WorkerStream:
+        stream = WorkerStream(self._io, self._connection.addresses, self._settings)
+        slots.open(stream.report)
         start = slots.start
-        limits = TimeLimits(self._io.loop, link, slots)
+        limits = TimeLimits(self._io.loop, stream, slots)
         if any(task.time_limit is not None for task in self._tasks.values()):
 
             def start(jobs: list[Job]) -> None:
                 slots.start(jobs)
                 limits.watch(jobs)
 
-        ledger = link.ledger = Ledger(
+        ledger = stream.ledger = Ledger(
             self._tasks,
             concurrency=self._concurrency,
             prefetch=self._prefetch,
             lead=slots.lead,
             start=start,
             watch_deadline=limits.watch_deadline,
-            reports=link,
+            reports=stream,
         )
-        link.outbound = Outbound(self._settings, ledger)
-        link.inbound = Inbound(self._io.loop, link, ledger, slots, cancel_grace=self._cancel_grace)
+        stream.outbound = Outbound(self._settings, ledger)
+        stream.inbound = Inbound(self._io.loop, stream, ledger, slots, cancel_grace=self._cancel_grace)
 
         def hand_back_unstarted() -> None:
             ledger.hand_back_waiting()
@@ -193,11 +193,11 @@ class Worker:
                 ledger.hand_back(job)
                 ledger.finish(job, None)
 
-        link.hand_back_unstarted = hand_back_unstarted
+        stream.hand_back_unstarted = hand_back_unstarted
         self._stopper = Stopper(
-            link, slots, self._connection.addresses, worker_id=self.worker_id, token=self._connection.token
+            stream, slots, self._connection.addresses, worker_id=self.worker_id, token=self._connection.token
         )
-        return link
+        return stream
 
 
 class Slots:
@@ -211,7 +211,7 @@ class Slots:
         self.lead = UNACKNOWLEDGED_MAX if self._only_loop else 0
 
     def open(self, report: Callable[[Job, Any], None]) -> None:
-        """Make the slots that are needed; on the user's loop, before the link exists: processes come first."""
+        """Make the slots that are needed; on the user's loop, before the stream exists: processes come first."""
         size = self._concurrency
         self._process = ProcessSlots(report, size=self._processes) if "process" in self._kinds else None
         self._thread = ThreadSlots(report, size=size)
@@ -248,7 +248,7 @@ class Slots:
         self._thread.close()
         if self._process is not None:
             self._process.close()
-        stuck = await self._loop.close(patience=SLOT_PATIENCE_SECONDS)
+        stuck = await self._loop.close(give_up_seconds=SLOT_GIVE_UP_SECONDS)
         if self._process is not None:
             await asyncio.to_thread(self._process.join, END_SECONDS)
         return stuck

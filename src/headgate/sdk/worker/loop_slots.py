@@ -134,8 +134,8 @@ class LoopSlots:
             if job.where is not None:
                 job.where.cancel()
 
-    async def close(self, *, patience: float) -> int:
-        """End idle slots and cancel busy ones; gives how many did not end within `patience` seconds."""
+    async def close(self, *, give_up_seconds: float) -> int:
+        """End idle slots and cancel busy ones; gives how many did not end within `give_up_seconds`."""
         self._closed = True
         for waiter in self._idle:
             if not waiter.done():
@@ -147,5 +147,5 @@ class LoopSlots:
         for slot in busy:
             slot.cancel()
         if busy:
-            _, busy = await asyncio.wait(busy, timeout=patience)
+            _, busy = await asyncio.wait(busy, timeout=give_up_seconds)
         return len(busy)

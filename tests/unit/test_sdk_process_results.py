@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headgate.sdk.worker import processes
-from headgate.sdk.worker.pipe import Run, ToChild
+from headgate.sdk.worker import process_slots
+from headgate.sdk.worker.process_pipe import Run, ToChild
 from tests.support.fake_server import WorkLink, until
 from tests.support.waiting import until as waiting_until
 from tests.unit.test_sdk_slots import alive, failures, working
@@ -44,7 +44,7 @@ async def test_a_result_that_was_sent_before_the_child_died_counts_once(
         return list(wait(sentinels if armed else objects, timeout))
 
     armed = True
-    monkeypatch.setattr(processes, "wait", death_first)
+    monkeypatch.setattr(process_slots, "wait", death_first)
     async with working("last-words", processes=1) as (link, _):
         (raw,) = link.deliver("last-words", body(how), attempt=2)
         await until(lambda: told(link)[raw], "its end is reported")
@@ -71,9 +71,9 @@ async def test_a_child_that_dies_before_its_result_fails_that_job_and_no_other()
 async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: bool
 ) -> None:
-    send, doomed = processes._Slot._send, list[int]()
+    send, doomed = process_slots._Slot._send, list[int]()
 
-    def dying(slot: processes._Slot, message: ToChild) -> None:
+    def dying(slot: process_slots._Slot, message: ToChild) -> None:
         if isinstance(message, Run) and doomed:
             pid = doomed.pop()
             # It lives and has a pipe, but reads nothing more; or it has just died.
@@ -87,7 +87,7 @@ async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_a
         else:
             send(slot, message)
 
-    monkeypatch.setattr(processes._Slot, "_send", dying)
+    monkeypatch.setattr(process_slots._Slot, "_send", dying)
     async with working("last-words", processes=1) as (link, _):
         (raw,) = link.deliver("last-words", body(""))
         await until(lambda: told(link)[raw], "a child is there")

@@ -26,7 +26,7 @@ from headgate.sdk.job import FINISHED, STARTED, WAITING, Job
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import over_time, past_deadline
 from headgate.sdk.worker.inbound import Stops
-from headgate.sdk.worker.link import Link
+from headgate.sdk.worker.stream import WorkerStream
 
 log = logging.getLogger("headgate.worker")
 
@@ -44,8 +44,8 @@ LEAVING_SECONDS: Final = 6.0
 class TimeLimits:
     """Stops handlers whose time is over."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: Link, slots: Stops) -> None:
-        self._loop, self._link, self._slots = loop, link, slots
+    def __init__(self, loop: asyncio.AbstractEventLoop, stream: WorkerStream, slots: Stops) -> None:
+        self._loop, self._stream, self._slots = loop, stream, slots
 
     def watch(self, jobs: list[Job]) -> None:
         """Handed to their slots just now."""
@@ -59,13 +59,13 @@ class TimeLimits:
         self._call(job, "deadline", seconds, self._at_deadline)
 
     def _call(self, job: Job, kind: str, seconds: float, look: Callable[..., None], *args: float) -> None:
-        timers = self._link.ledger.timers.setdefault(job, {})
+        timers = self._stream.ledger.timers.setdefault(job, {})
         timers[kind] = self._loop.call_later(seconds, look, job, *args)
 
     def _at_deadline(self, job: Job) -> None:
         if job.stage == WAITING:
-            self._link.ledger.end_unbegun(job, past_deadline(job))
-            self._link.wake()
+            self._stream.ledger.end_unbegun(job, past_deadline(job))
+            self._stream.wake()
         elif job.stage != FINISHED and not job.over_time:
             job.past_deadline = True
             self._stop(job, "deadline")
@@ -94,15 +94,15 @@ class TimeLimits:
                 "the attempt counts as failed, and its slot is lost until the handler returns",
                 *(job.id, job.topic, why),
             )
-        self._link.ledger._settle(job, over_time(job))
-        self._link.wake()
+        self._stream.ledger._settle(job, over_time(job))
+        self._stream.wake()
 
 
 class StuckSlots:
     """Says, once each time, that this worker can take nothing because no handler ends."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: Link, *, slots: int) -> None:
-        self._loop, self._link, self._slots = loop, link, slots
+    def __init__(self, loop: asyncio.AbstractEventLoop, stream: WorkerStream, *, slots: int) -> None:
+        self._loop, self._stream, self._slots = loop, stream, slots
         self._since: dict[Job, float] = {}
         """When each running handler was first seen; those of lost jobs too, which are no longer held."""
         self._said = False
@@ -123,7 +123,7 @@ class StuckSlots:
 
     def look(self, now: float) -> None:
         """See which handlers run, and since when."""
-        for job in self._link.ledger.running():
+        for job in self._stream.ledger.running():
             if job.begun_at:  # others have been handed to the slots, and wait there
                 self._since.setdefault(job, now)
         self._since = {job: since for job, since in self._since.items() if job.stage == STARTED}

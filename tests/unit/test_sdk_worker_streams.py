@@ -436,7 +436,7 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
 
 
 async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.link.silence", lambda _: 3.0)  # not before it has beaten once
+    monkeypatch.setattr("headgate.sdk.worker.stream.silence", lambda _: 3.0)  # not before it has beaten once
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
@@ -452,7 +452,7 @@ async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_does_not_greet_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.link.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("headgate.sdk.worker.stream.HELLO_SECONDS", 0.05)
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
@@ -461,7 +461,7 @@ async def test_a_server_that_does_not_greet_is_left(monkeypatch: pytest.MonkeyPa
         running = asyncio.create_task(worker.run())
         await until(lambda: len(server.workers) >= 2, "it tries again")
         assert not worker.connected
-        monkeypatch.setattr("headgate.sdk.worker.link.HELLO_SECONDS", 10)
+        monkeypatch.setattr("headgate.sdk.worker.stream.HELLO_SECONDS", 10)
         server.greets = True
         await until(lambda: worker.connected, "it is connected")
         worker.stop()
@@ -521,7 +521,7 @@ async def test_a_worker_outlives_a_file_of_tokens_that_is_gone_and_comes_back(ca
 
 
 async def test_a_worker_whose_token_stays_refused_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.link.REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr("headgate.sdk.worker.stream.REFUSED_SECONDS", 0.0)
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", Gate())

@@ -18,7 +18,7 @@ from typing import Any, cast
 from headgate.sdk.job import Job
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync, unbegun
-from headgate.sdk.worker.slots import Report
+from headgate.sdk.worker.loop_slots import Report
 
 
 class ThreadSlots:

@@ -30,10 +30,11 @@ from typing import Any, Final, cast
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import failure
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker import child
+from headgate.sdk.worker import process_child
 from headgate.sdk.worker.execution import over_time, unbegun
+from headgate.sdk.worker.loop_slots import Report
 from headgate.sdk.worker.outbox import Outcome
-from headgate.sdk.worker.pipe import (
+from headgate.sdk.worker.process_pipe import (
     BROKEN,
     Begun,
     Cancel,
@@ -48,14 +49,13 @@ from headgate.sdk.worker.pipe import (
     ToChild,
     ToParent,
 )
-from headgate.sdk.worker.slots import Report
 from headgate.wire import jobs_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
 
 UNWIND_SECONDS: Final = 1.5
 """What a handler gets to clean up after `Cancelled` was raised in it: less than a stopping worker waits for it."""
-END_SECONDS: Final = child.EXIT_SECONDS + 1.0
+END_SECONDS: Final = process_child.EXIT_SECONDS + 1.0
 """How long a child may take to end once it is told to."""
 _context = multiprocessing.get_context("spawn")
 
@@ -205,7 +205,7 @@ class _Slot:
         level = min(logging.getLogger().getEffectiveLevel(), logging.getLogger("headgate.job").getEffectiveLevel())
         try:
             # Not a daemon: a handler may well have a pool of its own.
-            process = _context.Process(target=child.main, args=(theirs, level), name=self.name, daemon=False)
+            process = _context.Process(target=process_child.main, args=(theirs, level), name=self.name, daemon=False)
             process.start()
         except BaseException:
             ours.close()
@@ -259,8 +259,8 @@ class _Slot:
         process, pipe = cast("SpawnProcess", self._process), cast("Pipe[ToParent]", self._pipe)
         told, kill_at = False, 0.0
         while True:
-            patience = max(0.0, kill_at - time.monotonic()) if kill_at else None
-            ready = wait([pipe.connection, process.sentinel, self._hear], timeout=patience)
+            timeout = max(0.0, kill_at - time.monotonic()) if kill_at else None
+            ready = wait([pipe.connection, process.sentinel, self._hear], timeout=timeout)
             # The pipe first, and once more when it is dead: what it said before it died counts.
             if pipe.connection in ready or (process.sentinel in ready and pipe.connection.poll()):
                 try:

@@ -30,7 +30,19 @@ from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
-from headgate.sdk.worker.pipe import BROKEN, Begun, Done, Extend, Log, Pipe, Progress, Run, Stop, ToChild, ToParent
+from headgate.sdk.worker.process_pipe import (
+    BROKEN,
+    Begun,
+    Done,
+    Extend,
+    Log,
+    Pipe,
+    Progress,
+    Run,
+    Stop,
+    ToChild,
+    ToParent,
+)
 
 LOG_TEXT_MAX_CHARS: Final = 16_384
 LOG_FIELDS_MAX: Final = 64

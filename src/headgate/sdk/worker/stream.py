@@ -24,7 +24,7 @@ from headgate.sdk.io_thread import IoThread
 from headgate.sdk.job import Job
 from headgate.sdk.worker.inbound import Inbound
 from headgate.sdk.worker.ledger import Ledger
-from headgate.sdk.worker.outbound import LinkSettings, Outbound
+from headgate.sdk.worker.outbound import Outbound, StreamSettings
 from headgate.sdk.worker.outbox import Outcome
 from headgate.wire import worker_pb2 as pb
 
@@ -51,10 +51,10 @@ def silence(beat_seconds: float) -> float:
     return min(2 * beat_seconds, beat_seconds + max(1.0, beat_seconds / 3))
 
 
-class Link:
+class WorkerStream:
     """Keeps a stream open, beats on it, carries outcomes and credit; ends by `close`, or by an error that stands."""
 
-    def __init__(self, io: IoThread, addresses: tuple[Address, ...], settings: LinkSettings) -> None:
+    def __init__(self, io: IoThread, addresses: tuple[Address, ...], settings: StreamSettings) -> None:
         self._io, self._lease_seconds, self._token = io, settings.lease_seconds, settings.token
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._reported: deque[tuple[Job, Outcome | None]] = deque()  # bounded by the slots
@@ -102,7 +102,7 @@ class Link:
             self._signalled = True
             self._io.soon(self._collect)
 
-    # --- the life of the link ----------------------------------------------------------------------------------------
+    # --- connecting --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Stay connected until closed; raises if the server refuses for a reason that will not go away."""

@@ -1,0 +1,154 @@
+"""Submits that wait for their answer: how several become one frame, and how its reply is split among them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Final, TypeAlias
+
+from headgate.domain.errors import HeadgateError
+from headgate.sdk.options import Prepared
+from headgate.wire import producer_pb2 as pb
+
+FRAME_JOBS: Final = 1_000
+FRAME_BYTES: Final = 1_000_000
+
+Answer: TypeAlias = Mapping[int, pb.SubmitReceipt] | HeadgateError
+"""What became of a submit: the odd receipts by place within it (none: all created), or why none of it was taken."""
+
+ALL_CREATED: Final[Mapping[int, pb.SubmitReceipt]] = {}
+
+
+class PendingSubmit:
+    """Jobs of one topic with the same options, and the future their sender waits on."""
+
+    __slots__ = (
+        "answer",
+        "deadline",
+        "fresh",
+        "future",
+        "gone",
+        "ids",
+        "loop",
+        "lost",
+        "options",
+        "order",
+        "payloads",
+        "refusal",
+        "sent",
+        "size",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        ids: list[bytes],
+        payloads: list[bytes],
+        options: Prepared,
+        *,
+        deadline: float,
+        fresh: bool,
+        loop: asyncio.AbstractEventLoop | None,
+        size: int = 0,
+    ) -> None:
+        """`deadline` by the I/O loop's clock; `loop` is where the sender awaits its answer, None if a thread blocks."""
+        self.topic, self.ids, self.payloads, self.options = topic, ids, payloads, options
+        self.deadline, self.fresh = deadline, fresh
+        self.size = size  # of its payloads
+        self.order = 0  # the order of the calls
+        self.sent = False  # it may have been stored
+        self.lost = False  # it was sent, and nobody knows what became of that
+        self.refusal: HeadgateError | None = None  # what the server said when it would not take it now
+        self.gone = False  # answered, or given up
+        self.answer: Answer = ALL_CREATED
+        self.loop = loop
+        self.future: asyncio.Future[Answer] | Future[Answer] = Future() if loop is None else loop.create_future()
+
+
+def settle(answered: Iterable[PendingSubmit]) -> None:
+    """Hand the answers to those who wait: one crossing for each of their loops."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[PendingSubmit]] = {}
+    for submit in answered:
+        submit.gone = True
+        if submit.loop is None:
+            _resolve((submit,))
+        else:
+            by_loop.setdefault(submit.loop, []).append(submit)
+    for loop, submits in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, submits)
+        except RuntimeError:  # closed meanwhile: nobody waits there any more
+            continue
+
+
+def _resolve(submits: Iterable[PendingSubmit]) -> None:
+    for submit in submits:
+        if not submit.future.done():
+            submit.future.set_result(submit.answer)
+
+
+class SentFrame:
+    """One frame on its way: the submits it carries, in the order of their jobs."""
+
+    __slots__ = ("sent_at", "submits")
+
+    def __init__(self, submits: list[PendingSubmit], sent_at: float) -> None:
+        self.submits, self.sent_at = submits, sent_at
+
+    def take_reply(self, odd: Iterable[pb.SubmitReceipt]) -> None:
+        """Give each submit the receipts of its own places."""
+        strange = {receipt.place: receipt for receipt in odd}
+        if not strange:
+            return
+        start = 0
+        for submit in self.submits:
+            end = start + len(submit.ids)
+            own = {place - start: receipt for place, receipt in strange.items() if start <= place < end}
+            if own:
+                submit.answer = own
+            start = end
+
+
+def next_frame(waiting: deque[PendingSubmit], *, seq: int, now: float) -> tuple[pb.ProducerFrame, SentFrame] | None:
+    """Take as many submits off the queue as one frame should carry; None if none is left to send.
+
+    The plain jobs of the first plain submit's topic travel as arrays, all others as messages behind them.
+    """
+    plain: list[PendingSubmit] = []
+    others: list[PendingSubmit] = []
+    jobs = size = 0
+    while waiting:
+        submit = waiting[0]
+        if submit.gone:
+            waiting.popleft()
+            continue
+        if jobs and (jobs + len(submit.ids) > FRAME_JOBS or size + submit.size > FRAME_BYTES):
+            break
+        waiting.popleft()
+        jobs, size = jobs + len(submit.ids), size + submit.size
+        alike = not plain or (submit.topic == plain[0].topic and submit.fresh == plain[0].fresh)
+        (plain if submit.options.plain and alike else others).append(submit)
+    if not jobs:
+        return None
+    frame = pb.ProducerFrame(seq=seq)
+    if plain:
+        _fill_plain(frame.plain, plain)
+    for submit in others:
+        for raw_id, payload in zip(submit.ids, submit.payloads, strict=True):
+            job = submit.options.new_job(submit.topic, raw_id, payload)
+            job.fresh = submit.fresh
+            frame.jobs.append(job)
+    return frame, SentFrame([*plain, *others], now)
+
+
+def _fill_plain(arrays: pb.PlainJobs, submits: list[PendingSubmit]) -> None:
+    arrays.topic, arrays.fresh = submits[0].topic, submits[0].fresh
+    for submit in submits:
+        arrays.ids.extend(submit.ids)
+        arrays.payloads.extend(submit.payloads)
+    if any(submit.options.priority for submit in submits):
+        for submit in submits:
+            arrays.priorities.extend([submit.options.priority] * len(submit.ids))
