@@ -102,13 +102,13 @@ test-versions: $(READY) ## the store's tests on PostgreSQL 14 to 18
 lock: ## renew the hash-pinned lock from pyproject.toml
 	@test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv; }
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	    --extra embedded --group dev --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+	    --all-extras --group dev --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
 
 # Not part of `make check`: the tools come from the package index and ask it. Fails when a vulnerability is known, and when a
 # package could not be looked up: an audit of nothing is not a good one.
 check-supply: ## known vulnerabilities of all we depend on, and a bill of materials of what we ship: build/supply/sbom.cdx.json
 	@test -x build/supply/bin/pip-audit || { $(PYTHON) -m venv build/supply && build/supply/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom uv; }
-	@build/supply/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra embedded \
+	@build/supply/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --all-extras \
 	    --constraint requirements.lock --no-emit-index-url --no-emit-find-links -o build/supply/shipped.txt pyproject.toml
 	@PYTHONWARNINGS=ignore build/supply/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
 	    --output-file build/supply/sbom.cdx.json build/supply/shipped.txt

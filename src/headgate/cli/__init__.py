@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from cyclopts import App, CycloptsError, Parameter
 
-from headgate.cli.errors import BUG, INTERRUPTED, USAGE, bug_text, complain, exit_code, usage_text
+from headgate.cli.errors import BUG, INTERRUPTED, USAGE, bug_text, complain, exit_code, missing_server_text, usage_text
 from headgate.cli.polling import poll_with_one_thread
 from headgate.domain.errors import HeadgateError
 from headgate.ops.settings import version
@@ -79,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except Exception as error:  # noqa: BLE001 - the outermost place: a bug is told in one line too
+        if text := missing_server_text(error):
+            complain(text)
+            return USAGE
         complain(bug_text(error))
         return BUG
     return 0

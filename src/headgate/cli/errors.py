@@ -74,6 +74,7 @@ _BY_REPORT = {
     **dict.fromkeys(("storage_full", "shutting_down"), 5),
     **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),
 }
+_SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection"})
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 
 
@@ -97,6 +98,15 @@ def usage_text(error: CycloptsError) -> str:
     # `Unknown command "x". Did you mean "y"?` -> `unknown command "x"; did you mean "y"?`
     first, *rest = re.split(r"(?<=[\"\w])\. (?=[A-Z])", text)
     return "; ".join(part[:1].lower() + part[1:] for part in (first, *rest)).rstrip(".")
+
+
+def missing_server_text(error: BaseException | None) -> str:
+    """What to install, if a command needs a package that only the server's installation brings; else ""."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _SERVER_PACKAGES:
+            return f'this command needs the server, and {error.name} is not installed; pip install "headgate[server]"'
+        error = error.__cause__
+    return ""
 
 
 def bug_text(error: Exception) -> str:
