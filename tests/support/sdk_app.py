@@ -18,7 +18,7 @@ import msgspec
 
 from headgate import Headgate, Job, Nack, this_job
 from headgate.sdk.testing import fake_job
-from headgate.sdk.worker import time_limits
+from headgate.sdk.worker import forced_exit
 from headgate.sdk.worker.process_child import Child
 from headgate.sdk.worker.process_pipe import MESSAGE_MAX_BYTES
 
@@ -198,5 +198,5 @@ async def quick() -> str:
 if __name__ == "__main__":
     topics = sys.argv[2].split(",") if len(sys.argv) > 2 else ["linger", "block", "quick"]
     logging.basicConfig(level=logging.INFO)
-    time_limits.LEAVING_SECONDS = float(os.environ.get("LEAVING_SECONDS", "6"))  # type: ignore[misc]
+    forced_exit.LEAVING_SECONDS = float(os.environ.get("LEAVING_SECONDS", "6"))  # type: ignore[misc]
     hg.run_worker(concurrency=2, grace=float(sys.argv[1]), cancel_grace=0.1, topics=topics)

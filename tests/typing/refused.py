@@ -14,7 +14,9 @@ async def send(to: str, copies: int = 1, *, job: Job = this_job) -> int:
 
 @hg.job("first")
 def first(job: Job, count: int) -> int:
-    return count
+    job.stage = 2  # E: attr-defined
+    job.request_cancel()  # E: attr-defined
+    return len(job.raw_id)  # E: attr-defined
 
 
 async def producer() -> str:

@@ -32,8 +32,8 @@ class Gate:
         self.open = asyncio.Event()
 
     async def __call__(self, job: Job) -> None:
-        self.begun.append(job.raw_id)
+        self.begun.append(job.id.bytes)
         try:
             await self.open.wait()
         finally:
-            self.ended.append(job.raw_id)
+            self.ended.append(job.id.bytes)

@@ -246,7 +246,7 @@ async def test_when_nobody_answers_the_error_has_the_address_and_the_next_step()
         f"cannot reach Headgate at {GONE} (connection refused); start it with `headgate serve`, or set HEADGATE_URL"
     )
     with pytest.raises(NotConnected, match=GONE):
-        await app._connection.wait(new_id_maker().next_id(), timeout=0.2)
+        await asyncio.wrap_future(app._connection.start_wait(new_id_maker().next_id(), timeout=0.2))
     await app.close(flush=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, PayloadError, Snooze
 from headgate.domain import limits
 from headgate.sdk.outcomes import delay_in_ms
-from headgate.sdk.testing import fake_job
+from headgate.sdk.testing import ReportRecorder, fake_job, request_cancel
 from headgate.sdk.worker.execution import attempt_async, attempt_sync
 
 
@@ -120,7 +120,7 @@ def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
 def test_a_cancelled_job_answers_so() -> None:
     def patient(job: Job) -> None:
         job.raise_if_cancelled()
-        job.ask_to_stop()
+        request_cancel(job)
         assert job.cancelled.is_set()
         assert job.cancelled.wait(0)
         job.raise_if_cancelled()
@@ -134,17 +134,18 @@ async def test_a_token_can_be_awaited() -> None:
     waiting = asyncio.create_task(job.cancelled.wait_async())
     await asyncio.sleep(0)
     assert not waiting.done()
-    job.ask_to_stop()
+    request_cancel(job)
     await asyncio.wait_for(waiting, 60)
     await job.cancelled.wait_async()
 
 
 async def test_progress_is_done_when_called_and_may_be_awaited() -> None:
-    job = fake_job()
+    recorder = ReportRecorder()
+    job = fake_job(recorder=recorder)
     job.progress(1, 3, "one")
-    assert job.last_progress == (1, 3, "one")
+    assert recorder.progress[-1] == (1, 3, "one")
     await job.progress(2, 3)
-    assert job.last_progress == (2, 3, "")
+    assert recorder.progress[-1] == (2, 3, "")
     for bad in [(-1, 0), (4, 3), (True, 3), (1.5, 3)]:
         with pytest.raises(InvalidInput):
             job.progress(*bad)  # type: ignore[arg-type]

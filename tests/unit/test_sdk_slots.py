@@ -20,7 +20,7 @@ import pytest
 from headgate import Headgate, InvalidInput
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
-from headgate.sdk.worker import Worker, process_slots, time_limits
+from headgate.sdk.worker import Worker, process_slots, protocol, stuck_slots, time_limits
 from headgate.sdk.worker.stream import WorkerStream
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
@@ -279,16 +279,14 @@ async def test_a_job_that_has_ended_is_kept_by_no_timer_of_its_deadline_or_time_
         async with working_at(app, server) as (worker, link):
             (raw,) = link.deliver("gated", b"{}", deadline_in_ms=86_400_000)
             await until(lambda: gate.begun, "it runs")
-            ledger = cast("WorkerStream", worker._stream).ledger
-            timers = ledger.timers[ledger.held[raw]]
-            assert (sorted(timers), any(timer.cancelled() for timer in timers.values())) == (
-                ["deadline", "limit"],
-                False,
-            )
+            ledger = cast("WorkerStream", worker._stream).protocol.ledger
+            job, timers = ledger.held[raw], ledger._timers
+            assert ((job, "deadline") in timers, (job, "limit") in timers) == (True, True)
             gate.open.set()
             await until(lambda: raw in link.completed(), "it has ended")
-            assert all(timer.cancelled() for timer in timers.values())
-            assert not ledger.timers
+            assert ((job, "deadline") in timers, (job, "limit") in timers) == (False, False)
+            assert not any(job in args for _, _, args in timers._calls.values())
+            assert not ledger.timed
 
 
 async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:
@@ -326,10 +324,10 @@ def test_a_time_limit_is_checked_when_it_is_given() -> None:
 async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_limits, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(time_limits, "DOOMED_SECONDS", 0.3)
-    monkeypatch.setattr("headgate.sdk.worker.stopping.UNWIND_SECONDS", 0.5)
-    monkeypatch.setattr("headgate.sdk.worker.worker.SLOT_GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(stuck_slots, "STOPPING_SECONDS", 0.3)
+    monkeypatch.setattr("headgate.sdk.worker.stop_sequence.UNWIND_SECONDS", 0.5)
+    monkeypatch.setattr("headgate.sdk.worker.slots.GIVE_UP_SECONDS", 0.5)
     app = Headgate("127.0.0.1:1")
     release, begun_async = asyncio.Event(), asyncio.Event()
 
@@ -345,7 +343,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
     app.register("deaf-thread", sdk_app.limited_thread.function)
     async with fake_server() as server:
         server.beat_seconds = 1
-        monkeypatch.setattr("headgate.sdk.worker.stream.silence", lambda _: 60.0)  # of the server: it has none
+        monkeypatch.setattr("headgate.sdk.worker.beats.silence_limit", lambda _: 60.0)  # of the server: it has none
         worker = Worker(
             Connection(addresses_of(server.address), token=""), app.tasks, concurrency=2, grace=0.3, cancel_grace=0.1
         )

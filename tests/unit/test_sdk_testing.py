@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate import Headgate, InvalidInput, Job, JobOptions, Nack, PayloadError, this_job
-from headgate.sdk.testing import Notebook, fake_job, run_inline, run_job
+from headgate.sdk.testing import ReportRecorder, fake_job, run_inline, run_job
 
 
 def make_app() -> Headgate:
@@ -37,8 +37,8 @@ async def test_a_handler_runs_in_place_and_what_it_raises_comes_out() -> None:
 
 
 async def test_a_job_of_ones_own_can_be_looked_at_afterwards() -> None:
-    app, notes = make_app(), Notebook()
-    job = fake_job(b'{"name":"Ann"}', attempt=4, headers={"a": "b"}, notebook=notes)
+    app, notes = make_app(), ReportRecorder()
+    job = fake_job(b'{"name":"Ann"}', attempt=4, headers={"a": "b"}, recorder=notes)
     assert await run_job(app.tasks["greet"], job) == "hello Ann"
     assert notes.progress == [(1, 1, "")]
     assert (job.attempt, job.headers) == (4, {"a": "b"})

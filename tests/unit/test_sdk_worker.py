@@ -12,8 +12,8 @@ import pytest
 from headgate import Headgate, InvalidInput, Job
 from headgate.domain import limits
 from headgate.sdk.io_thread import io_thread
+from headgate.sdk.worker import beats
 from headgate.sdk.worker import ledger as ledger_module
-from headgate.sdk.worker import outbound
 from headgate.wire import jobs_pb2
 from tests.support.fake_server import fake_server, on_io, until
 from tests.unit.sdk_working import Gate, working
@@ -67,7 +67,7 @@ async def test_slots_take_all_that_is_held_run_no_more_at_a_time_and_begin_nothi
             link.say(cancel=link.held(ids[4]))
             link.say(lost=link.held(ids[5]))
             assert worker._stream is not None
-            held = worker._stream.ledger.held
+            held = worker._stream.protocol.ledger.held
             await until(lambda: held[ids[4]].cancel_requested and ids[5] not in held, "it has heard both")
             gate.open.set()
             await until(lambda: len(link.completed()) == 6, "the others are done")
@@ -155,7 +155,7 @@ async def test_beats_list_everything_held_while_a_handler_blocks_the_loop(monkey
             begun.set()
             release.wait(20)  # what one must not do on an event loop
 
-        monkeypatch.setattr("headgate.sdk.worker.stream.silence", lambda _: 60.0)  # of the server: it has none
+        monkeypatch.setattr("headgate.sdk.worker.beats.silence_limit", lambda _: 60.0)  # of the server: it has none
         worker = app.worker(concurrency=2, lease=1)
         thread = threading.Thread(target=lambda: asyncio.run(worker.run()))
         thread.start()
@@ -281,9 +281,9 @@ async def test_too_many_unanswered_outcomes_stop_the_asking(monkeypatch: pytest.
 async def test_a_beat_carries_no_more_progress_and_extensions_than_the_server_takes_and_the_rest_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert outbound.BEAT_MOST <= limits.PROGRESS_MAX_JOBS
-    monkeypatch.setattr(outbound, "BEAT_MOST", 2)
-    monkeypatch.setattr("headgate.sdk.worker.stream.PROGRESS_SECONDS", 0.05)
+    assert beats.BEAT_MAX_JOBS <= limits.PROGRESS_MAX_JOBS
+    monkeypatch.setattr(beats, "BEAT_MAX_JOBS", 2)
+    monkeypatch.setattr("headgate.sdk.worker.beats.PROGRESS_SECONDS", 0.05)
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         running: list[Job] = []

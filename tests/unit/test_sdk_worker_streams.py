@@ -16,7 +16,7 @@ import pytest
 from headgate import Abandon, Headgate, Superseded, Unauthenticated
 from headgate.domain import limits
 from headgate.sdk.io_thread import io_thread
-from headgate.sdk.worker import stopping
+from headgate.sdk.worker import final_report, stop_sequence
 from headgate.sdk.worker.outbox import FRAME_OUTCOMES
 from headgate.sdk.worker.worker import Worker, _signals
 from headgate.wire import jobs_pb2, worker_pb2
@@ -357,7 +357,7 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_job_handed
 
 
 async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.stopping.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.sdk.worker.stop_sequence.FLUSH_SECONDS", 0.1)
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
@@ -378,10 +378,10 @@ async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monk
 async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
     locked_for_long: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.stopping.FLUSH_SECONDS", 0.1)
-    monkeypatch.setattr("headgate.sdk.worker.stopping.RESEND_SOON_SECONDS", 0.05)
+    monkeypatch.setattr("headgate.sdk.worker.stop_sequence.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.sdk.worker.final_report.RESEND_SOON_SECONDS", 0.05)
     if locked_for_long:
-        monkeypatch.setattr("headgate.sdk.worker.stopping.REPORT_SECONDS", 1.0)
+        monkeypatch.setattr("headgate.sdk.worker.final_report.REPORT_SECONDS", 1.0)
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
@@ -408,8 +408,8 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
     refusal: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert FRAME_OUTCOMES <= limits.SETTLE_FLUSH_MAX_ROWS
-    monkeypatch.setattr(stopping, "FRAME_OUTCOMES", 2)
-    monkeypatch.setattr(stopping, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(final_report, "FRAME_OUTCOMES", 2)
+    monkeypatch.setattr(stop_sequence, "FLUSH_SECONDS", 0.1)
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
@@ -436,7 +436,7 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
 
 
 async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sdk.worker.stream.silence", lambda _: 3.0)  # not before it has beaten once
+    monkeypatch.setattr("headgate.sdk.worker.beats.silence_limit", lambda _: 3.0)  # not before it has beaten once
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)

@@ -17,13 +17,13 @@ from headgate.domain.limits import BATCH_EXPIRY_DEFAULT
 from headgate.domain.validation import check_topic
 from headgate.sdk.addresses import addresses_of, trust_of
 from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
+from headgate.sdk.codec import body_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
-from headgate.sdk.job import Job
 from headgate.sdk.io_thread import new_loop
+from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared, prepared
 from headgate.sdk.outcomes import Seconds
-from headgate.sdk.codec import body_of
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
 from headgate.sdk.schedules import SOURCE, Declared, ScheduleDecorator, SyncReport, sync, sync_beside
 from headgate.sdk.submitting import Bound, submit, submit_many
@@ -204,21 +204,22 @@ class Headgate:
         return batch
 
     async def batch_status(self, batch_id: UUID | str) -> BatchInfo:
-        """How a batch and its members stand. Raises NotFound."""
+        """Read a batch and the states of its members. Raises NotFound."""
         return await batch_status(self._connection, batch_id)
 
     async def seal_batch(self, batch_id: UUID | str) -> BatchInfo:
-        """Seal a batch that was opened elsewhere, by a process that is gone perhaps. Raises NotFound."""
+        """Seal a batch that was opened elsewhere, for example by a process that has ended. Raises NotFound."""
         return await seal_batch(self._connection, batch_id)
 
     async def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
-        """Read a job as it stands; its payload and result on request. Raises NotFound."""
-        return job_info(await self._connection.get(parse_job_id(job_id), payload=payload, result=result))
+        """Read a job; its payload and result on request. Raises NotFound."""
+        found = self._connection.start_get(parse_job_id(job_id), payload=payload, result=result)
+        return job_info(await asyncio.wrap_future(found))
 
     async def wait_result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:  # noqa: ASYNC109
         """Wait until a job is finished, and give its result decoded from JSON."""
         known = parse_job_id(job_id)
-        found = await self._connection.wait(known, timeout=timeout)
+        found = await asyncio.wrap_future(self._connection.start_wait(known, timeout=timeout))
         return value_of(found, Any, job_id=known, seconds=timeout)
 
     def handle(self, job_id: UUID | str) -> JobHandle[Any]:
@@ -227,7 +228,7 @@ class Headgate:
 
     @property
     def admin(self) -> Admin:
-        """What operators do: pause, redrive, schedules, limits and so on."""
+        """Administration: pause, redrive, schedules, limits and so on."""
         from headgate.sdk.admin import Admin
 
         return Admin(self._connection)
@@ -240,7 +241,7 @@ class Headgate:
         return SyncHeadgate(self)
 
     async def close(self, *, flush: float = FLUSH_SECONDS) -> None:
-        """Send what is on its way, for at most `flush` seconds, and close. Harmless when repeated."""
+        """Wait up to `flush` seconds for unanswered submits, and close. Harmless when repeated."""
         if ending := self._connection.start_close(flush=flush):
             await asyncio.wrap_future(ending)
 
@@ -264,7 +265,7 @@ class Headgate:
         return worker
 
     async def work(self, **options: Unpack[WorkerOptions]) -> None:
-        """Run the registered tasks until this call is cancelled, or the worker ends by an error that stands."""
+        """Run the registered tasks until this call is cancelled, or fails with an error that a retry cannot fix."""
         await self.worker(**options).run()
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> None:
@@ -272,10 +273,10 @@ class Headgate:
 
         The process ends even if a handler does not: with exit code 1, some seconds after its job was handed back.
         """
-        from headgate.sdk.worker.time_limits import leaving_at_last
+        from headgate.sdk.worker.forced_exit import forced_exit_after
 
         worker = self.worker(**options)
-        with leaving_at_last(worker.ended), asyncio.Runner(loop_factory=new_loop) as runner:
+        with forced_exit_after(worker.ended), asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(worker.run(signals=True))
 
     # --- tests -------------------------------------------------------------------------------------------------------

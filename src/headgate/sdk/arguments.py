@@ -29,7 +29,7 @@ class Arguments:
     """How one function is called from a payload, and how a payload is made from a call."""
 
     def __init__(self, function: Callable[..., object], *, name: str) -> None:
-        """`name` stands in errors; raises InvalidInput if the signature cannot be read."""
+        """`name` is used in errors; raises InvalidInput if the signature cannot be read."""
         self._name = name
         try:
             signature = inspect.signature(function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
@@ -25,6 +25,7 @@ from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.submitting import Bound, submit
 from headgate.sdk.tasks import Task
+from headgate.sdk.times import time_of
 from headgate.wire import batches_pb2 as pb
 from headgate.wire import jobs_pb2 as jobs
 
@@ -35,12 +36,11 @@ OPEN: Final = Method("BatchService/OpenBatch", pb.OpenBatchRequest, pb.BatchInfo
 SEAL: Final = Method("BatchService/SealBatch", pb.SealBatchRequest, pb.BatchInfo)
 GET: Final = Method("BatchService/GetBatch", pb.GetBatchRequest, pb.BatchInfo)
 PAGE: Final = 500
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInfo:
-    """A batch as it stands. `counts` maps states to members, of the first `counted` of `total`."""
+    """A batch. `counts` maps states to members, of the first `counted` of `total`."""
 
     id: JobId
     name: str
@@ -151,7 +151,7 @@ class Batch:
         return None
 
     async def status(self) -> BatchInfo:
-        """The batch as it stands."""
+        """Read the batch."""
         return await batch_status(self._connection, self.id)
 
     async def __aenter__(self) -> Self:
@@ -172,7 +172,7 @@ async def batch_status(connection: Connection, batch_id: UUID | str) -> BatchInf
 
 
 async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
-    """Seal a batch that somebody else opened."""
+    """Seal a batch that was opened elsewhere."""
     known = parse_job_id(batch_id, field="batch")
     request = pb.SealBatchRequest(id=known.bytes)
     return batch_info(await connection.call(SEAL, request, about=("batch", str(known))))
@@ -186,8 +186,8 @@ def batch_info(found: pb.BatchInfo) -> BatchInfo:
         needs="ended" if found.needs == jobs.NEEDS_ENDED else "succeeded",
         sealed=bool(found.sealed_us),
         expired=found.expired,
-        created_at=_EPOCH + timedelta(microseconds=found.created_us),
-        expires_at=_EPOCH + timedelta(microseconds=found.expires_us),
+        created_at=time_of(found.created_us),
+        expires_at=time_of(found.expires_us),
         total=found.total,
         counted=found.counted,
         counts={state_word(one.state): one.count for one in found.counts},

@@ -22,7 +22,7 @@ from headgate.domain.errors import TooLarge
 from headgate.domain.validation import check_payload, shown
 from headgate.sdk.errors import PayloadError
 
-_DEEPEST: Final = 100  # beyond that it is a cycle, or nobody's job
+_DEEPEST: Final = 100  # deeper than this is a cycle, or a mistake
 _BELOW: Final = "\0"  # between a model's complaint and the path within the model: msgspec passes on text only
 
 
@@ -32,7 +32,7 @@ def _encode_other(value: Any) -> Any:
     if dump is not None:
         # As the model's own JSON has it, and so that it can be read again: aliases, no computed fields.
         plain = dump(value, mode="json", by_alias=True, round_trip=True)
-        # A secret is dumped as asterisks, and they would validate as a secret: only looking tells.
+        # A secret is dumped as asterisks, which would validate as a secret: compare the values.
         if dump(_validated(kind, plain), round_trip=True) != dump(value, round_trip=True):
             raise ValueError("it would not come back as it was: does it hold a secret?")
         return plain
@@ -75,7 +75,7 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def readable(kind: Any) -> Any:
-    """The same type in a form that msgspec can read; raises TypeError if nobody can."""
+    """The same type in a form that msgspec can read; raises TypeError if there is none."""
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and _is_pydantics(kind):
         return _read_by(pydantic.TypeAdapter(kind))
@@ -86,7 +86,7 @@ def readable(kind: Any) -> Any:
             raise
         try:
             return _read_by(pydantic.TypeAdapter(kind))
-        except Exception:  # noqa: BLE001 -- any of pydantic's own; msgspec's reason is the one to tell
+        except Exception:  # noqa: BLE001 -- any of pydantic's own; msgspec's reason is the one to report
             raise reason from None
     return kind
 
@@ -179,7 +179,7 @@ def _culprit(value: object, path: str, depth: int = 0) -> tuple[str, str] | None
     return None
 
 
-# --- what stands under Any -------------------------------------------------------------------------------------------
+# --- values typed as Any ---------------------------------------------------------------------------------------------
 
 
 def is_loose(kind: object) -> bool:

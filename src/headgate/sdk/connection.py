@@ -1,4 +1,4 @@
-"""A client's way to its servers: opened at the first use, shared by all threads and loops of the process."""
+"""A client's connection to its servers: opened at the first use, shared by all threads and loops of the process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Box(Protocol):
 
 
 class Page:
-    """Jobs handed over together, and their ids in the same order."""
+    """Jobs submitted together: their ids in order, and the future of the answer."""
 
     __slots__ = ("future", "ids")
 
@@ -79,7 +79,7 @@ class Connection:
     # --- submitting --------------------------------------------------------------------------------------------------
 
     async def submit(self, topic: str, payload: bytes, options: Prepared) -> Page:
-        """Hand over one job, as soon as there is capacity; the page's future, for the running loop, gets the answer."""
+        """Submit one job as soon as there is capacity; the page's future, for the running loop, gets the answer."""
         job_id = options.id or self._ids.next_id()
         return await self.put(topic, [job_id], [payload], options)
 
@@ -89,7 +89,7 @@ class Connection:
         return self.put_blocking(topic, [job_id], [payload], options)
 
     def pages(self, payloads: Iterable[bytes]) -> Iterator[tuple[list[JobId], list[bytes]]]:
-        """Cut many jobs into frames' worths, each with new ids."""
+        """Split many jobs into pages of one frame each, with new ids."""
         page: list[bytes] = []
         size = 0
         for payload in payloads:
@@ -102,7 +102,7 @@ class Connection:
             yield self._ids.make(len(page)), page
 
     async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-        """Hand over one page. Waits for capacity, up to the timeout, unless told not to: then OutboxFull."""
+        """Submit one page. Waits for capacity up to the timeout, or raises OutboxFull at once (`when_busy`)."""
         if self.box is not None:
             return _boxed(self.box, topic, ids, payloads, options)
         io, producer, _ = self._opened()
@@ -111,7 +111,7 @@ class Connection:
             if not options.waits:
                 raise full()
             await producer.capacity.wait(len(ids), size, seconds=options.timeout)
-        return self._hand_over(topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
+        return self._submit(topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
 
     def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """As `put`, blocking this thread."""
@@ -123,9 +123,9 @@ class Connection:
             if not options.waits:
                 raise full()
             producer.capacity.wait_blocking(len(ids), size, seconds=options.timeout)
-        return self._hand_over(topic, ids, payloads, options, size, deadline, None)
+        return self._submit(topic, ids, payloads, options, size, deadline, None)
 
-    def _hand_over(
+    def _submit(
         self,
         topic: str,
         ids: list[JobId],
@@ -145,21 +145,15 @@ class Connection:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def get(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> jobs.JobInfo:
-        """Read one job, from any loop."""
-        return await asyncio.wrap_future(self._start_get(job_id, payload=payload, result=result))
+    def start_get(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> Future[jobs.JobInfo]:
+        """Read one job, from any thread or loop."""
+        io, _, calls = self._opened()
+        return io.start(calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result))
 
-    async def wait(self, job_id: UUID, *, timeout: float) -> jobs.JobInfo:  # noqa: ASYNC109
-        """Wait for one job, from any loop."""
-        return await asyncio.wrap_future(self._start_wait(job_id, timeout))
-
-    def get_blocking(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> jobs.JobInfo:
-        """Read one job, from any thread."""
-        return self._start_get(job_id, payload=payload, result=result).result()
-
-    def wait_blocking(self, job_id: UUID, *, timeout: float) -> jobs.JobInfo:
-        """Wait for one job, from any thread."""
-        return self._start_wait(job_id, timeout).result()
+    def start_wait(self, job_id: UUID, *, timeout: float) -> Future[jobs.JobInfo]:
+        """Wait for one job, from any thread or loop."""
+        io, _, calls = self._opened()
+        return io.start(calls.wait(job_id, within=timeout))
 
     async def call(
         self,
@@ -180,18 +174,10 @@ class Connection:
         io, _, calls = self._opened()
         return io.start(calls.call(method, request, within=within)).result()
 
-    def _start_get(self, job_id: UUID, *, payload: bool, result: bool) -> Future[jobs.JobInfo]:
-        io, _, calls = self._opened()
-        return io.start(calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result))
-
-    def _start_wait(self, job_id: UUID, timeout: float) -> Future[jobs.JobInfo]:
-        io, _, calls = self._opened()
-        return io.start(calls.wait(job_id, within=timeout))
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def start_close(self, *, flush: float) -> Future[None] | None:
-        """Begin to send what waits and to close; None if nothing was ever opened here."""
+        """Start to flush and to close; None if nothing was opened in this process."""
         with self._lock:
             self._closed = True
             opened = self._open

@@ -6,9 +6,24 @@ the network wherever it can be.
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, InvalidInput
+
+RETRIED: Final = frozenset(
+    {
+        "store_unavailable",
+        "outcome_unknown",
+        "store_busy",
+        "row_locked",
+        "read_only",
+        "overloaded",
+        "shutting_down",
+        "unavailable",
+    }
+)
+"""Codes of the server after which the same request may succeed."""
 
 
 class PayloadError(InvalidInput):
@@ -124,13 +139,13 @@ class SubmitRefused(InvalidInput):
 
 
 class SubmitManyError(HeadgateError):
-    """Some jobs of one `submit_many` were not accepted; `errors` maps their places to what is wrong with each."""
+    """Some jobs of one `submit_many` were not accepted; `errors` maps their indexes to the reasons."""
 
     code = "submit_many_error"
 
     def __init__(self, errors: dict[int, HeadgateError], *, total: int) -> None:
-        place, first = next(iter(errors.items()))
-        super().__init__(f"{len(errors)} of {total} jobs were not accepted; the first is number {place}: {first}")
+        index, first = next(iter(errors.items()))
+        super().__init__(f"{len(errors)} of {total} jobs were not accepted; the first is number {index}: {first}")
         self.errors, self.total = errors, total
 
 
@@ -145,7 +160,7 @@ class ResultTimeout(HeadgateError):
 
 
 class JobDead(HeadgateError):
-    """The job failed for good: `last_error` is what its last attempt said."""
+    """The job failed for good: `last_error` is the error of its last attempt."""
 
     code = "job_dead"
 

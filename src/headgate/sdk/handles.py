@@ -1,10 +1,11 @@
-"""What a submit gives back: the job's id, and ways to ask what became of it."""
+"""What a submit returns: the job's id, and calls to read its state and result."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from headgate.sdk.client.producer import refusal
 from headgate.sdk.codec import decode, decoder_of
 from headgate.sdk.errors import JobCancelled, JobDead, ResultTimeout, SubmitConflict
 from headgate.sdk.ids import id_from_bytes
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 
@@ -24,12 +26,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 RESULT_TIMEOUT: Final = 60.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """One end of a wait. `met` is waiting or fulfilled; or dead, cancelled, gone: then it is in vain."""
+    """One dependency. `met` is waiting or fulfilled; or dead, cancelled, gone: then it cannot be fulfilled."""
 
     id: JobId
     needs: str
@@ -38,7 +39,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """A job as it stands.
+    """A job as it was when it was read.
 
     `state` is one of pending, running, scheduled, retrying, blocked, completed, dead, cancelled.
     """
@@ -92,11 +93,11 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         max_attempts=found.max_attempts,
         cancel_requested=found.cancel_requested,
         worker=found.worker,
-        created_at=_EPOCH + timedelta(microseconds=found.created_us),
-        run_at=_time(found.run_at_us),
-        claimed_at=_time(found.claimed_us),
-        lease_until=_time(found.lease_until_us),
-        finished_at=_time(found.finished_us),
+        created_at=time_of(found.created_us),
+        run_at=time_or_none(found.run_at_us),
+        claimed_at=time_or_none(found.claimed_us),
+        lease_until=time_or_none(found.lease_until_us),
+        finished_at=time_or_none(found.finished_us),
         last_error=found.last_error,
         headers=dict(found.headers),
         payload=found.payload,
@@ -109,8 +110,8 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         child_count=found.child_count,
         batch_id=id_from_bytes(found.batch_id) if found.batch_id else None,
         schedule=found.lineage.schedule if found.HasField("lineage") else None,
-        occurrence=_time(found.lineage.occurrence_us),
-        deadline=_time(found.deadline_us),
+        occurrence=time_or_none(found.lineage.occurrence_us),
+        deadline=time_or_none(found.deadline_us),
     )
 
 
@@ -126,15 +127,11 @@ def _relations(found: Iterable[jobs.Relation]) -> tuple[Relation, ...]:
 
 
 def state_word(state: int) -> str:
-    """The word for a state; a number this release does not know stays a number."""
+    """The name of a state; a number this release does not know stays a number."""
     try:
         return jobs.State.Name(jobs.State.ValueType(state)).removeprefix("STATE_").lower()
     except ValueError:
         return f"state {state}"
-
-
-def _time(microseconds: int) -> datetime | None:
-    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None
 
 
 class Handle(Generic[R]):
@@ -168,15 +165,15 @@ class JobHandle(Handle[R]):
 
         Decoded as the handler's return annotation, or as `type`. Raises JobDead, JobCancelled or ResultTimeout.
         """
-        found = await self._connection.wait(self.id, timeout=timeout)
+        found = await asyncio.wrap_future(self._connection.start_wait(self.id, timeout=timeout))
         return self._value(found, type, timeout)
 
     async def info(self) -> JobInfo:
-        """Read the job as it stands."""
-        return job_info(await self._connection.get(self.id))
+        """Read the job."""
+        return job_info(await asyncio.wrap_future(self._connection.start_get(self.id)))
 
     async def cancel(self, *, reason: str = "") -> bool:
-        """End the job at once if it waits, or tell its worker to stop; False if that was asked for before.
+        """End the job at once if it waits, or ask its worker to stop; False if that was requested before.
 
         Needs the scope `operate`. Raises NotFound, and Refused for a job that has ended.
         """
@@ -198,12 +195,12 @@ class SyncHandle(Handle[R]):
     def result(self, timeout: float = ..., *, type: type[T]) -> T: ...
     def result(self, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002
         """As `JobHandle.result`, blocking."""
-        found = self._connection.wait_blocking(self.id, timeout=timeout)
+        found = self._connection.start_wait(self.id, timeout=timeout).result()
         return self._value(found, type, timeout)
 
     def info(self) -> JobInfo:
-        """Read the job as it stands."""
-        return job_info(self._connection.get_blocking(self.id))
+        """Read the job."""
+        return job_info(self._connection.start_get(self.id).result())
 
     def cancel(self, *, reason: str = "") -> bool:
         """As `JobHandle.cancel`, blocking."""

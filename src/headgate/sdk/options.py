@@ -14,12 +14,10 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.links import Needs, OnParentFailure, Unique, check_parents
+from headgate.domain.rank import unix_us
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as pb
-
-_MICROSECOND: Final = timedelta(microseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Priority(IntEnum):
@@ -141,7 +139,7 @@ def _template(given: JobOptions) -> pb.NewJob:
         job.delay_ms = delay_in_ms(given["delay"])
     if "run_at" in given:
         due = check.check_run_at(given["run_at"], now=datetime.now(UTC))
-        job.run_at_us = (due - _EPOCH) // _MICROSECOND
+        job.run_at_us = unix_us(due)
     if "deadline" in given:
         _put_deadline(job, given["deadline"], given)
     if "max_attempts" in given:
@@ -176,7 +174,7 @@ def _put_deadline(job: pb.NewJob, value: object, given: JobOptions) -> None:
     if isinstance(deadline, timedelta):
         job.deadline_ms = check.to_ms(deadline)
     else:
-        job.deadline_us = (deadline - _EPOCH) // _MICROSECOND
+        job.deadline_us = unix_us(deadline)
 
 
 def _put_links(job: pb.NewJob, given: JobOptions) -> None:

@@ -1,4 +1,4 @@
-"""What a handler raises to end its attempt otherwise than by returning; any other exception is a failure.
+"""What a handler may raise to end its attempt; any other exception is a failure.
 
 | a handler …                      | outcome   | costs an attempt | next                                         |
 |----------------------------------|-----------|------------------|----------------------------------------------|
@@ -7,7 +7,7 @@
 | raises `Fail(..., permanent=True)` | Failed  | yes              | dead at once                                 |
 | raises `Nack(delay, reason)`     | Nack      | yes              | retried after `delay`                        |
 | raises `Snooze(delay)`           | Snooze    | no               | runs again after `delay`                     |
-| raises `Abandon()`               | Abandon   | no               | back to its old place in the queue           |
+| raises `Abandon()`               | Abandon   | no               | back to its old position in the queue        |
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import logging
 import traceback
 from datetime import timedelta
+from typing import TypeAlias
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
@@ -23,6 +24,8 @@ from headgate.domain.validation import MILLISECOND, clean_text, shown, to_ms
 from headgate.wire import jobs_pb2 as pb
 
 Seconds = float | int | timedelta
+Outcome: TypeAlias = bytes | pb.Outcome
+"""The result of a successful attempt, or any other outcome as a message without id and epoch."""
 
 log = logging.getLogger("headgate.worker")
 
@@ -48,7 +51,7 @@ class Snooze(HandlerVerdict):
 
 
 class Abandon(HandlerVerdict):
-    """Hand the job back untouched, to its old place, at no cost."""
+    """Hand the job back to its old position in the queue, at no cost of an attempt."""
 
 
 class Fail(HandlerVerdict):
@@ -60,7 +63,7 @@ class Fail(HandlerVerdict):
 
 
 class Cancelled(HandlerVerdict):
-    """Raised by `job.raise_if_cancelled()`: someone asked for this job to end."""
+    """Raised by `job.raise_if_cancelled()`: this job should end."""
 
 
 def delay_in_ms(delay: Seconds, *, field: str = "delay") -> int:
@@ -80,9 +83,9 @@ def delay_in_ms(delay: Seconds, *, field: str = "delay") -> int:
 
 
 def outcome_of(error: BaseException, *, cancelled: bool) -> pb.Outcome:
-    """Say on the wire what an exception out of a handler means; id and epoch are filled in by the caller.
+    """The outcome for an exception that a handler raised; id and epoch are filled in by the caller.
 
-    `cancelled`: the server asked for this job to end, so a cancellation that comes out of it is its answer.
+    `cancelled`: the server asked for this job to end, so a CancelledError is its answer.
     """
     match error:
         case Nack():
@@ -114,11 +117,6 @@ def failure(kind: str, message: str, *, trace: str = "", permanent: bool = False
     )
 
 
-def cancelled_unbegun() -> pb.Outcome:
-    """A job whose cancellation came before its handler began."""
-    return failure("Cancelled", "the job was cancelled on request before it started")
-
-
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -127,7 +125,7 @@ def _type_name(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 -- a user's __str__ may do anything; the failure itself must still be told
+    except Exception:  # noqa: BLE001 -- a user's __str__ may do anything; the failure itself must still be reported
         return f"<{type(error).__qualname__} whose text cannot be made>"
 
 

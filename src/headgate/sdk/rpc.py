@@ -1,4 +1,4 @@
-"""Dialling a server, the methods it has, and what its refusals mean in words."""
+"""Channels, the server's methods, and errors for its refusals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound, Refused, VersionConflict
 from headgate.sdk.addresses import Address
 from headgate.sdk.errors import (
+    RETRIED,
     Forbidden,
     NotConnected,
     ServerError,
@@ -48,19 +49,6 @@ _OPTIONS: Final = (
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: servers do not compress, and refuse what is
 )
 
-RETRIED: Final = frozenset(
-    {
-        "store_unavailable",
-        "outcome_unknown",
-        "store_busy",
-        "row_locked",
-        "read_only",
-        "overloaded",
-        "shutting_down",
-        "unavailable",
-    }
-)
-"""Codes of the server after which the same request may succeed."""
 SHORTEST_RETRY_SECONDS: Final = 0.1
 """After a refusal that names no time, or a shorter one."""
 SERVERS_TROUBLE: Final = frozenset({"internal", "store_error", "storage_full", "schema_mismatch", "instance_forgotten"})
@@ -97,7 +85,7 @@ def open_produce(channel: grpc.aio.Channel, token: str) -> ProduceCall:
 
 
 async def say_hello(call: WorkCall | ProduceCall, frame: Message) -> None:
-    """Write the first frame. Raises what the server said where it had refused the stream before, as for a bad token."""
+    """Write the first frame. Raises the server's status if it has refused the stream, for example for a bad token."""
     try:
         await cast("grpc.aio.StreamStreamCall[Message, Message]", call).write(frame)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -125,7 +113,7 @@ class Method(Generic[Asked, Answered]):
     request: type[Asked]
     response: type[Answered]
     repeatable: bool = True
-    """Whether a call whose answer was lost may be made again; else the caller is told that nobody knows."""
+    """Whether a call whose answer was lost may be made again; else it raises, since the outcome is unknown."""
 
     async def __call__(self, channel: grpc.aio.Channel, request: Asked, *, token: str, seconds: float) -> Answered:
         """Make it."""
@@ -154,7 +142,7 @@ _OWN_KINDS: Final[dict[str, type[Refused]]] = {
     "already_exists": AlreadyExists,
     "refused": Refused,
 }
-"""Errors whose sentence says it all, by the server's code."""
+"""Errors without fields of their own, by the server's code."""
 
 # --- refusals ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +155,7 @@ LASTING: Final = frozenset(
         grpc.StatusCode.FAILED_PRECONDITION,
     }
 )
-"""Another attempt would be answered alike: the caller is told at once."""
+"""A retry would get the same answer: these are raised at once."""
 
 
 def explain(
@@ -175,8 +163,7 @@ def explain(
 ) -> HeadgateError:
     """Turn a failed call into one sentence with the address and the next step; `about` is what it asked for.
 
-    What a caller may want to tell apart is an error of its own kind: ("schedule", "nightly") that is not there is a
-    NotFound of that name.
+    A missing ("schedule", "nightly") is a NotFound of that name.
     """
     if isinstance(error, HeadgateError):
         return error
@@ -208,10 +195,10 @@ def explain(
         case _ if (kind := _OWN_KINDS.get(reported)) is not None:
             return kind(details)
         case _:
-            word = status.name.lower()
+            name = status.name.lower()
             return ServerError(
-                f"{address} answered {reported or word}: {details[:500] or 'no reason given'}",
-                reported=reported or word,
+                f"{address} answered {reported or name}: {details[:500] or 'no reason given'}",
+                reported=reported or name,
             )
 
 
@@ -231,18 +218,18 @@ _HANDSHAKES: Final = (
     (
         True,
         "Socket closed",
-        "it hung up during the TLS handshake; if it asks for a certificate, pass certificate=... and key=...",
+        "it closed the connection in the TLS handshake; if it asks for a certificate, pass certificate=... and key=...",
     ),
-    (False, "Socket closed", "it hung up before a word was said; if it serves TLS, write https:// before the address"),
+    (False, "Socket closed", "it closed the connection at once; if it serves TLS, write https:// before the address"),
 )
 """By TLS or not, what gRPC says, and what that means."""
 
 
 def not_connected(address: Address, details: str = "") -> NotConnected:
-    """Nobody answers there, or nobody we understand."""
+    """The error for a server that does not answer, or not as a Headgate server."""
     for tls, mark, sentence in _HANDSHAKES:
         if tls == address.tls and mark in details:
-            return NotConnected(f"cannot speak with Headgate at {address}: {sentence}")
+            return NotConnected(f"cannot connect to Headgate at {address}: {sentence}")
     reason = "connection refused" if "refused" in details.lower() else details[:160] or "no answer"
     return NotConnected(
         f"cannot reach Headgate at {address} ({reason}); start it with `headgate serve`, or set HEADGATE_URL"
@@ -250,7 +237,7 @@ def not_connected(address: Address, details: str = "") -> NotConnected:
 
 
 def reported_code(error: grpc.aio.AioRpcError) -> str:
-    """The server's own word for what went wrong, which it puts into the trailers."""
+    """The server's error code, from the trailers."""
     for name, value in error.trailing_metadata() or ():
         if name == "headgate-code":
             return value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -268,14 +255,14 @@ def retry_after(error: grpc.aio.AioRpcError) -> float | None:
 
 
 def never_arrived(error: grpc.aio.AioRpcError) -> bool:
-    """True if the server certainly did nothing: nobody was reached, or it refused before it began."""
+    """True if the server certainly did nothing: it was not reached, or it refused before it began."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     return reported_code(error) in _REFUSED_BEFORE or "failed to connect" in (error.details() or "").lower()
 
 
-def stands(error: BaseException) -> bool:
-    """True if trying again, here or elsewhere, would be answered alike.
+def is_final(error: BaseException) -> bool:
+    """True if a retry, here or elsewhere, would get the same answer.
 
     `token_revoked` ends a stream also when its token permits more than before: the next hello says whether it is valid.
     """

@@ -1,4 +1,4 @@
-"""What may be said about a schedule, checked before the network and put into the form it is sent in."""
+"""The options of a schedule: checked, and encoded for the wire."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScheduleOptions(TypedDict, total=False):
     catch_up: str | int
     """one (default): what was missed becomes one job; a number n: a job each, the newest n; all: 100; none."""
     when_full: str
-    """When its topic takes no more jobs (max_backlog): wait (default) until there is room, or skip the occurrence."""
+    """When its topic's backlog is full (max_backlog): wait (default), or skip the occurrence."""
     priority: int | str
     max_attempts: int
     retry: RetryPolicy

@@ -19,8 +19,7 @@ from headgate.domain.schedules import check_schedule_name
 from headgate.domain.validation import shown
 from headgate.sdk.admin.schedules import Schedules
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import Forbidden, NotAcknowledged, NotConnected, ServerError
-from headgate.sdk.rpc import RETRIED
+from headgate.sdk.errors import RETRIED, Forbidden, NotAcknowledged, NotConnected, ServerError
 from headgate.sdk.schedule_specs import ScheduleOptions, spec
 from headgate.sdk.tasks import Task
 from headgate.wire import schedules_pb2 as pb

@@ -12,10 +12,10 @@ from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
 from headgate.sdk.app import FLUSH_SECONDS, Headgate
 from headgate.sdk.batches import BatchInfo
+from headgate.sdk.codec import body_of
 from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, prepared
-from headgate.sdk.codec import body_of
 from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
 from headgate.sdk.tasks import Task
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SyncHeadgate:
-    """Blocking twins of `Headgate`'s calls; safe to use from many threads at once.
+    """`Headgate`'s calls, blocking; safe to use from many threads at once.
 
     Over an existing client (`hg.sync`), or with an address of its own: `SyncHeadgate("queue:7070")`.
     """
@@ -66,28 +66,28 @@ class SyncHeadgate:
         return self.wait(self._app.submit_batch(list(jobs), name=name, on_done=on_done)).id
 
     def batch_status(self, batch_id: UUID | str) -> BatchInfo:
-        """How a batch and its members stand. Raises NotFound."""
+        """Read a batch and the states of its members. Raises NotFound."""
         return self.wait(self._app.batch_status(batch_id))
 
     def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
-        """Read a job as it stands; its payload and result on request. Raises NotFound."""
-        return job_info(self._connection.get_blocking(parse_job_id(job_id), payload=payload, result=result))
+        """Read a job; its payload and result on request. Raises NotFound."""
+        return job_info(self._connection.start_get(parse_job_id(job_id), payload=payload, result=result).result())
 
     def result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:
         """Wait until a job is finished, and give its result decoded from JSON."""
         known = parse_job_id(job_id)
-        found = self._connection.wait_blocking(known, timeout=timeout)
+        found = self._connection.start_wait(known, timeout=timeout).result()
         return value_of(found, Any, job_id=known, seconds=timeout)
 
     def wait(self, call: Coroutine[Any, Any, T]) -> T:
         """Make one call of the async client, blocking this thread: `hg.sync.wait(hg.admin....)`.
 
-        For calls of this client only: it runs on the SDK's own loop, where nothing else must wait.
+        For calls of this client only: they run on the SDK's own loop, which nothing else may block.
         """
         return io_thread().start(call).result()
 
     def close(self, *, flush: float = FLUSH_SECONDS) -> None:
-        """Send what is on its way, for at most `flush` seconds, and close."""
+        """Wait up to `flush` seconds for unanswered submits, and close."""
         if ending := self._connection.start_close(flush=flush):
             ending.result()
 

@@ -1,4 +1,4 @@
-"""For tests of code that uses Headgate: run a handler in place, see what was submitted, run that too. No server needed.
+"""For tests of code that uses Headgate: run a handler directly, see what was submitted, run that too. No server needed.
 
 >>> assert await run_inline(send_email, "a@b.example", subject="Hi") == {"sent": True}
 >>> with hg.testing() as box:
@@ -13,7 +13,7 @@ import contextvars
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared
 from headgate.sdk.tasks import Task
+from headgate.sdk.worker.held_job import HeldJob
 
 if TYPE_CHECKING:
     from headgate.sdk.app import Headgate
@@ -35,17 +36,16 @@ DRAIN_MAX: Final = 10_000
 _ids: Final = new_id_maker()
 
 
-class Notebook:
-    """Keeps what a handler reported about its job."""
+class ReportRecorder:
+    """Keeps what a handler reports: its progress, and the lease extensions it asks for."""
 
     def __init__(self) -> None:
         self.progress: list[tuple[int, int, str]] = []
         self.extensions: list[int] = []
 
-    def progressed(self, job: Job) -> None:
+    def progressed(self, job: Job, done: int, total: int, message: str) -> None:
         """See `Reports`."""
-        if job.last_progress is not None:
-            self.progress.append(job.last_progress)
+        self.progress.append((done, total, message))
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
@@ -64,14 +64,19 @@ def fake_job(
     occurrence: datetime | None = None,
     deadline: datetime | None = None,
     job_id: JobId | None = None,
-    notebook: Notebook | None = None,
+    recorder: ReportRecorder | None = None,
 ) -> Job:
-    """A Job as a handler gets it; call its `ask_to_stop()` to play a cancellation."""
+    """A Job as a handler gets it; see `request_cancel`."""
     raw = (job_id or _ids.next_id()).bytes
-    job = Job(raw, 1, topic, payload, attempt, max_attempts, priority, 0, 0, "test", notebook or Notebook())
+    job = HeldJob(raw, 1, topic, payload, attempt, max_attempts, priority, 0, 0, "test", recorder or ReportRecorder())
     at = occurrence or datetime(1970, 1, 1, tzinfo=UTC)
-    job.with_headers(headers or {}, (schedule, unix_us(at)), unix_us(deadline) if deadline else 0)
+    job.set_extras(headers or {}, (schedule, unix_us(at)), unix_us(deadline) if deadline else 0)
     return job
+
+
+def request_cancel(job: Job) -> None:
+    """Do to a job of `fake_job` what a request to cancel does to a running one."""
+    cast("HeldJob", job).request_cancel()
 
 
 async def run_inline(task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -109,7 +114,7 @@ class Submitted:
 
 
 class Submissions:
-    """Takes the place of the server for one `Headgate`, for the length of a `with` block."""
+    """Replaces the server for one `Headgate` within a `with` block."""
 
     def __init__(self, app: Headgate) -> None:
         self._app = app

@@ -85,13 +85,13 @@ class Handlers:
         return thread
 
     def _started(self, job: Job) -> None:
-        self._recorder.note("handler_start", job=job.raw_id.hex(), epoch=job.epoch, attempt=job.attempt)
+        self._recorder.note("handler_start", job=job.id.hex, epoch=job.epoch, attempt=job.attempt)
 
     def _ended(self, job: Job, how: str) -> None:
-        self._recorder.note("handler_end", job=job.raw_id.hex(), epoch=job.epoch, how=how)
+        self._recorder.note("handler_end", job=job.id.hex, epoch=job.epoch, how=how)
 
     def _result(self, job: Job) -> str:
-        return f"{job.raw_id.hex()} {job.epoch} {self._recorder.proc}"
+        return f"{job.id.hex} {job.epoch} {self._recorder.proc}"
 
     # --- what they do ------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Handlers:
         raise Fail("no further attempts", permanent=True)
 
     async def _poison(self, job: Job, body: Body) -> None:
-        self._recorder.note("poisoned", job=job.raw_id.hex(), epoch=job.epoch)
+        self._recorder.note("poisoned", job=job.id.hex, epoch=job.epoch)
         os._exit(66)
 
     async def _nacky(self, job: Job, body: Body) -> None:

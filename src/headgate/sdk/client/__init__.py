@@ -7,12 +7,12 @@
 
 A caller appends its submit and wakes the I/O loop, unless it is awake already; what arrives while a frame is being
 written goes out in the next one. Answers go back to each waiting loop in one crossing per reply.
-A broken stream costs the caller nothing but time: submits that were sent are sent again, marked as not fresh, so that
-the server looks for a twin; ids are chosen before the first send, so there is never a second job.
+A broken stream costs the caller nothing but time: submits that were sent are sent again, marked as sent before, so that
+the server looks for the same job; ids are chosen before the first send, so there is never a second job.
 """
 
 import os
 
 # Before anything here imports gRPC, which reads it then. Its own care for forks does not know grpc.aio: one in six
-# children of a process that had used a client crashed in it, before they could be told (`io_thread`).
+# children of a process that had used a client crashed in it, before `io_thread` could raise ForkedProcess.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

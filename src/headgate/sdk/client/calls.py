@@ -1,4 +1,4 @@
-"""Unary calls over a channel kept for them: reading jobs, waiting for results, the operator's verbs."""
+"""Unary calls over a channel of their own: reading jobs, waiting for results, administration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 
 
 class Calls:
-    """Unary calls to whichever address answers. All methods run on the I/O loop."""
+    """Unary calls to the first address that answers. All methods run on the I/O loop."""
 
     def __init__(self, addresses: tuple[Address, ...], *, token: str) -> None:
         self._token = token
@@ -38,7 +38,7 @@ class Calls:
     async def get(
         self, job_id: UUID, *, within: float, payload: bool = False, result: bool = False, events: bool = False
     ) -> jobs.JobInfo:
-        """Read one job as it stands."""
+        """Read one job."""
         request = producer.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result, with_events=events)
 
         return await self.call(rpc.GET_JOB, request, within=within, about=("job", str(job_id)))
@@ -51,7 +51,7 @@ class Calls:
         within: float,
         about: tuple[str, str] | None = None,
     ) -> rpc.Answered:
-        """Make one call; `about` is what it asks for, as a noun and a name, for the words of a refusal."""
+        """Make one call; `about` is what it asks for, as a noun and a name, for the text of an error."""
 
         async def ask(channel: grpc.aio.Channel, seconds: float) -> rpc.Answered:
             return await method(channel, request, token=self._token, seconds=seconds)
@@ -59,7 +59,7 @@ class Calls:
         return await self._anywhere(ask, about, deadline=_now() + within, repeatable=method.repeatable)
 
     async def wait(self, job_id: UUID, *, within: float) -> jobs.JobInfo:
-        """Read one job once it is finished, or as it stands after `within` seconds."""
+        """Read one job once it is finished, or after `within` seconds."""
         deadline = _now() + within
 
         async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:

@@ -60,8 +60,8 @@ class PendingSubmit:
         self.size = size  # of its payloads
         self.order = 0  # the order of the calls
         self.sent = False  # it may have been stored
-        self.lost = False  # it was sent, and nobody knows what became of that
-        self.refusal: HeadgateError | None = None  # what the server said when it would not take it now
+        self.lost = False  # it was sent, and its fate is unknown
+        self.refusal: HeadgateError | None = None  # the server's reason not to accept it now
         self.gone = False  # answered, or given up
         self.answer: Answer = ALL_CREATED
         self.loop = loop
@@ -80,7 +80,7 @@ def settle(answered: Iterable[PendingSubmit]) -> None:
     for loop, submits in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, submits)
-        except RuntimeError:  # closed meanwhile: nobody waits there any more
+        except RuntimeError:  # closed meanwhile: nothing waits there any more
             continue
 
 
@@ -100,13 +100,13 @@ class SentFrame:
 
     def take_reply(self, odd: Iterable[pb.SubmitReceipt]) -> None:
         """Give each submit the receipts of its own places."""
-        strange = {receipt.place: receipt for receipt in odd}
-        if not strange:
+        exceptions = {receipt.place: receipt for receipt in odd}
+        if not exceptions:
             return
         start = 0
         for submit in self.submits:
             end = start + len(submit.ids)
-            own = {place - start: receipt for place, receipt in strange.items() if start <= place < end}
+            own = {place - start: receipt for place, receipt in exceptions.items() if start <= place < end}
             if own:
                 submit.answer = own
             start = end

@@ -21,7 +21,15 @@ from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
 from headgate.sdk.client.capacity import SubmitCapacity
 from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame, settle
-from headgate.sdk.errors import Closed, NotAcknowledged, NotConnected, Overloaded, ServerError, SubmitRefused
+from headgate.sdk.errors import (
+    RETRIED,
+    Closed,
+    NotAcknowledged,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    SubmitRefused,
+)
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.io_thread import IoThread
 from headgate.wire import jobs_pb2 as jobs
@@ -56,7 +64,7 @@ class Producer:
         self._closed = False
         self._seq = self._put = 0
         self._window = WINDOW
-        self._disordered = False  # refused submits stand before older ones
+        self._disordered = False  # refused submits come before older ones
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._call: rpc.ProduceCall | None = None
@@ -123,7 +131,7 @@ class Producer:
                 if failed is None:
                     continue
                 self._trouble = rpc.explain(failed, address)
-                if rpc.stands(failed):
+                if rpc.is_final(failed):
                     self._refuse(self._drain_all(), self._trouble)
                 await asyncio.sleep(self._rotation.move_on())
         finally:
@@ -212,7 +220,7 @@ class Producer:
             self._window = min(WINDOW, self._window + 1)
             sent.take_reply(reply.odd)
             self._finish(sent.submits)
-        elif reply.error.retry_after_ms or reply.error.code in rpc.RETRIED:
+        elif reply.error.retry_after_ms or reply.error.code in RETRIED:
             if not self._pauses:
                 self._window = max(1, self._window // 2)
             self._pauses += 1
@@ -237,7 +245,7 @@ class Producer:
     # --- retries and refusals --------------------------------------------------------------------------------------
 
     def _not_taken(self, sent: SentFrame, refusal: HeadgateError) -> None:
-        """Nothing of it was written: it stays as fresh as it was. Who does not want to wait is told at once."""
+        """Nothing of it was written: it was not sent. A caller that does not wait gets the refusal at once."""
         for submit in sent.submits:
             submit.sent, submit.refusal = submit.lost, refusal
         self._give_up([one for one in sent.submits if not one.options.waits and not one.lost], refusal)
@@ -325,7 +333,7 @@ def refusal(error: jobs.Error) -> HeadgateError:
     """The error of a frame or of one job, as the server reports it."""
     if error.code == OVERLOADED:
         return Overloaded(error.message, retry_after=error.retry_after_ms / 1000)
-    if error.code in rpc.RETRIED or error.code in rpc.SERVERS_TROUBLE:  # none says that nothing was stored
+    if error.code in RETRIED or error.code in rpc.SERVERS_TROUBLE:  # none says that nothing was stored
         return ServerError(error.message, reported=error.code)
     problem = error.message.removeprefix(f"{error.field}: ")
     return SubmitRefused(error.field or "job", problem or "was refused without a reason", reported=error.code)

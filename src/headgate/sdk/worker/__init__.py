@@ -1,21 +1,22 @@
 """The worker: who runs where, who owns what, and what each failure does.
 
 **Actors.**
-- The *I/O thread* (`io_thread`), one for the process: `Link` (streams, beats), `Ledger` and `Outbox` (what we hold,
-  what we owe), `Inbound` and `Outbound` (what the server says, what we say), `Stopper`. All of them belong to that
-  thread's event loop.
+- The *I/O thread* (`io_thread`), one for the process, runs `WorkerStream`, which reads and writes frames, and
+  `WorkerProtocol`, which decides everything: what we hold (`Ledger`), what we owe (`Outbox`), when to beat, whom to
+  stop, how to end (`StopSequence`). The protocol does no I/O and reads no clock: frames, events and the time go in,
+  frames and `Actions` come out.
 - The *user's loop*: `LoopSlots`, long-lived tasks that run async handlers.
 - *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones: each child has a pipe
   and a thread here that serves it.
 
-**Crossings.** Jobs go from the link to the slots once per frame. Outcomes come back by `Link.report`: append to a
-deque, and wake the I/O loop unless it is woken already. So the number of crossings follows the number of frames, not
-of jobs. When the writer is idle a single outcome leaves at once; while it writes, outcomes gather for the next frame,
-which also carries the credit that their slots set free.
+**Crossings.** Jobs go from the stream to the slots once per frame. Outcomes come back by `WorkerStream.report`: append
+to a deque, and wake the I/O loop unless it is woken already. So there are as many crossings as frames, not as jobs.
+When the writer is idle a single outcome leaves at once; while it writes, outcomes gather for the next frame, which also
+carries the credit of their slots.
 
-**State.** Only the I/O loop changes the ledger. A `Job` is shared: the I/O loop sets its flags (cancel_requested, lost,
-abandoned) and its handler reads them; `where` belongs to the user's loop. A job is *held* from delivery until its
-outcome is acknowledged, and every beat and every Hello lists all that is held, started or not.
+**State.** Only the I/O loop calls the protocol. A `HeldJob` is shared: the I/O loop sets its flags (cancel_requested,
+lost, abandoned) and its slot reads them; `slot_task` belongs to the user's loop. A job is *held* from delivery until
+its outcome is acknowledged, and every beat and every Hello lists all that is held, started or not.
 
 **Failures.**
 
@@ -37,8 +38,8 @@ outcome is acknowledged, and every beat and every Hello lists all that is held, 
 - Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for. A
   frame that the server names as refused for now is sent again by itself; one it will never take is given up.
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
-- SIGTERM, `stop()`: see `stopping`. A second one does not wait for handlers. A handler that keeps a drained process
-  from ending is left by `os._exit` (`patience`).
+- SIGTERM, `stop()`: see `stop_sequence`. A second one does not wait for handlers. A handler that keeps a drained
+  process from ending is left by `os._exit` (`forced_exit`).
 - SIGKILL: the leases lapse. The only case that costs attempts.
 """
 

@@ -1,4 +1,4 @@
-"""What this worker holds: leases, slots, credit. All of it belongs to the I/O loop; no other thread touches it.
+"""What this worker holds: leases, slots, credit.
 
 Three counts that are easily taken for one another:
 - `held`: jobs whose lease is ours. Declared in every Hello and Beat, from delivery until the outcome is acknowledged,
@@ -11,26 +11,27 @@ together; that is the whole of the flow control.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from headgate.sdk.job import FINISHED, STARTED, Job, Reports
-from headgate.sdk.outcomes import cancelled_unbegun
-from headgate.sdk.tasks import Task
-from headgate.sdk.worker.outbox import Outbox, Outcome, abandon
+from headgate.sdk.job import Reports
+from headgate.sdk.outcomes import Outcome
+from headgate.sdk.worker.forced_outcomes import abandoned, cancelled_unbegun
+from headgate.sdk.worker.held_job import FINISHED, STARTED, HeldJob
+from headgate.sdk.worker.outbox import Outbox
 from headgate.sdk.worker.read_ahead import ReadAhead
+from headgate.sdk.worker.timers import Timers
 from headgate.wire import worker_pb2 as pb
+
+if TYPE_CHECKING:
+    from headgate.sdk.tasks import Task
 
 log = logging.getLogger("headgate.worker")
 
 UNACKNOWLEDGED_MAX: Final = 20_000
 """Outcomes kept for the server's answer. Past that no more jobs are asked for: the server, not we, is behind."""
-
-Start = Callable[[list[Job]], None]
 
 
 class Ledger:
@@ -39,32 +40,32 @@ class Ledger:
     def __init__(
         self,
         tasks: Mapping[str, Task[Any, Any]],
+        timers: Timers,
         *,
         concurrency: int,
         prefetch: int | None,
-        lead: int = 0,
-        start: Start,
-        watch_deadline: Callable[[Job, float], None],
+        slots_queue: int = 0,
         reports: Reports,
     ) -> None:
-        self.held: dict[bytes, Job] = {}
+        """`slots_queue`: how many jobs the slots take beyond their number, and keep in order themselves."""
+        self.held: dict[bytes, HeldJob] = {}
         self.outbox = Outbox()
         self.active = 0
         self.asked = 0
         self.resting = False
-        """True: no more jobs are wanted; what still comes is handed back unstarted."""
-        self.timers: dict[Job, dict[str, asyncio.TimerHandle]] = {}
-        """What waits for the deadline or the time limit of an active job, by kind. A timer keeps its job in memory."""
+        """True: no more jobs are wanted; what still arrives is handed back unstarted."""
+        self.quiet_unconfirmed = False
+        """True while jobs may still arrive although none are wanted: the server has not answered Quiet."""
+        self.timed: set[HeldJob] = set()
+        """Active jobs with a timer for their deadline or their time limit, to be cancelled when they end."""
         self.tenant = ""
         self.refused_topics: set[str] = set()
-        self._tasks, self._start, self._reports = tasks, start, reports
-        self._watch_deadline = watch_deadline
+        self._tasks, self._timers, self._reports = tasks, timers, reports
         self._concurrency, self._prefetch = concurrency, prefetch
-        # `lead`: what slots take beyond their number, and keep in order themselves.
-        self._startable = concurrency + lead
+        self._startable = concurrency + slots_queue
         self._ahead = ReadAhead()
         self._started = 0
-        self._waiting: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
+        self._waiting: deque[HeldJob] = deque()  # bounded by the credit: what is delivered was asked for
 
     # --- credit ------------------------------------------------------------------------------------------------------
 
@@ -75,19 +76,24 @@ class Ledger:
         ahead = self._ahead.jobs if self._prefetch is None else self._prefetch
         return max(0, self._concurrency + ahead - self.active - self.asked)
 
-    @property
-    def may_speak(self) -> bool:
-        """Whether a frame from here might have something in it: for a writer that is not to be woken for nothing."""
-        return self.resting or self.outbox.unsent or self.credit() > 0
+    def rest(self) -> None:
+        """Want no more jobs."""
+        self.resting = True
+        self.quiet_unconfirmed = self.asked > 0
+
+    def new_stream(self) -> None:
+        """Credit belongs to a stream: none is out, so nothing can arrive."""
+        self.asked = 0
+        self.quiet_unconfirmed = False
 
     # --- deliveries --------------------------------------------------------------------------------------------------
 
-    def deliver(self, frame: pb.Jobs) -> list[Job]:
-        """Take delivered jobs in and start what has a slot; gives those that replaced an older run of the same job.
+    def deliver(self, frame: pb.Jobs) -> tuple[list[HeldJob], list[tuple[HeldJob, float]]]:
+        """Take delivered jobs in; gives the older runs that some of them replace, and deadlines, in seconds from now.
 
         Raises ValueError if the arrays are not parallel: then nothing of the frame is taken.
         """
-        new, replaced = self._unpack(frame)
+        new, replaced, deadlines = self._unpack(frame)
         for job in new:
             self.held[job.raw_id] = job
             self.active += 1
@@ -97,21 +103,20 @@ class Ledger:
                 self._hand_back(job)
             else:
                 self._waiting.append(job)
-        self.start_waiting()
-        return replaced
+        return replaced, deadlines
 
-    def _unpack(self, frame: pb.Jobs) -> tuple[list[Job], list[Job]]:
+    def _unpack(self, frame: pb.Jobs) -> tuple[list[HeldJob], list[HeldJob], list[tuple[HeldJob, float]]]:
         ids, names = list(frame.ids), list(frame.topic_names)
         count = len(ids)
         self.asked = max(0, self.asked - count)
         tasks = [self._tasks.get(name) for name in names]
-        places = frame.topics or [0] * count
-        if count and (not names or max(places) >= len(names)):
+        topics = frame.topics or [0] * count
+        if count and (not names or max(topics) >= len(names)):
             raise ValueError("a job's topic is not in the frame's table")
         rows = zip(
             ids,
             frame.epochs,
-            places,
+            topics,
             frame.payloads,
             frame.attempts,
             frame.max_attempts,
@@ -120,19 +125,20 @@ class Ledger:
             strict=True,
         )
         lease, tenant, reports, held = frame.lease_until_us, self.tenant, self._reports, self.held
-        new: list[Job] = []
-        replaced: list[Job] = []
-        seen: dict[int, Job] = {}
-        for at, (raw_id, epoch, place, payload, attempt, most, priority, created) in enumerate(rows):
+        new: list[HeldJob] = []
+        replaced: list[HeldJob] = []
+        by_index: dict[int, HeldJob] = {}
+        has_extras = bool(frame.headers)
+        for index, (raw_id, epoch, topic, payload, attempt, most, priority, created) in enumerate(rows):
             known = held.get(raw_id)
             if known is not None:
-                if known.epoch >= epoch:  # this very delivery, or an older one, again: it is being taken care of
+                if known.epoch >= epoch:  # the same delivery, or an older one, again
                     continue
                 replaced.append(known)
-            job = Job(
+            job = HeldJob(
                 raw_id,
                 epoch,
-                names[place],
+                names[topic],
                 payload,
                 attempt,
                 most,
@@ -141,59 +147,56 @@ class Ledger:
                 lease,
                 tenant,
                 reports,
-                tasks[place],
+                tasks[topic],
             )  # fmt: skip -- one line a field would hide the loop
             new.append(job)
-            seen[at] = job
+            if has_extras:
+                by_index[index] = job
+        deadlines: list[tuple[HeldJob, float]] = []
         for extra in frame.headers:
-            if extra.place in seen:
-                job = seen[extra.place]
-                job.with_headers(extra.headers, (extra.schedule, extra.occurrence_us), extra.deadline_us)
+            if (found := by_index.get(extra.place)) is not None:
+                found.set_extras(extra.headers, (extra.schedule, extra.occurrence_us), extra.deadline_us)
                 if extra.deadline_us:
-                    self._watch_deadline(job, extra.deadline_in_ms / 1000)
-        return new, replaced
+                    deadlines.append((found, extra.deadline_in_ms / 1000))
+        return new, replaced, deadlines
 
-    def _refuse(self, job: Job) -> None:
-        """Hand back what nobody here can do, and ask for that topic no more: another worker may know it."""
+    def _refuse(self, job: HeldJob) -> None:
+        """Hand back what has no handler here, and ask for that topic no more: another worker may have one."""
         if job.topic not in self.refused_topics:
             self.refused_topics.add(job.topic)
             log.warning("no handler for topic %s in this worker: its jobs are handed back from now on", job.topic)
         self._hand_back(job)
 
-    def start_waiting(self) -> None:
-        """Hand waiting jobs to the slots while these take more."""
-        if not self._waiting:
-            return
-        batch: list[Job] = []
-        now = time.monotonic()
-        while self._waiting and self._started < self._startable:
-            job = self._waiting.popleft()
+    def start_waiting(self, now: float) -> list[HeldJob]:
+        """The jobs to be given to the slots now."""
+        batch: list[HeldJob] = []
+        waiting = self._waiting
+        while waiting and self._started < self._startable:
+            job = waiting.popleft()
             if job.stage == FINISHED:  # lost, cancelled or handed back meanwhile
                 continue
             job.stage = STARTED
             job.started_at = now
             self._started += 1
             batch.append(job)
-        if batch:
-            self._start(batch)
+        return batch
 
     # --- endings -----------------------------------------------------------------------------------------------------
 
-    def finish(self, job: Job, outcome: Outcome | None, now: float = 0.0) -> None:
-        """A handler has ended (at `now`): its slot is free, and its outcome is sent unless the job is no longer ours.
+    def finish(self, job: HeldJob, outcome: Outcome | None, now: float) -> None:
+        """A handler has ended: its slot is free, and its outcome is sent unless the job is no longer ours.
 
         Of a job that was given up only a success counts: all else is the consequence of having been cut short.
         """
         if job.stage == FINISHED:
             return
         self._release(job)
-        if now:
-            self._ahead.finished(job.took or now - job.started_at, now)
+        self._ahead.finished(job.run_seconds or now - job.started_at, now)
         if outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
-            self._settle(job, outcome)
+            self.settle(job, outcome)
 
-    def lose(self, job: Job) -> bool:
-        """The lease is another's now. True if a handler runs that should be stopped; its outcome will not be sent."""
+    def lose(self, job: HeldJob) -> bool:
+        """The lease is another worker's. True if a handler runs that should be stopped; its outcome is not sent."""
         if self.held.get(job.raw_id) is job:
             del self.held[job.raw_id]
         if job.stage == FINISHED:  # what was sent is answered by its receipt
@@ -204,58 +207,68 @@ class Ledger:
         self._release(job)
         return False
 
-    def cancel(self, job: Job) -> bool:
-        """Someone asked for the job's end. True if a handler runs that should be told; else it is answered here."""
-        job.ask_to_stop()
+    def cancel(self, job: HeldJob) -> bool:
+        """The job should end. True if a handler runs that should be stopped; else it is settled here."""
+        job.request_cancel()
         if job.stage == STARTED:
             return True
         if job.stage != FINISHED:
-            self._release(job)
-            self._settle(job, cancelled_unbegun())
+            self.end_unbegun(job, cancelled_unbegun())
         return False
 
-    def end_unbegun(self, job: Job, outcome: Outcome) -> None:
-        """A job that no slot has taken ends so."""
+    def end_unbegun(self, job: HeldJob, outcome: Outcome) -> None:
+        """A job that no slot has taken ends with this outcome."""
         self._release(job)
-        self._settle(job, outcome)
+        self.settle(job, outcome)
 
     def hand_back_waiting(self) -> None:
-        """Give up what no slot has taken."""
+        """Hand back what no slot has taken."""
         while self._waiting:
             job = self._waiting.popleft()
             if job.stage != FINISHED:
                 self._hand_back(job)
 
-    def hand_back(self, job: Job) -> None:
-        """Give up one job that was handed to a slot but not begun, or that will not be waited for."""
-        job.abandoned = True
-        self._settle(job, abandon())
+    def taken_back(self, job: HeldJob) -> None:
+        """Hand back a job that its slot has not begun."""
+        if job.stage != FINISHED:
+            self._hand_back(job)
 
-    def running(self) -> list[Job]:
+    def hand_back(self, job: HeldJob) -> None:
+        """Hand back a job whose handler is not waited for."""
+        job.abandoned = True
+        self.settle(job, abandoned())
+
+    def running(self) -> list[HeldJob]:
         """Held jobs whose handlers have not ended."""
         return [job for job in self.held.values() if job.stage == STARTED]
 
-    def acknowledged(self, jobs: list[Job]) -> None:
+    def held_message(self) -> pb.Held:
+        """All that is held, as every Hello and Beat declares it."""
+        return pb.Held(ids=list(self.held), epochs=[job.epoch for job in self.held.values()])
+
+    def acknowledged(self, jobs: list[HeldJob]) -> None:
         """The outcomes of these were answered: their leases are over."""
         held = self.held
         for job in jobs:
             if held.get(job.raw_id) is job:  # else a later run of the same job was delivered already
                 del held[job.raw_id]
 
-    def _hand_back(self, job: Job) -> None:
+    def settle(self, job: HeldJob, outcome: Outcome) -> None:
+        """Send this outcome, unless the job is lost or has one already."""
+        if not job.lost and not job.outcome_queued:
+            job.outcome_queued = True
+            self.outbox.add(job, outcome)
+
+    def _hand_back(self, job: HeldJob) -> None:
         self._release(job)
         self.hand_back(job)
 
-    def _settle(self, job: Job, outcome: Outcome) -> None:
-        if not job.lost and not job.settled:
-            job.settled = True
-            self.outbox.add(job, outcome)
-
-    def _release(self, job: Job) -> None:
+    def _release(self, job: HeldJob) -> None:
         if job.stage == STARTED:
             self._started -= 1
         job.stage = FINISHED
         self.active -= 1
-        if self.timers and (timers := self.timers.pop(job, None)) is not None:
-            for timer in timers.values():
-                timer.cancel()
+        if self.timed and job in self.timed:
+            self.timed.discard(job)
+            self._timers.cancel((job, "deadline"))
+            self._timers.cancel((job, "limit"))

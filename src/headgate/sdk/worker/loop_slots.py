@@ -6,8 +6,8 @@ than there are slots: a slot that had to ask the I/O thread for each next job wo
 
 A task per job would cost as much as the rest of a short job. So a slot runs one job after the other, and one slot is
 enough as long as handlers do not wait: only when it gives up control with jobs left are others woken. What a handler
-leaves behind (context variables, a pending cancellation) must not reach the next job: such a slot ends, and a fresh
-one takes its place.
+leaves behind (context variables, a pending cancellation) must not reach the next job: such a slot ends, and a new
+one replaces it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from headgate.sdk.job import Job
+from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import attempt_async, unbegun
-from headgate.sdk.worker.outbox import Outcome
+from headgate.sdk.worker.execution import attempt_async
+from headgate.sdk.worker.forced_outcomes import unbegun
+from headgate.sdk.worker.held_job import HeldJob
 
-Report = Callable[[Job, "Outcome | None"], None]
+Report = Callable[[HeldJob, Outcome | None], None]
 
 TURN_SECONDS: Final = 0.005
 """How long a slot may go on without giving others on the loop their turn."""
@@ -35,7 +36,7 @@ class LoopSlots:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, size: int) -> None:
         self._loop, self._report, self._size = loop, report, size
-        self._inbox: deque[Job] = deque()  # bounded by the credit: what is delivered was asked for
+        self._inbox: deque[HeldJob] = deque()  # bounded by the credit: what is delivered was asked for
         self._idle: list[asyncio.Future[None]] = []
         # Not a task group: leaving one would wait for a handler that ignores its cancellation.
         self._slots: set[asyncio.Task[None]] = set()
@@ -45,21 +46,21 @@ class LoopSlots:
 
     # --- from the I/O thread -----------------------------------------------------------------------------------------
 
-    def feed(self, jobs: list[Job]) -> None:
-        """Hand over jobs to run: one crossing, however many."""
+    def feed(self, jobs: list[HeldJob]) -> None:
+        """Queue jobs, with one crossing to the loop for all of them."""
         self._inbox.extend(jobs)
         self._cross(self._wake_more)
 
-    def take_back(self) -> list[Job]:
+    def take_back(self) -> list[HeldJob]:
         """Take back what no slot has begun."""
-        taken: list[Job] = []
+        taken: list[HeldJob] = []
         try:
             while True:
                 taken.append(self._inbox.popleft())
         except IndexError:
             return taken
 
-    def cancel(self, jobs: list[Job]) -> None:
+    def cancel(self, jobs: list[HeldJob]) -> None:
         """Cancel the handlers of these jobs, if they still run."""
         self._cross(self._cancel, jobs)
 
@@ -114,10 +115,10 @@ class LoopSlots:
             if job.lost or job.abandoned or job.cancel_requested:
                 self._report(job, unbegun(job))
                 continue
-            job.where, job.begun_at = me, monotonic()
+            job.slot_task, job.began_at = me, monotonic()
             outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me)
             now = monotonic()
-            job.where, job.took = None, now - job.begun_at
+            job.slot_task, job.run_seconds = None, now - job.began_at
             self._report(job, outcome)
             if me.cancelling() or contextvars.copy_context() != clean:
                 break
@@ -129,10 +130,10 @@ class LoopSlots:
             if inbox:
                 self._new_slot()
 
-    def _cancel(self, jobs: list[Job]) -> None:
+    def _cancel(self, jobs: list[HeldJob]) -> None:
         for job in jobs:
-            if job.where is not None:
-                job.where.cancel()
+            if job.slot_task is not None:
+                job.slot_task.cancel()
 
     async def close(self, *, give_up_seconds: float) -> int:
         """End idle slots and cancel busy ones; gives how many did not end within `give_up_seconds`."""

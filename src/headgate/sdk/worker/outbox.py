@@ -1,46 +1,46 @@
 """Outcomes on their way: kept until the server has answered, and sent again after a reconnect.
 
-Belongs to the I/O loop. Its bound is the ledger's: no jobs are asked for while too many outcomes are unanswered.
+Its bound is the ledger's: no jobs are asked for while too many outcomes are unanswered.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, TypeAlias
+from typing import Final
 
-from headgate.sdk.job import Job
+from headgate.sdk.outcomes import Outcome
+from headgate.sdk.worker.held_job import HeldJob
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
 FRAME_OUTCOMES: Final = 2_000
 FRAME_BYTES: Final = 1_000_000
 
-Outcome: TypeAlias = bytes | jobs.Outcome
-"""What one attempt came to: the result's bytes, or anything else as a message without id and epoch."""
 
-
-def abandon() -> jobs.Outcome:
-    """The outcome that hands a job back."""
-    return jobs.Outcome(abandon=jobs.Abandon())
-
-
-class Sent:
-    """One frame's outcomes, and whose they are in the order of their places."""
+class SentOutcomes:
+    """The outcomes of one frame, and their jobs in the same order."""
 
     __slots__ = ("jobs", "message", "sent_at")
 
-    def __init__(self, message: pb.Outcomes, jobs: list[Job], sent_at: float) -> None:
+    def __init__(self, message: pb.Outcomes, jobs: list[HeldJob], sent_at: float) -> None:
         self.message, self.jobs, self.sent_at = message, jobs, sent_at
+
+    def outcome_at(self, index: int) -> Outcome:
+        """What was sent for the job at this index: completions come first, then the others."""
+        message = self.message
+        if index < len(message.ids):
+            return message.results[index] if message.results else b""
+        return message.others[index - len(message.ids)]
 
 
 class Outbox:
     """Outcomes not sent, and by seq those not answered."""
 
     def __init__(self) -> None:
-        self._unsent: deque[tuple[Job, Outcome]] = deque()
-        self._unanswered: dict[int, Sent] = {}
+        self._unsent: deque[tuple[HeldJob, Outcome]] = deque()
+        self._unanswered: dict[int, SentOutcomes] = {}
         self._resend: deque[int] = deque()
-        self._later: list[tuple[Job, Outcome]] = []
+        self._later: list[tuple[HeldJob, Outcome]] = []
         self._seq = 0
         self._count = 0
 
@@ -52,43 +52,39 @@ class Outbox:
         """Whether something is to be sent, or sent again."""
         return bool(self._unsent or self._resend)
 
-    def add(self, job: Job, outcome: Outcome) -> None:
+    def add(self, job: HeldJob, outcome: Outcome) -> None:
         """Take one outcome for sending."""
         self._unsent.append((job, outcome))
         self._count += 1
 
-    def add_later(self, job: Job, outcome: Outcome) -> None:
+    def add_later(self, job: HeldJob, outcome: Outcome) -> None:
         """Take one outcome that is to be sent when `release` is called."""
         self._later.append((job, outcome))
         self._count += 1
 
-    def release(self) -> bool:
-        """Send what was put off; True if there is any."""
-        later, self._later = self._later, []
-        self._unsent.extend(later)
-        return bool(later)
+    def release(self) -> None:
+        """Send what was put off."""
+        self._unsent.extend(self._later)
+        self._later.clear()
 
     def new_stream(self) -> None:
         """Everything unanswered is sent again, oldest first."""
         self.release()
         self._resend = deque(sorted(self._unanswered))
 
-    def overdue(self, *, sent_before: float) -> bool:
-        """Send again what was sent before that time and is not answered; True if there is any.
+    def resend_sent_before(self, sent_before: float) -> None:
+        """Send again what was sent before that time and is not answered.
 
         A server may lose track of them, and a repeated outcome is harmless.
         """
         waiting = set(self._resend)
         late = [seq for seq, sent in self._unanswered.items() if sent.sent_at < sent_before and seq not in waiting]
         self._resend.extend(late)
-        return bool(late)
 
-    def resend(self, seq: int) -> bool:
-        """Send this frame again; False if it was answered meanwhile, or waits for that already."""
-        if seq not in self._unanswered or seq in self._resend:
-            return False
-        self._resend.append(seq)
-        return True
+    def resend(self, seq: int) -> None:
+        """Send this frame again, unless it was answered meanwhile."""
+        if seq in self._unanswered and seq not in self._resend:
+            self._resend.append(seq)
 
     def fill(self, into: pb.Outcomes, *, now: float) -> bool:
         """Write the next frame's worth into `into`; False if there is nothing to send."""
@@ -100,9 +96,9 @@ class Outbox:
                 return True
         if not self._unsent:
             return False
-        done: list[Job] = []
+        done: list[HeldJob] = []
         results: list[bytes] = []
-        others: list[Job] = []
+        others: list[HeldJob] = []
         size = 0
         unsent = self._unsent
         while unsent and size < FRAME_BYTES and len(done) + len(others) < FRAME_OUTCOMES:
@@ -122,42 +118,26 @@ class Outbox:
         into.epochs.extend([job.epoch for job in done])
         if any(results):
             into.results.extend(results)
-        self._unanswered[self._seq] = Sent(into, done + others, now)
+        self._unanswered[self._seq] = SentOutcomes(into, done + others, now)
         return True
 
-    def outcome_at(self, sent: Sent, place: int) -> Outcome:
-        """What was sent at this place of a frame."""
-        message = sent.message
-        if place < len(message.ids):
-            return message.results[place] if message.results else b""
-        return message.others[place - len(message.ids)]
-
-    def answered(self, seq: int) -> Sent | None:
+    def answered(self, seq: int) -> SentOutcomes | None:
         """The server has answered this frame; None if it was answered before."""
         sent = self._unanswered.pop(seq, None)
         if sent is not None:
             self._count -= len(sent.jobs)
         return sent
 
-    def everything(self) -> list[tuple[Job, jobs.Outcome]]:
-        """All that is not answered, as messages, for a unary report."""
-        found: list[tuple[Job, jobs.Outcome]] = []
+    def all_unacknowledged(self) -> list[jobs.Outcome]:
+        """All that is not answered, oldest first, as messages for a unary report."""
+        found: list[tuple[HeldJob, Outcome]] = []
         for seq in sorted(self._unanswered):
             sent = self._unanswered[seq]
-            message = sent.message
-            results = message.results or [b""] * len(message.ids)
-            for job, result in zip(sent.jobs, results, strict=False):
-                found.append((job, _completed(job, result)))
-            found.extend(zip(sent.jobs[len(message.ids) :], message.others, strict=True))
-        for job, outcome in (*self._unsent, *self._later):
-            if isinstance(outcome, bytes):
-                outcome = _completed(job, outcome)
-            outcome.id, outcome.epoch = job.raw_id, job.epoch
-            found.append((job, outcome))
-        return found
+            found.extend((job, sent.outcome_at(index)) for index, job in enumerate(sent.jobs))
+        return [_message(job, outcome) for job, outcome in (*found, *self._unsent, *self._later)]
 
     def clear(self) -> None:
-        """Forget everything: it was reported by other means, or cannot be."""
+        """Forget everything: it was reported without a stream, or cannot be."""
         self._unsent.clear()
         self._later.clear()
         self._unanswered.clear()
@@ -165,5 +145,8 @@ class Outbox:
         self._count = 0
 
 
-def _completed(job: Job, result: bytes) -> jobs.Outcome:
-    return jobs.Outcome(id=job.raw_id, epoch=job.epoch, completed=jobs.Completed(result=result))
+def _message(job: HeldJob, outcome: Outcome) -> jobs.Outcome:
+    if isinstance(outcome, bytes):
+        outcome = jobs.Outcome(completed=jobs.Completed(result=outcome))
+    outcome.id, outcome.epoch = job.raw_id, job.epoch
+    return outcome

@@ -1,10 +1,10 @@
 """The other end of a process slot: what runs in the child.
 
 The *main thread* runs one handler after the other, as a handler with signals or a pool of its own expects it.
-A *reader thread* takes in what the parent says, so that a cancellation is seen while the handler computes, and ends the
-process as soon as the pipe is closed: a child never outlives its worker, not even one that was killed.
-Whatever the handler says (progress, extensions, log records) is sent by the thread that says it, one message each; a
-full pipe makes that thread wait, and nobody else.
+A *reader thread* receives what the parent sends, so that a cancellation is seen while the handler computes, and ends
+the process as soon as the pipe is closed: a child never outlives its worker, not even one that was killed.
+Progress, extensions and log records are sent by the thread that reports them, one message each; a full pipe makes
+only that thread wait.
 
 A handler that is to be stopped gets `Cancelled` raised in it, by a signal, since nothing else reaches one that sleeps
 or computes. That must not happen in the middle of a message: `send` puts it off until the message is out.
@@ -30,6 +30,7 @@ from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
+from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.process_pipe import (
     BROKEN,
     Begun,
@@ -49,7 +50,7 @@ LOG_FIELDS_MAX: Final = 64
 """So no record is too large for one message; two dozen fields are the standard library's own."""
 _INT64: Final = range(-(2**63), 2**63)
 EXIT_SECONDS: Final = 2.0
-"""What the interpreter gets to end in good order (atexit, pools of the handler's) once its work is over."""
+"""How long the interpreter has to exit normally (atexit, pools of the handler's) once its work is over."""
 
 
 def main(pipe: Connection[Any, Any], log_level: int) -> None:
@@ -67,13 +68,13 @@ class Child:
         self._main = threading.get_ident()
         self._busy = False
         self._number = 0  # of the job that runs: what the parent says of an older one came too late
-        self._job: Job | None = None
+        self._job: HeldJob | None = None
         self._cancelled = -1  # the number of the last job that the parent wants to end
         self._stopped = -1  # the number of the job that is to be interrupted
         self._shielded = True  # no interruption now: no handler runs, or a message is half sent
 
     def run(self, log_level: int) -> None:
-        """Serve until told to end."""
+        """Run jobs until the pipe is closed."""
         # A terminal's Ctrl-C, or a supervisor's SIGTERM, may reach every process of the group; the parent decides what
         # becomes of the jobs.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -102,21 +103,21 @@ class Child:
     def _outcome(self, order: Run) -> Any:
         try:
             task = find(order.module, order.name)
-        except BaseException as error:  # noqa: BLE001 -- told as the job's failure: the parent cannot know why
+        except BaseException as error:  # noqa: BLE001 -- reported as the job's failure: the parent cannot know why
             where = f"{order.module}.{order.name}"
             return failure("HandlerNotFound", f"{where} cannot be imported in another process: {error}")
-        job = Job(*order.facts, _ToParent(self, order.number))
-        job.with_headers(order.headers, order.made_by, order.deadline_us)
+        job = HeldJob(*order.facts, _ToParent(self, order.number))
+        job.set_extras(order.headers, order.schedule, order.deadline_us)
         self._number, self._job = order.number, job
         if self._cancelled == order.number:  # asked for while the module was imported
-            job.ask_to_stop()
+            job.request_cancel()
         self.send(Begun())  # its time counts from here: not from the import of its module
         self._shielded = False
         self._raise_if_stopped()
         return attempt_sync(task, job)
 
     def _interrupt(self, *_: object) -> None:
-        """The signal, in the main thread: from the parent by way of our reader, or from somebody else."""
+        """The signal, in the main thread: from the parent through our reader, or from another process."""
         if not self._shielded:
             self._raise_if_stopped()
 
@@ -130,7 +131,7 @@ class Child:
     def _read(self) -> None:
         try:
             while True:
-                self._heard(self._pipe.recv())
+                self._receive(self._pipe.recv())
         except BROKEN:
             pass
         if self._busy:
@@ -139,7 +140,7 @@ class Child:
         time.sleep(EXIT_SECONDS)
         os._exit(0)
 
-    def _heard(self, message: ToChild) -> None:
+    def _receive(self, message: ToChild) -> None:
         number = message.number
         if isinstance(message, Run):
             self._busy = True
@@ -151,12 +152,12 @@ class Child:
         job = self._job
         if job is None or self._number != number:
             return
-        job.ask_to_stop()
+        job.request_cancel()
         if stop and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(self._main, signal.SIGTERM)
 
     def send(self, message: ToParent) -> None:
-        """Tell the parent something; from any thread."""
+        """Send one message to the parent, from any thread."""
         handler = threading.get_ident() == self._main and not self._shielded
         if handler:
             self._shielded = True
@@ -173,15 +174,14 @@ class Child:
 
 
 class _ToParent:
-    """Carries a job's progress and extensions over the border."""
+    """Sends a job's progress and extensions to the parent."""
 
     def __init__(self, child: Child, number: int) -> None:
         self._child, self._number = child, number
 
-    def progressed(self, job: Job) -> None:
+    def progressed(self, job: Job, done: int, total: int, message: str) -> None:
         """See `Reports`."""
-        if job.last_progress is not None:
-            self._child.send(Progress(self._number, *job.last_progress))
+        self._child.send(Progress(self._number, done, total, message))
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
@@ -192,7 +192,7 @@ class _Forwarder(logging.handlers.QueueHandler):
     """Sends log records to the worker's process, whose handlers know what to do with them.
 
     It is there before the handler's module is imported: a `basicConfig` in it then does nothing, and a `dictConfig`
-    replaces this, as the module wishes.
+    replaces this handler.
     """
 
     def __init__(self, child: Child) -> None:

@@ -1,4 +1,4 @@
-"""What a worker and its child processes say to each other.
+"""The messages between a worker and its child processes.
 
 MessagePack by msgspec, each message checked against its type, and never pickle: a pickle runs whatever its bytes say,
 so a handler that was taken over, or a payload that found its way into one, would own the worker too.
@@ -11,11 +11,11 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from headgate.sdk.worker.held_job import Facts
+
 MESSAGE_MAX_BYTES: Final = 8 * 1024 * 1024
 """A payload or a result is at most 1 MiB; what is larger than this does not come from our own code."""
-Facts: TypeAlias = tuple[bytes, int, str, bytes, int, int, int, int, int, str]
-"""What a child needs to know of a job, in the order of Job's own arguments."""
-Said = TypeVar("Said")
+Received = TypeVar("Received")
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,7 +26,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str
     facts: Facts
     headers: dict[str, str]
-    made_by: tuple[str, int]  # the schedule, and for which occurrence
+    schedule: tuple[str, int]  # its name, and the occurrence
     deadline_us: int
 
 
@@ -47,7 +47,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From the child: how far the job is."""
+    """From the child: the handler's progress."""
 
     number: int
     done: int
@@ -56,7 +56,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From the child: the handler wants its lease to last so many seconds."""
+    """From the child: the handler asks for a lease of so many seconds."""
 
     number: int
     seconds: int
@@ -79,15 +79,15 @@ class Log(msgspec.Struct, frozen=True, array_like=True, tag=True):
 ToChild: TypeAlias = Run | Cancel | Stop
 ToParent: TypeAlias = Begun | Progress | Extend | Done | Log
 BROKEN: Final = (EOFError, OSError, msgspec.MsgspecError)
-"""How the other end shows that it is gone, or that it does not say what it should."""
+"""Errors when the other end is gone, or sends what it should not."""
 
 
-class Pipe(Generic[Said]):
-    """One end of the pipe; `hears` is what the other end may say."""
+class Pipe(Generic[Received]):
+    """One end of the pipe; `accepts` is the type of the messages it may receive."""
 
-    def __init__(self, connection: Connection[Any, Any], hears: Any) -> None:
+    def __init__(self, connection: Connection[Any, Any], accepts: Any) -> None:
         self.connection = connection
-        self._decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(hears)
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(accepts)
 
     def send(self, message: ToChild | ToParent) -> None:
         """Raises OSError when the other end is gone, ValueError for a message that is too large."""
@@ -96,10 +96,10 @@ class Pipe(Generic[Said]):
             raise ValueError(f"{len(raw)} bytes are too many for one message")
         self.connection.send_bytes(raw)
 
-    def recv(self) -> Said:
+    def recv(self) -> Received:
         """Wait for the next message; raises one of BROKEN."""
         return self._decoder.decode(self.connection.recv_bytes(MESSAGE_MAX_BYTES))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self.connection.close()

@@ -1,14 +1,15 @@
 """Slots for CPU-bound functions: other processes, spawned (never forked: gRPC does not survive a fork).
 
-Each child has a pipe and, in this process, a thread that does nothing but serve it: hand over a job, take in what the
+Each child has a pipe and, in this process, a thread that does nothing but serve it: send a job, receive what the
 child says, pass on a cancellation, end a child that does not stop. So the I/O thread waits for no child: it puts jobs
-into a queue and writes a byte to wake a thread. What crosses the border, and how a handler is stopped, is in `child`.
+into a queue and writes a byte to wake a thread. The messages are in `process_pipe`; how a handler is stopped is in
+`process_child`.
 
 - A cancellation: the child's token at once; then, as for an async handler, `Cancelled` is raised in it; a moment later
   (`UNWIND_SECONDS`) the process is killed. The next job gets a new one.
-- A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job, which is told how it died;
-  other slots notice nothing, and the next job gets a new one. What it said before it died counts. One that died while
-  idle costs no job anything, also when it was dying as it was handed the next: that one was not begun, and runs again.
+- A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job with the way it died;
+  other slots notice nothing, and the next job gets a new one. What it sent before it died counts. One that died while
+  idle costs no job anything. A job that was sent to a dying child and not begun runs again in another one.
 - `close`: idle children end by themselves, busy ones are killed: their jobs have been handed back by then.
 - This process is killed: its pipes are closed, and the children end.
 """
@@ -27,20 +28,18 @@ from multiprocessing.context import SpawnProcess
 from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
-from headgate.sdk.job import Job
-from headgate.sdk.outcomes import failure
+from headgate.sdk.outcomes import Outcome, failure
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import process_child
-from headgate.sdk.worker.execution import over_time, unbegun
+from headgate.sdk.worker.forced_outcomes import out_of_time, unbegun
+from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.loop_slots import Report
-from headgate.sdk.worker.outbox import Outcome
 from headgate.sdk.worker.process_pipe import (
     BROKEN,
     Begun,
     Cancel,
     Done,
     Extend,
-    Facts,
     Log,
     Pipe,
     Progress,
@@ -56,7 +55,7 @@ log = logging.getLogger("headgate.worker")
 UNWIND_SECONDS: Final = 1.5
 """What a handler gets to clean up after `Cancelled` was raised in it: less than a stopping worker waits for it."""
 END_SECONDS: Final = process_child.EXIT_SECONDS + 1.0
-"""How long a child may take to end once it is told to."""
+"""How long a child may take to end once its pipe is closed."""
 _context = multiprocessing.get_context("spawn")
 
 
@@ -65,27 +64,27 @@ class ProcessSlots:
 
     def __init__(self, report: Report, *, size: int) -> None:
         self._report, self._size = report, size
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()  # bounded by the ledger's concurrency
+        self._inbox: SimpleQueue[HeldJob | None] = SimpleQueue()  # bounded by the ledger's concurrency
         self._idle = threading.Semaphore(0)
         self._slots: list[_Slot] = []
         self._threads: list[threading.Thread] = []
-        self._running: dict[Job, _Slot] = {}
-        atexit.register(self.kill)  # for whoever leaves without close(): multiprocessing would wait for the children
+        self._running: dict[HeldJob, _Slot] = {}
+        atexit.register(self.kill)  # without close(), multiprocessing would wait for the children at exit
         self._new_slot()  # now: the first job should not wait for an interpreter to start
         self._idle.release()
 
     # --- from the I/O thread -----------------------------------------------------------------------------------------
 
-    def feed(self, jobs: list[Job]) -> None:
-        """Hand over jobs to run."""
+    def feed(self, jobs: list[HeldJob]) -> None:
+        """Queue jobs."""
         for job in jobs:
             self._inbox.put(job)
             if len(self._slots) < self._size and not self._idle.acquire(blocking=False):
                 self._new_slot()
 
-    def take_back(self) -> list[Job]:
+    def take_back(self) -> list[HeldJob]:
         """Take back what no process has begun."""
-        taken: list[Job] = []
+        taken: list[HeldJob] = []
         while True:
             try:
                 job = self._inbox.get_nowait()
@@ -94,7 +93,7 @@ class ProcessSlots:
             if job is not None:
                 taken.append(job)
 
-    def stop(self, jobs: list[Job]) -> None:
+    def stop(self, jobs: list[HeldJob]) -> None:
         """Stop the handlers of these jobs, if they still run."""
         for job in jobs:
             if slot := self._running.get(job):
@@ -110,7 +109,7 @@ class ProcessSlots:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Start nothing more, and end all children: idle ones in good order."""
+        """Start nothing more, and end all children: idle ones exit normally."""
         for _ in self._threads:
             self._inbox.put(None)
         for slot in self._slots:
@@ -164,15 +163,15 @@ class _Slot:
         self._pipe: Pipe[ToParent] | None = None
         self._number = 0
         self._used = False  # whether the child has run a job to its end
-        self._stopping: Job | None = None
+        self._stopping: HeldJob | None = None
         self._closed = False
-        self._hear, self._wake = socket.socketpair()  # a byte on it: look at the flags
-        self._hear.settimeout(0)
+        self._wake_reader, self._wake = socket.socketpair()  # a byte on it: look at the flags
+        self._wake_reader.settimeout(0)
         self._wake.settimeout(0)
 
     # --- from other threads ------------------------------------------------------------------------------------------
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: HeldJob) -> None:
         """Have this job's handler stopped."""
         self._stopping = job
         self.wake()
@@ -200,7 +199,7 @@ class _Slot:
         """Have a living child."""
         if self._process is not None and self._process.is_alive():
             return
-        self._bury()
+        self._discard_child()
         ours, theirs = _context.Pipe()
         level = min(logging.getLogger().getEffectiveLevel(), logging.getLogger("headgate.job").getEffectiveLevel())
         try:
@@ -214,7 +213,7 @@ class _Slot:
             theirs.close()
         self._process, self._pipe = process, Pipe(ours, ToParent)
 
-    def run(self, job: Job) -> Outcome | None:
+    def run(self, job: HeldJob) -> Outcome | None:
         """Run one job to its end, or to the child's."""
         if job.lost or job.abandoned:
             return None
@@ -222,31 +221,23 @@ class _Slot:
             return unbegun(job)
         task = cast("Task[Any, Any]", job.handler)
         self._number += 1
-        order = Run(
-            self._number,
-            module=task.function.__module__,
-            name=task.name,
-            facts=facts_of(job),
-            headers=dict(job.headers),
-            made_by=job.made_by,
-            deadline_us=job.deadline_us,
-        )
+        order = Run(self._number, task.function.__module__, task.name, job.facts, *job.extras)
         job.cancelled.on_set(self.wake)
-        self._hand_over(order)
+        self._send_job(order)
         try:
             return self._listen(job)
         except _ChildDiedError:
-            if not self._used or job.begun_at or self._stopping is job or self._closed:
+            if not self._used or job.began_at or self._stopping is job or self._closed:
                 return self._died(job)
         # It was dying when it was handed the job, and has not begun it. Once: a module may end its process on import.
-        self._mourn()
-        self._hand_over(order)
+        self._collect_dead()
+        self._send_job(order)
         try:
             return self._listen(job)
         except _ChildDiedError:
             return self._died(job)
 
-    def _hand_over(self, order: Run) -> None:
+    def _send_job(self, order: Run) -> None:
         try:
             self.prepare()
             self._send(order)
@@ -255,13 +246,13 @@ class _Slot:
             self.prepare()
             self._send(order)
 
-    def _listen(self, job: Job) -> Outcome | None:
+    def _listen(self, job: HeldJob) -> Outcome | None:
         process, pipe = cast("SpawnProcess", self._process), cast("Pipe[ToParent]", self._pipe)
-        told, kill_at = False, 0.0
+        cancel_sent, kill_at = False, 0.0
         while True:
             timeout = max(0.0, kill_at - time.monotonic()) if kill_at else None
-            ready = wait([pipe.connection, process.sentinel, self._hear], timeout=timeout)
-            # The pipe first, and once more when it is dead: what it said before it died counts.
+            ready = wait([pipe.connection, process.sentinel, self._wake_reader], timeout=timeout)
+            # The pipe first, and once more when it is dead: what it sent before it died counts.
             if pipe.connection in ready or (process.sentinel in ready and pipe.connection.poll()):
                 try:
                     message = pipe.recv()
@@ -270,31 +261,31 @@ class _Slot:
                 if isinstance(message, Done):
                     self._used = True
                     return _outcome(job, completed=message.completed, raw=message.raw)
-                self._heard(job, message)
+                self._receive(job, message)
             elif process.sentinel in ready:
                 raise _ChildDiedError
-            if self._hear in ready:
-                self._hear.recv(4096)
-            if job.cancel_requested and not told:
-                told = True
-                self._say(Cancel(self._number))
+            if self._wake_reader in ready:
+                self._wake_reader.recv(4096)
+            if job.cancel_requested and not cancel_sent:
+                cancel_sent = True
+                self._send_if_alive(Cancel(self._number))
             if self._stopping is job and not kill_at:
                 kill_at = time.monotonic() + UNWIND_SECONDS
-                self._say(Stop(self._number))
+                self._send_if_alive(Stop(self._number))
             if self._closed or (kill_at and time.monotonic() >= kill_at):
                 process.kill()
-                self._bury()
-                if job.over_time:
-                    return over_time(job)
+                self._discard_child()
+                if job.timed_out:
+                    return out_of_time(job)
                 if not self._closed:
                     log.warning("job %s (%s) did not stop when cancelled: its process was ended", job.id, job.topic)
                 return failure("Cancelled", "the job was cancelled on request, and its process ended by force")
 
-    def _heard(self, job: Job, message: ToParent) -> None:
+    def _receive(self, job: HeldJob, message: ToParent) -> None:
         match message:
             case Begun():
-                job.begun_at = time.monotonic()
-            # By number: a thread that an earlier handler left behind may still speak for its job.
+                job.began_at = time.monotonic()
+            # By number: a thread that an earlier handler left behind may still report for its job.
             case Progress(number=self._number):
                 job.progress(message.done, message.total, message.message)
             case Extend(number=self._number):
@@ -304,7 +295,7 @@ class _Slot:
                 if logger.isEnabledFor(level):
                     logger.handle(logging.makeLogRecord(fields))
 
-    def _say(self, message: ToChild) -> None:
+    def _send_if_alive(self, message: ToChild) -> None:
         try:
             self._send(message)
         except OSError:  # it is dying: the next look will see it
@@ -313,22 +304,22 @@ class _Slot:
     def _send(self, message: ToChild) -> None:
         cast("Pipe[ToParent]", self._pipe).send(message)
 
-    def _died(self, job: Job) -> Outcome:
-        process = self._mourn()
-        if job.over_time:
-            return over_time(job)
+    def _died(self, job: HeldJob) -> Outcome:
+        process = self._collect_dead()
+        if job.timed_out:
+            return out_of_time(job)
         how = _ending(process.exitcode)
         log.warning("the process that ran job %s (%s) died: %s", job.id, job.topic, how)
         return failure("ProcessDied", f"the process that ran the job died: {how}")
 
-    def _mourn(self) -> SpawnProcess:
+    def _collect_dead(self) -> SpawnProcess:
         process = cast("SpawnProcess", self._process)
         process.join(1.0)
         process.kill()  # it has closed its pipe: there is no way back
-        self._bury()
+        self._discard_child()
         return process
 
-    def _bury(self) -> None:
+    def _discard_child(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
@@ -337,43 +328,27 @@ class _Slot:
         self._used = False
 
     def end(self) -> None:
-        """End an idle child in good order."""
+        """End an idle child normally."""
         if self._pipe is not None and self._process is not None:
             self._pipe.close()
             self._process.join(END_SECONDS)
             self._process.kill()
             self._process.join()
-        self._hear.close()
+        self._wake_reader.close()
         self._wake.close()
 
 
-def _outcome(job: Job, *, completed: bool, raw: bytes) -> Outcome:
+def _outcome(job: HeldJob, *, completed: bool, raw: bytes) -> Outcome:
     """What a child reported."""
     if completed:
         return raw
     outcome = pb.Outcome.FromString(raw)
     # The child knows that its handler was interrupted; why, only we do.
-    return over_time(job) if job.over_time and outcome.failed.type == "Cancelled" else outcome
-
-
-def facts_of(job: Job) -> Facts:
-    """What a child needs to know of a job."""
-    return (
-        job.raw_id,
-        job.epoch,
-        job.topic,
-        job.payload,
-        job.attempt,
-        job.max_attempts,
-        job.priority,
-        job.created_us,
-        job.lease_until_us,
-        job.tenant,
-    )
+    return out_of_time(job) if job.timed_out and outcome.failed.type == "Cancelled" else outcome
 
 
 def _ending(code: int | None) -> str:
-    """How a process ended, in words."""
+    """How a process ended, as text."""
     if code is None:
         return "it does not answer"
     if code >= 0:

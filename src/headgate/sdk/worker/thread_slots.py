@@ -15,9 +15,10 @@ import time
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from headgate.sdk.job import Job
 from headgate.sdk.tasks import Task
-from headgate.sdk.worker.execution import attempt_sync, unbegun
+from headgate.sdk.worker.execution import attempt_sync
+from headgate.sdk.worker.forced_outcomes import unbegun
+from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.loop_slots import Report
 
 
@@ -26,13 +27,13 @@ class ThreadSlots:
 
     def __init__(self, report: Report, *, size: int) -> None:
         self._report, self._size = report, size
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()  # bounded by the ledger: never more than there are slots
+        self._inbox: SimpleQueue[HeldJob | None] = SimpleQueue()  # bounded by the ledger: no more than the slots
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
         self._context = contextvars.copy_context()
 
-    def feed(self, jobs: list[Job]) -> None:
-        """Hand over jobs to run. From the I/O thread."""
+    def feed(self, jobs: list[HeldJob]) -> None:
+        """Queue jobs. From the I/O thread."""
         for job in jobs:
             self._inbox.put(job)
             if len(self._threads) < self._size and not self._idle.acquire(blocking=False):
@@ -41,9 +42,9 @@ class ThreadSlots:
                 self._threads.append(thread)
                 thread.start()
 
-    def take_back(self) -> list[Job]:
+    def take_back(self) -> list[HeldJob]:
         """Take back what no thread has begun. From the I/O thread."""
-        taken: list[Job] = []
+        taken: list[HeldJob] = []
         while True:
             try:
                 job = self._inbox.get_nowait()
@@ -64,7 +65,7 @@ class ThreadSlots:
             elif job.past_deadline:
                 self._report(job, unbegun(job))
             else:
-                job.begun_at = time.monotonic()
+                job.began_at = time.monotonic()
                 # A context of its own for each job: what one handler sets, the next one must not see.
                 outcome = self._context.copy().run(attempt_sync, cast("Task[Any, Any]", job.handler), job)
                 self._report(job, outcome)

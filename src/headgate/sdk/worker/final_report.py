@@ -1,0 +1,102 @@
+"""The last outcomes of a worker, reported by unary calls because its stream is gone or does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+import grpc.aio
+
+from headgate.sdk import rpc
+from headgate.sdk.addresses import Address
+from headgate.sdk.worker.outbox import FRAME_BYTES, FRAME_OUTCOMES
+from headgate.sdk.worker.protocol import RESEND_SOON_SECONDS, receipt_name
+from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import worker_pb2 as pb
+
+log = logging.getLogger("headgate.worker")
+
+REPORT_SECONDS: Final = 5.0
+"""How long one server is tried."""
+
+
+async def report_without_stream(
+    outcomes: Iterable[jobs.Outcome], addresses: tuple[Address, ...], *, worker_id: str, token: str
+) -> None:
+    """Report to the first server that accepts it; what none accepts is logged."""
+    left = deque(outcomes)
+    for address in addresses:
+        channel = rpc.open_channel(address)
+        try:
+            await _report(channel, left, worker_id=worker_id, token=token)
+        except Exception as error:  # noqa: BLE001 -- the next address may accept it; the rest is logged below
+            log.info("%s", rpc.explain(error, address))
+        else:
+            break  # what is locked at one server is locked at all of them
+        finally:
+            await channel.close()
+    if left:
+        log.error(
+            "%d outcomes could not be reported to any server; these jobs will run again when their leases lapse",
+            len(left),
+        )
+
+
+async def _report(channel: grpc.aio.Channel, left: deque[jobs.Outcome], *, worker_id: str, token: str) -> None:
+    """Report to one server, in parts that it accepts, within REPORT_SECONDS. What it took leaves the queue.
+
+    Raises the server's refusal, unless it may be gone in time.
+    """
+    ends, locked = time.monotonic() + REPORT_SECONDS, 0  # locked ones are at the end of the queue
+    while left and (seconds := ends - time.monotonic()) > 0:
+        if locked == len(left):  # other transactions hold these jobs' rows, and may end soon
+            await asyncio.sleep(min(RESEND_SOON_SECONDS, seconds))
+            locked = 0
+            continue
+        part = _next_part(left, len(left) - locked)
+        request = pb.ReportOutcomeRequest(worker_id=worker_id, outcomes=part)
+        try:
+            answer = await rpc.REPORT_OUTCOME(channel, request, token=token, seconds=seconds)
+        except grpc.aio.AioRpcError as error:
+            wait = rpc.retry_after(error)
+            if wait is None or wait >= ends - time.monotonic():
+                raise
+            await asyncio.sleep(wait)
+            continue
+        for _ in part:
+            left.popleft()
+        again = _locked(part, answer.receipts)
+        left.extend(again)
+        locked += len(again)
+
+
+def _next_part(left: Iterable[jobs.Outcome], most: int) -> list[jobs.Outcome]:
+    """The first of them that fit into one call: at least one."""
+    part: list[jobs.Outcome] = []
+    size = 0
+    for outcome in left:
+        size += outcome.ByteSize()
+        if part and (size > FRAME_BYTES or len(part) == min(most, FRAME_OUTCOMES)):
+            break
+        part.append(outcome)
+    return part
+
+
+def _locked(outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt]) -> list[jobs.Outcome]:
+    """Those about which nothing was decided, because their jobs were locked."""
+    found = []
+    for receipt in receipts:
+        outcome = outcomes[receipt.place]
+        if receipt.code == jobs.RECEIPT_LOCKED:
+            found.append(outcome)
+        elif receipt.code not in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
+            log.warning(
+                "the outcome of job %s, epoch %d, was not taken: %s %s",
+                *(UUID(bytes=outcome.id), outcome.epoch, receipt_name(receipt), receipt.message),
+            )
+    return found

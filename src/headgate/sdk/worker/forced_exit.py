@@ -1,0 +1,43 @@
+"""Ends a worker's process although a handler does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+log = logging.getLogger("headgate.worker")
+
+LEAVING_SECONDS: Final = 6.0
+"""How long a worker's process has to end once all its jobs are settled or handed back."""
+
+
+@contextmanager
+def forced_exit_after(ended: threading.Event) -> Iterator[None]:
+    """End this process with code 1 if the block is not left a while after `ended`.
+
+    A handler that blocks the event loop, ignores its cancellation, or waits for a thread that never returns would
+    otherwise keep a drained worker from ending until it is killed. Its job has been handed back by then.
+    """
+    left = threading.Event()
+
+    def watch() -> None:
+        ended.wait()
+        if not left.wait(LEAVING_SECONDS):
+            log.error(
+                "did_not_stop: a handler keeps this process from ending %g s after all jobs were settled or "
+                "handed back; leaving by force",
+                LEAVING_SECONDS,
+            )
+            logging.shutdown()
+            os._exit(1)
+
+    threading.Thread(target=watch, name="headgate-forced-exit", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+        ended.set()

@@ -1,0 +1,45 @@
+"""Outcomes that the worker decides itself, not the handler: handed back, cancelled, out of time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from headgate.domain.outcomes import DEADLINE_EXCEEDED
+from headgate.sdk.outcomes import failure
+from headgate.sdk.worker.held_job import HeldJob
+from headgate.wire import jobs_pb2 as jobs
+
+if TYPE_CHECKING:
+    from headgate.sdk.tasks import Task
+
+
+def abandoned() -> jobs.Outcome:
+    """The job is handed back."""
+    return jobs.Outcome(abandon=jobs.Abandon())
+
+
+def cancelled_unbegun() -> jobs.Outcome:
+    """The job was cancelled before its handler began."""
+    return failure("Cancelled", "the job was cancelled on request before it started")
+
+
+def out_of_time(job: HeldJob) -> jobs.Outcome:
+    """The handler ran longer than its task or its job allows."""
+    if job.past_deadline:
+        return deadline_exceeded(job)
+    limit = cast("Task[Any, Any]", job.handler).time_limit
+    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
+
+
+def deadline_exceeded(job: HeldJob) -> jobs.Outcome:
+    """The job's deadline has passed. No other attempt could be in time."""
+    end = "its handler was stopped" if job.began_at else "it was not started"
+    text = f"the deadline of the job, {job.deadline:%Y-%m-%dT%H:%M:%S.%fZ}, has passed, and {end}"
+    return failure(DEADLINE_EXCEEDED, text, permanent=True)
+
+
+def unbegun(job: HeldJob) -> jobs.Outcome | None:
+    """The outcome of a job that must not begin any more; None if it was lost or handed back."""
+    if job.lost or job.abandoned:
+        return None
+    return deadline_exceeded(job) if job.past_deadline else cancelled_unbegun()

@@ -1,0 +1,120 @@
+"""How a worker stops. The order is the design:
+
+ask for no more jobs → hand back what no handler has begun, also what still arrives → let handlers finish within the
+grace → stop those that run on, and hand their jobs back → have every outcome acknowledged → close the stream.
+A second request to stop (`hurry`) skips the waiting, never the handing back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+from headgate.sdk.worker.actions import Actions
+from headgate.sdk.worker.held_job import STARTED, HeldJob
+from headgate.sdk.worker.ledger import Ledger
+from headgate.sdk.worker.timers import Timers
+
+log = logging.getLogger("headgate.worker")
+
+FLUSH_SECONDS: Final = 10.0
+HURRIED_FLUSH_SECONDS: Final = 2.0
+UNWIND_SECONDS: Final = 2.0
+"""How long a cancelled handler has to clean up before its job is handed back."""
+
+RUNNING, TAKING_BACK, FINISHING, UNWINDING, FLUSHING, REPORTING, ENDED = range(7)
+
+
+class StopSequence:
+    """Brings one worker to its end, step by step."""
+
+    def __init__(self, ledger: Ledger, timers: Timers, actions: Actions) -> None:
+        self._ledger, self._timers, self._actions = ledger, timers, actions
+        self._step = RUNNING
+        self._due = 0.0
+        self._grace = 0.0
+        self._hurried = False
+        self._given_up: list[HeldJob] = []
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing is left to do but to close the stream."""
+        return self._step == ENDED
+
+    def begin(self, grace: float, now: float) -> None:
+        """Start to stop; harmless when repeated."""
+        if self._step != RUNNING:
+            return
+        self._step, self._grace, self._due = TAKING_BACK, grace, now + grace
+        self._ledger.rest()
+        self._ledger.hand_back_waiting()
+        self._actions.take_back = True
+
+    def hurry(self, now: float) -> None:
+        """Wait for handlers no longer."""
+        self._hurried = True
+        self.begin(0.0, now)
+        self.advance(now)
+
+    def taken_back(self, now: float) -> None:
+        """The slots have given back what they have not begun: the rest runs."""
+        if self._step == TAKING_BACK:
+            self._enter(FINISHING, self._due)
+            self.advance(now)
+
+    def reported(self) -> None:
+        """What was left was reported without a stream, or could not be."""
+        self._ledger.outbox.clear()
+        self._step = ENDED
+
+    def advance(self, now: float) -> None:
+        """Take the steps that are possible now: called after every change, and when the time of a step is over."""
+        if self._step == FINISHING and self._need_not_wait(now):
+            self._stop_running(now)
+        if self._step == UNWINDING and self._need_not_wait(now):
+            self._hand_back(now)
+        # Not before the server has confirmed that no more jobs come: each would cost an attempt if we had gone.
+        if self._step == FLUSHING:
+            open_ends = len(self._ledger.outbox) or self._ledger.quiet_unconfirmed
+            if open_ends and now < self._due:
+                return
+            self._timers.cancel("stop")
+            if len(self._ledger.outbox):
+                self._step, self._actions.report = REPORTING, True
+            else:
+                self._step = ENDED
+
+    def _need_not_wait(self, now: float) -> bool:
+        return not self._ledger.active or self._hurried or now >= self._due
+
+    def _enter(self, step: int, due: float) -> None:
+        self._step, self._due = step, due
+        self._timers.set("stop", due, self.advance)
+
+    def _stop_running(self, now: float) -> None:
+        running = self._given_up = self._ledger.running()
+        if not running:
+            self._flush(now)
+            return
+        log.warning("%d handlers did not finish within %g s: handing their jobs back", len(running), self._grace)
+        for job in running:
+            job.abandoned = True  # from here on only a success of its handler is sent: it was cut short
+            job.request_cancel()
+        self._actions.stop.extend(running)
+        self._enter(UNWINDING, now + UNWIND_SECONDS)
+
+    def _hand_back(self, now: float) -> None:
+        if still := Counter(job.topic for job in self._given_up if job.stage == STARTED):
+            log.error(
+                "did_not_stop: handlers still run (%s) and are not waited for; their jobs are handed back, and may run "
+                "elsewhere before this process has ended",
+                ", ".join(f"{topic}: {count}" for topic, count in still.items()),
+            )
+        for job in self._given_up:
+            self._ledger.hand_back(job)
+        self._given_up = []
+        self._flush(now)
+
+    def _flush(self, now: float) -> None:
+        self._enter(FLUSHING, now + (HURRIED_FLUSH_SECONDS if self._hurried else FLUSH_SECONDS))
