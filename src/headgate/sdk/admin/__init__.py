@@ -1,4 +1,4 @@
-"""What operators do, from Python: `hg.admin`. One module per noun; each is a thin skin over the server's verbs."""
+"""Administration from Python: `hg.admin`. One module per noun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.sdk.connection import Connection
 
 
 class Admin:
-    """The operator's side of a Headgate client; the token needs the scope `operate` (for looking, `read`)."""
+    """Administration through a Headgate client; the token needs the scope `operate`, or `read` to read only."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -36,7 +36,7 @@ class Admin:
         return TopicsAdmin(self._connection)
 
     def jobs_matching(self, filter: str = "", *, oldest_first: bool = False) -> MatchingJobs:  # noqa: A002
-        """What a filter matches, newest first: all of it, by pages, or counted."""
+        """Jobs that match a filter, newest first: iterate, read pages, or count."""
         return MatchingJobs(self._connection, filter, oldest_first=oldest_first)
 
     @property
@@ -46,7 +46,7 @@ class Admin:
 
     @property
     def dead(self) -> Dead:
-        """Dead letters by their kind."""
+        """Dead letters, grouped by error."""
         return Dead(self._connection, self.operations)
 
     @property
@@ -61,7 +61,7 @@ class Admin:
 
     @property
     def workers(self) -> Workers:
-        """Who is connected, and who gets no more jobs."""
+        """Connected workers; quiet or resume them."""
         return Workers(self._connection)
 
     async def pause(
@@ -73,7 +73,7 @@ class Admin:
         reason: str = "",
         until: datetime | None = None,
     ) -> PauseInfo:
-        """Stop handing out jobs of a topic, of your tenant, or of everybody (which needs the scope `admin`).
+        """Pause dispatch for a topic, your tenant, or everything (which needs the scope `admin`).
 
         When this returns, no job of the target starts on any server, until `resume` or `until`. Jobs that run already
         go on; submits, retries and schedules go on and wait. Raises NotFound for a topic that does not exist.
@@ -84,16 +84,16 @@ class Admin:
     async def resume(
         self, *, topic: str | None = None, tenant: bool = False, everything: bool = False, reason: str = ""
     ) -> bool:
-        """Let a target run again; says whether it was paused. Another target's pause that covers it still holds."""
+        """Resume dispatch; True if the target was paused. A pause of a target that includes it stays in force."""
         target = dispatch.target_of(topic=topic, tenant=tenant, everything=everything)
         return await dispatch.resume(self._connection, target, reason=reason)
 
     async def status(self) -> Status:
-        """What is paused and why, each topic's jobs by state and how long they wait, the servers."""
+        """Pauses, topics with their jobs by state, and servers."""
         return await dispatch.status(self._connection)
 
     async def audit(self, *, before: int = 0, limit: int = 100) -> list[AuditEntry]:
-        """A page of what was changed and by whom, newest first; `before` is the last number of the page before."""
+        """A page of the audit log, newest first; `before` is the last number of the previous page."""
         return await audit(self._connection, before=before, limit=limit)
 
 

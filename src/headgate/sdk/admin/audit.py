@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of
 from headgate.wire import operator_pb2 as pb
 
 LIST: Final = Method("OperatorService/ListAudit", pb.ListAuditRequest, pb.ListAuditResponse)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ async def audit(connection: Connection, *, before: int, limit: int) -> list[Audi
     return [
         AuditEntry(
             no=one.no,
-            at=_EPOCH + timedelta(microseconds=one.at_us),
+            at=time_of(one.at_us),
             everything=one.everything,
             actor=one.actor,
             verb=one.verb,

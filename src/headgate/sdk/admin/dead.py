@@ -1,9 +1,9 @@
-"""Dead letters: by topic and kind of error, and back on their topics or away for good."""
+"""Dead letters: group, redrive, discard."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -15,15 +15,15 @@ from headgate.sdk.admin.operations import OperationInfo, Operations
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of
 from headgate.wire import operations_pb2 as pb
 
 GROUPS: Final = Method("OperationService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
-    """Dead jobs of one topic whose errors are alike but for numbers, ids, names and the like."""
+    """Dead jobs of one topic whose errors differ only in numbers, ids, names and the like."""
 
     topic: str
     group: str
@@ -37,7 +37,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroups:
-    """Groups, largest first, of the newest `looked_at` dead letters; `exact` is False when there is more."""
+    """Groups, largest first, of the newest `looked_at` dead letters; `exact` is False if there are more."""
 
     groups: list[DeadGroup]
     looked_at: int
@@ -51,7 +51,7 @@ class Dead:
         self._connection, self._operations = connection, operations
 
     async def groups(self, topic: str = "", *, limit: int = 100) -> DeadGroups:
-        """Dead letters by topic and kind of error; `topic` may have wildcards."""
+        """Dead letters grouped by topic and error; `topic` may have wildcards."""
         check_page_size(limit)
         found = await self._connection.call(
             GROUPS, pb.ListDeadGroupsRequest(topic=utf8_text(topic, field="topic"), limit=limit)
@@ -63,8 +63,8 @@ class Dead:
                     group=one.group,
                     title=one.title,
                     count=one.count,
-                    first_at=_EPOCH + timedelta(microseconds=one.first_us),
-                    last_at=_EPOCH + timedelta(microseconds=one.last_us),
+                    first_at=time_of(one.first_us),
+                    last_at=time_of(one.last_us),
                     sample_id=UUID(bytes=one.sample_id),
                     sample_error=one.sample_error,
                 )
@@ -79,12 +79,12 @@ class Dead:
         topic: str = "",
         *,
         group: str = "",
-        filter: str = "",  # noqa: A002 - the word of the interface
+        filter: str = "",  # noqa: A002 - the name in the API
         reason: str = "",
         delay: Seconds = 0,
         per_second: int = 0,
     ) -> OperationInfo:
-        """Start to put dead jobs back on their topics: those of a topic, of a group, or that a filter matches."""
+        """Start a redrive of dead jobs: of a topic, of a group, or those that match a filter."""
         text = dead_filter(topic, group=group, filter=filter)
         return await self._operations.start("redrive", text, reason=reason, delay=delay, per_second=per_second)
 
@@ -96,7 +96,7 @@ class Dead:
         filter: str = "",  # noqa: A002
         reason: str = "",
     ) -> OperationInfo:
-        """Start to remove dead jobs for good."""
+        """Start to delete dead jobs."""
         return await self._operations.start("discard", dead_filter(topic, group=group, filter=filter), reason=reason)
 
 

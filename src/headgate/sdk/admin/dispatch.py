@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Final
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.rank import unix_us
 from headgate.domain.retention import RetentionStatus
 from headgate.domain.validation import check_aware, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.retention import rules_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import operator_pb2 as pb
 
 PAUSE: Final = Method("OperatorService/Pause", pb.PauseRequest, pb.PauseResponse)
@@ -20,7 +22,6 @@ RESUME: Final = Method("OperatorService/Resume", pb.ResumeRequest, pb.ResumeResp
 STATUS: Final = Method("OperatorService/Status", pb.StatusRequest, pb.StatusResponse)
 PAUSE_SECONDS: Final = 20.0
 """A pause waits for the claims in flight; the server gives up on them after ten seconds."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -38,7 +39,7 @@ class PauseInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """A topic at a glance: jobs by state, and since when its work waits (None: nothing is pending)."""
+    """A topic's jobs by state, and since when its oldest pending job waits (None: nothing is pending)."""
 
     topic: str
     paused: bool
@@ -61,7 +62,7 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What is dispatched, what is not, and why; `now` is the database's clock."""
+    """What is paused, waiting and connected; `now` is the database's clock."""
 
     now: datetime
     pauses: tuple[PauseInfo, ...]
@@ -71,12 +72,12 @@ class Status:
 
     @property
     def paused(self) -> tuple[PauseInfo, ...]:
-        """The pauses that hold at this moment."""
+        """The pauses that are in force."""
         return tuple(one for one in self.pauses if one.paused)
 
 
 def target_of(*, topic: str | None, tenant: bool, everything: bool) -> pb.Target:
-    """The one target that is meant; none, or more than one, is an error."""
+    """The target; exactly one must be given."""
     if (topic is not None) + bool(tenant) + bool(everything) != 1:
         raise InvalidInput("target", "must be exactly one of topic, tenant and everything")
     if topic is not None:
@@ -88,29 +89,29 @@ async def pause(connection: Connection, target: pb.Target, *, reason: str, until
     """Stop dispatch of a target."""
     request = pb.PauseRequest(target=target, reason=utf8_text(reason, field="reason"))
     if until is not None:
-        request.until_us = (check_aware(until, field="until") - _EPOCH) // _MICROSECOND
+        request.until_us = unix_us(check_aware(until, field="until"))
     answer = await connection.call(PAUSE, request, timeout=PAUSE_SECONDS, about=("topic", target.topic))
     return _pause(answer.pause)
 
 
 async def resume(connection: Connection, target: pb.Target, *, reason: str) -> bool:
-    """Let a target run again."""
+    """Resume dispatch of a target."""
     request = pb.ResumeRequest(target=target, reason=utf8_text(reason, field="reason"))
     return (await connection.call(RESUME, request, about=("topic", target.topic))).changed
 
 
 async def status(connection: Connection) -> Status:
-    """What is dispatched, what is not, and why."""
+    """Read what is paused, waiting and connected."""
     answer = await connection.call(STATUS, pb.StatusRequest())
     return Status(
-        now=_EPOCH + answer.now_us * _MICROSECOND,
+        now=time_of(answer.now_us),
         pauses=tuple(_pause(one) for one in answer.pauses),
         topics=tuple(
             TopicStatus(
                 topic=one.topic,
                 paused=one.paused,
                 counts=dict(one.counts),
-                waiting_since=_time(one.waiting_since_us),
+                waiting_since=time_or_none(one.waiting_since_us),
                 ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
             )
             for one in answer.topics
@@ -119,8 +120,8 @@ async def status(connection: Connection) -> Status:
             InstanceInfo(
                 name=one.name,
                 version=one.version,
-                started_at=_time(one.started_us),
-                seen_at=_time(one.seen_us),
+                started_at=time_or_none(one.started_us),
+                seen_at=time_or_none(one.seen_us),
                 workers=one.workers,
                 stuck=one.stuck,
             )
@@ -146,10 +147,6 @@ def _pause(pause: pb.PauseInfo) -> PauseInfo:
         paused=pause.paused,
         reason=pause.reason,
         who=pause.who,
-        since=_time(pause.since_us),
-        until=_time(pause.until_us),
+        since=time_or_none(pause.since_us),
+        until=time_or_none(pause.until_us),
     )
-
-
-def _time(microseconds: int) -> datetime | None:
-    return _EPOCH + microseconds * _MICROSECOND if microseconds else None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from headgate.sdk.handles import state_word
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import jobs_pb2
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +32,13 @@ class JobEvent:
 def job_event(event: jobs_pb2.Event) -> JobEvent:
     """Read an event off the wire."""
     return JobEvent(
-        at=_EPOCH + timedelta(microseconds=event.at_us),
+        at=time_of(event.at_us),
         kind=event.kind,
         epoch=event.epoch,
         attempt=event.attempt,
         state=state_word(event.state),
-        run_at=_time(event.run_at_us),
-        claimed_at=_time(event.claimed_us),
+        run_at=time_or_none(event.run_at_us),
+        claimed_at=time_or_none(event.claimed_us),
         worker=event.worker,
         actor=event.actor,
         reason=event.reason,
@@ -48,7 +46,3 @@ def job_event(event: jobs_pb2.Event) -> JobEvent:
         error_message=event.error_message,
         error_trace=event.error_trace,
     )
-
-
-def _time(microseconds: int) -> datetime | None:
-    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None

@@ -72,7 +72,7 @@ class Jobs:
         return [job_event(event) for event in found.events]
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
-        """End queued jobs at once; running ones are told to stop, and end when they do."""
+        """End queued jobs at once; ask running ones to stop."""
         return changes_of(await self._connection.call(CANCEL, cancel_request(ids, reason)))
 
     async def redrive(
@@ -84,7 +84,7 @@ class Jobs:
         per_second: float = 0.0,
         reason: str = "",
     ) -> list[JobChange]:
-        """Put finished jobs back on their topic, their attempts counted anew.
+        """Put finished jobs back on their topic with their attempts reset.
 
         `payload` is another body, for one job only: bytes as they are, all else as JSON. With `per_second` at most so
         many come back a second.

@@ -1,4 +1,4 @@
-"""Jobs by a filter: pages, counts, or all of them one after the other."""
+"""Jobs that match a filter: pages, counts, or all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCount:
-    """How many jobs match. `exact` is False when there are at least so many."""
+    """How many jobs match. `exact` is False if there are at least this many."""
 
     total: int
     exact: bool
@@ -37,7 +37,7 @@ class JobCount:
 
 
 class MatchingJobs:
-    """What a filter matches: `async for job in hg.admin.jobs_matching("state:dead")`."""
+    """The jobs that match a filter: `async for job in hg.admin.jobs_matching("state:dead")`."""
 
     def __init__(self, connection: Connection, filter: str, *, oldest_first: bool = False) -> None:  # noqa: A002
         """Raises InvalidFilter before anything is sent."""
@@ -70,5 +70,5 @@ class MatchingJobs:
 
 
 def by_state(counts: object) -> dict[str, int]:
-    """Counts off the wire, by the words of the states."""
+    """Counts by the name of the state."""
     return {state_word(one.state): one.count for one in counts}  # type: ignore[attr-defined]  # repeated StateCount

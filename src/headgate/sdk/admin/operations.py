@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final, TypedDict, Unpack
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import operations_pb2 as pb
 
 PREVIEW: Final = Method("OperationService/PreviewOperation", pb.OperationPlan, pb.OperationPreview)
@@ -31,7 +32,6 @@ LIST: Final = Method("OperationService/ListOperations", pb.ListOperationsRequest
 CANCEL: Final = Method("OperationService/CancelOperation", pb.CancelOperationRequest, pb.Operation)
 VERBS: Final = tuple(verb.label for verb in Verb)
 PATIENCE: Final = 60.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PlanOptions(TypedDict, total=False):
@@ -189,15 +189,11 @@ def operation_info(found: pb.Operation) -> OperationInfo:
         errors=found.errors,
         error=found.error,
         who=found.who,
-        created_at=_EPOCH + timedelta(microseconds=found.created_us),
-        started_at=_time(found.started_us),
-        finished_at=_time(found.finished_us),
+        created_at=time_of(found.created_us),
+        started_at=time_or_none(found.started_us),
+        finished_at=time_or_none(found.finished_us),
         instance=found.instance,
     )
-
-
-def _time(microseconds: int) -> datetime | None:
-    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None
 
 
 def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:

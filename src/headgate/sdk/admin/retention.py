@@ -51,7 +51,7 @@ class RetentionAdmin:
 
 
 def rules_of(rules: pb.RetentionRules) -> RetentionRules:
-    """The rules as the server tells them."""
+    """Read the rules from a message."""
     return RetentionRules(
         completed=rules.completed_ms * _MS,
         dead=rules.dead_ms * _MS,

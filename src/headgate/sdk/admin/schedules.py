@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, TypeAlias, Unpack
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -14,16 +14,16 @@ from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.rank import unix_us
 from headgate.domain.validation import check_integer, check_page_size, check_topic
 from headgate.sdk.admin.encoding import utf8_text
+from headgate.sdk.codec import body_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.outcomes import Seconds
-from headgate.sdk.codec import body_of
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.sdk.schedule_specs import ScheduleOptions, spec, timing
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import schedules_pb2 as pb
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE: Final = 500
 
 PUT: Final = Method("ScheduleService/Put", pb.PutScheduleRequest, pb.PutScheduleResponse)
@@ -39,7 +39,7 @@ JOBS: Final = Method("ScheduleService/Jobs", pb.ScheduleJobsRequest, pb.Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """A schedule as it stands. `when` is for people: `0 7 * * 1-5 Europe/Zurich`, `every 0:05:00`, `at 2026-…`."""
+    """A schedule. `when` is readable text: `0 7 * * 1-5 Europe/Zurich`, `every 0:05:00`, `at 2026-…`."""
 
     name: str
     version: int
@@ -60,7 +60,7 @@ class ScheduleInfo:
     last_job_id: JobId | None
     fired: int
     skipped: int
-    full_since: datetime | None  # since when its next occurrence waits for room in its topic
+    full_since: datetime | None  # since when its next occurrence waits because its topic's backlog is full
     last_skip: str
     last_skip_at: datetime | None
     last_error: str
@@ -81,7 +81,7 @@ class ScheduleInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun:
-    """One job of a schedule. It stands for the occurrences from `covers_from` to its own."""
+    """One job of a schedule. It covers the occurrences from `covers_from` to its own."""
 
     job_id: JobId
     occurrence: datetime
@@ -211,7 +211,7 @@ class Schedules:
         return [
             ScheduledRun(
                 job_id=id_from_bytes(job.job_id),
-                occurrence=_EPOCH + timedelta(microseconds=job.occurrence_us),
+                occurrence=time_of(job.occurrence_us),
                 covers_from=_moment(job.covers_from_us),
                 triggered=job.triggered,
                 state=state_word(job.state) if job.state else "",
@@ -239,7 +239,7 @@ class Schedules:
 def schedule_info(found: pb.Schedule) -> ScheduleInfo:
     """Read a schedule off the wire."""
     made = found.spec
-    when, zone = words(made.timing)
+    when, zone = timing_text(made.timing)
     catch_up = pb.CatchUp.Name(made.catch_up).removeprefix("CATCH_UP_").lower()
     return ScheduleInfo(
         name=found.name,
@@ -276,8 +276,8 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
     )
 
 
-def words(when: pb.Timing) -> tuple[str, str]:
-    """A timing in words, and the zone whose clocks it goes by."""
+def timing_text(when: pb.Timing) -> tuple[str, str]:
+    """A timing as text, and its time zone."""
     match when.WhichOneof("kind"):
         case "cron":
             return f"{when.cron.expression} {when.cron.zone}", when.cron.zone
@@ -292,8 +292,8 @@ def words(when: pb.Timing) -> tuple[str, str]:
 
 def _moments(answer: pb.NextResponse) -> list[datetime]:
     zone = ZoneInfo(answer.zone or "UTC")
-    return [(_EPOCH + timedelta(microseconds=at)).astimezone(zone) for at in answer.at_us]
+    return [(time_of(at)).astimezone(zone) for at in answer.at_us]
 
 
 def _moment(microseconds: int) -> datetime | None:
-    return _EPOCH + timedelta(microseconds=microseconds) if microseconds else None
+    return time_or_none(microseconds)

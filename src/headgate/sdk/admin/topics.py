@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, TypedDict, Unpack
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
@@ -16,12 +16,12 @@ from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.options import wire_policy
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import topics_pb2 as pb
 
 LIST: Final = Method("TopicService/ListTopics", pb.ListTopicsRequest, pb.ListTopicsResponse)
 GET: Final = Method("TopicService/GetTopic", pb.GetTopicRequest, pb.TopicInfo)
 SET: Final = Method("TopicService/SetTopic", pb.SetTopicRequest, pb.TopicInfo)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
 _MS: Final = timedelta(milliseconds=1)
 
@@ -46,7 +46,7 @@ class TopicSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """A topic as it stands: its rules and limits, what its own limits count now, and its jobs by state."""
+    """A topic: its rules and limits, what its limits count now, and its jobs by state."""
 
     name: str
     created_at: datetime
@@ -142,8 +142,8 @@ def _info(topic: pb.TopicInfo) -> TopicInfo:
     policy = found.retry
     return TopicInfo(
         name=topic.name,
-        created_at=_EPOCH + topic.created_us * _US,
-        changed_at=_EPOCH + topic.changed_us * _US if topic.changed_us else None,
+        created_at=time_of(topic.created_us),
+        changed_at=time_or_none(topic.changed_us),
         max_attempts=found.max_attempts,
         retry=RetryPolicy(
             kind=BackoffKind(policy.kind),

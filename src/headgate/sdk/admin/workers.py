@@ -1,10 +1,10 @@
-"""`hg.admin.workers`: who is connected, and who gets no more jobs."""
+"""`hg.admin.workers`: list, quiet and resume workers."""
 
 from __future__ import annotations
 
 from builtins import list as list_of
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from headgate.domain.validation import check_worker_id
@@ -12,17 +12,17 @@ from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of
 from headgate.wire import operator_pb2 as pb
 
 LIST: Final = Method("OperatorService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
 QUIET: Final = Method("OperatorService/QuietWorker", pb.QuietWorkerRequest, pb.QuietWorkerResponse)
 UNQUIET: Final = Method("OperatorService/UnquietWorker", pb.UnquietWorkerRequest, pb.UnquietWorkerResponse)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A connected worker. `holding` jobs are in its hands, and it would take `credit` more; a quiet one gets none."""
+    """A connected worker. It holds `holding` jobs and would accept `credit` more; a quiet worker gets none."""
 
     worker: str
     instance: str
@@ -39,7 +39,7 @@ class Workers:
         self._connection = connection
 
     async def list(self) -> list_of[WorkerInfo]:
-        """All that are connected, by instance and name; on other instances as they were some seconds ago."""
+        """All connected workers, by instance and name; those of other instances are a few seconds old."""
         answer = await self._connection.call(LIST, pb.ListWorkersRequest())
         return [
             WorkerInfo(
@@ -54,14 +54,14 @@ class Workers:
         ]
 
     async def quiet(self, worker: str, *, reason: str = "", duration: Seconds = 3600) -> datetime:
-        """Give a worker no more jobs, wherever it connects; it finishes what it holds. Returns when that ends."""
+        """Send a worker no more jobs, on any server; it finishes what it holds. Returns when the quiet time ends."""
         request = pb.QuietWorkerRequest(
             worker=check_worker_id(worker),
             reason=utf8_text(reason, field="reason"),
             for_ms=delay_in_ms(duration, field="duration"),
         )
         answer = await self._connection.call(QUIET, request)
-        return _EPOCH + timedelta(microseconds=answer.until_us)
+        return time_of(answer.until_us)
 
     async def unquiet(self, worker: str, *, reason: str = "") -> bool:
         """Let a worker have jobs again; says whether it was quiet."""
