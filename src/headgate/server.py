@@ -47,7 +47,6 @@ from headgate.control.revocation import OpenCalls, Revocation
 from headgate.control.schedules import Schedules
 from headgate.control.topics import Topics
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.freeing import Freer
 from headgate.dispatch.hints import Hints
 from headgate.dispatch.operations import OperationRunner
 from headgate.dispatch.outcomes import OutcomeWriter
@@ -58,6 +57,7 @@ from headgate.dispatch.retention import Retention
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.submits import Submitter
+from headgate.dispatch.unblocker import Unblocker
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSetting
@@ -171,7 +171,7 @@ class Server:
             on_final=self.waiters.ended,
             awaited=self.waiters.any,
             on_due=lambda moment: self.coordinator.due_at(moment),
-            on_room=self._has_room,
+            on_limit_opened=self._limit_opened,
         )
         self.unmatched_outcomes = OutcomeWriter(
             self.store,
@@ -179,7 +179,7 @@ class Server:
             on_final=self.waiters.ended,
             awaited=self.waiters.any,
             on_due=lambda moment: self.coordinator.due_at(moment),
-            on_room=self._has_room,
+            on_limit_opened=self._limit_opened,
             unmatched=True,
         )
         beat = self.lease_ms / 3000
@@ -187,14 +187,14 @@ class Server:
         self.coordinator = Coordinator(
             self.store,
             self.sessions,
-            hand_back=self.outcomes.hand_back,
+            abandon_unsent=self.outcomes.abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=options.claim_limit,
             tick_seconds=options.tick_seconds,
             wakes=options.wakes,
             watchdog=watchdog,
         )
-        self.hints = Hints(self.coordinator.heard, self.coordinator.stir_all)
+        self.hints = Hints(self.coordinator.on_notify, self.coordinator.wake_all)
         self.submitter = Submitter(
             self.store,
             on_submitted=self.coordinator.submitted,
@@ -203,9 +203,9 @@ class Server:
             on_due_at=self.coordinator.due_at,
             outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
         )
-        self.freer = Freer(self.store, on_free=self._requeued)
-        self.store.on_checks = self.freer.wake
-        self.store.on_locked = self.coordinator.stir_hint
+        self.unblocker = Unblocker(self.store, on_unblocked=self._requeued)
+        self.store.on_checks = self.unblocker.wake
+        self.store.on_locked = self.coordinator.wake_for_job
         self.store.names.on_topic = self.coordinator.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
@@ -295,7 +295,7 @@ class Server:
             ("locked submits", self.submitter.locked.run),
             ("renewals", self.renewer.run),
             ("results", self.waiters.run),
-            ("freeing", self.freer.run),
+            ("unblocking", self.unblocker.run),
             ("progress", self.progress.run),
             ("presence", self.presence.run),
             ("operations", self.operations.run),
@@ -396,7 +396,7 @@ class Server:
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
-            Schedules(self.schedule_lanes, fed=self.coordinator.submitted, stir=self.scheduler.stir)
+            Schedules(self.schedule_lanes, fed=self.coordinator.submitted, wake=self.scheduler.wake)
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         server = grpc.aio.server(
@@ -458,19 +458,19 @@ class Server:
 
     # ------------------------------------------------------------------ small services
 
-    def _has_room(self, topic_nos: set[int]) -> None:
+    def _limit_opened(self, topic_nos: set[int]) -> None:
         """What was settled here lets others of these topics start, here or on another instance."""
         self.coordinator.submitted(topic_nos)
 
     def _came_back(self, tenant_no: int, job_id: UUID) -> None:
         """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
-        self.coordinator.stir_hint(tenant_no, job_id)
+        self.coordinator.wake_for_job(tenant_no, job_id)
 
     def _requeued(self, places: Iterable[tuple[int, UUID]]) -> None:
         """Jobs are claimable at places that may lie below the watermark: look for them there, and tell the others."""
         topic_nos = set()
         for topic_no, job_id in places:
-            self.coordinator.stir(topic_no, job_id)
+            self.coordinator.wake(topic_no, job_id)
             topic_nos.add(topic_no)
         self.coordinator.submitted(topic_nos)
 
@@ -479,7 +479,7 @@ class Server:
         wait = 0.1
         while True:
             try:
-                await self.store.listen(self.hints.heard, self.coordinator.stir_all)
+                await self.store.listen(self.hints.on_notify, self.coordinator.wake_all)
                 log.warning("listen_lost what=ticks find new jobs until it is back")
                 wait = 0.1
             except HeadgateError as error:

@@ -20,7 +20,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from headgate.dispatch.freeing import Freer
+from headgate.dispatch.unblocker import Unblocker
 from headgate.domain.errors import HeadgateError, NotFound
 from headgate.domain.ids import JobId, TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -66,8 +66,8 @@ class Hammer:
         self.store = Store(dsn)
         self.luck, self.known = luck, known  # jobs there are or were: parents, and what operators pick from
         self.mended: list[str] = []
-        self.freer = Freer(self.store, on_free=lambda _: None)
-        self.store.on_checks = self.freer.wake
+        self.unblocker = Unblocker(self.store, on_unblocked=lambda _: None)
+        self.store.on_checks = self.unblocker.wake
         self.over = False  # no new work; what is there is finished
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -185,7 +185,7 @@ class Hammer:
         while True:
             await asyncio.sleep(1)
             try:
-                self.mended += await self.freer.mend()
+                self.mended += await self.unblocker.mend()
             except HeadgateError:
                 continue
 
@@ -222,7 +222,7 @@ async def test_nothing_stays_blocked_whatever_ends_its_parents_and_whatever_brea
             await hammer.store.register("one", "test")
             makers += [asyncio.create_task(hammer.make_jobs()), asyncio.create_task(hammer.make_jobs())]
             makers += [asyncio.create_task(hammer.operate())]
-            work = (hammer.work(), hammer.work(), hammer.tick(), hammer.freer.run(), hammer.mend())
+            work = (hammer.work(), hammer.work(), hammer.tick(), hammer.unblocker.run(), hammer.mend())
             others += [asyncio.create_task(one) for one in work]
         others.append(breaking := asyncio.create_task(break_things(db, [proxy for proxy, _ in proxies], luck)))
         await asyncio.wait(others, timeout=SECONDS)

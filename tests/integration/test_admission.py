@@ -10,7 +10,7 @@ import pytest
 
 from headgate.api.grpc.auth import CALLER
 from headgate.api.grpc.producer_service import ProducerService
-from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, SubmitParcel, Submitter
+from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, Submitter, SubmitWrite
 from headgate.dispatch.writer import Account, Overloaded
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.states import State
@@ -21,10 +21,12 @@ from tests.support.dispatching import SOON, Hold, Instance, completing
 PAGE = 1_000
 
 
-async def parcel(one: Instance, answered: list[str], topic: str = "flood", *, word: str = "created") -> SubmitParcel:
+async def submit_write(
+    one: Instance, answered: list[str], topic: str = "flood", *, word: str = "created"
+) -> SubmitWrite:
     ids = [job_id.bytes for job_id in one.ids.make(PAGE)]
     rows = await one.store.fill_plain(one.tenant, topic, ids, [b"x"] * PAGE, [], fresh=True)
-    return SubmitParcel(
+    return SubmitWrite(
         rows,
         200 * PAGE,
         done=lambda odd: answered.append("odd" if odd else word),
@@ -36,12 +38,12 @@ async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_kee
     first = await one.submit(50)
     hold = one.store.before["submit"] = Hold()
     answered: list[str] = []
-    streams = [Account[SubmitParcel]() for _ in range(3)]
+    streams = [Account[SubmitWrite]() for _ in range(3)]
     taken, refused = 0, list[Overloaded]()
     for _ in range(QUEUE_ROWS // PAGE + 4):
         for stream in streams:
             try:
-                one.submitter.put(await parcel(one, answered), stream)
+                one.submitter.put(await submit_write(one, answered), stream)
                 taken += 1
             except Overloaded as error:
                 refused.append(error)
@@ -65,14 +67,14 @@ async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_kee
 async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_one_is_refused(one: Instance) -> None:
     hold = one.store.before["submit"] = Hold()
     answered: list[str] = []
-    greedy = Account[SubmitParcel]()
-    one.submitter.put(await parcel(one, answered), greedy)
+    greedy = Account[SubmitWrite]()
+    one.submitter.put(await submit_write(one, answered), greedy)
     await hold.reached()
     while greedy.rows < QUEUE_ROWS // 2:
-        one.submitter.put(await parcel(one, answered), greedy)
+        one.submitter.put(await submit_write(one, answered), greedy)
     with pytest.raises(Overloaded):
-        one.submitter.put(await parcel(one, answered), greedy)
-    one.submitter.put(await parcel(one, answered, "calm", word="polite"), one.submitter.account_of_calls("acme"))
+        one.submitter.put(await submit_write(one, answered), greedy)
+    one.submitter.put(await submit_write(one, answered, "calm", word="polite"), one.submitter.account_of_calls("acme"))
     hold.release()
     await asyncio.wait_for(_until(lambda: "polite" in answered), SOON.total_seconds())
     assert answered.index("polite") <= 4  # after what was in flight, and what went along

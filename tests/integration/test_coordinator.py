@@ -299,7 +299,7 @@ def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
     assert set(inspect.signature(Coordinator).parameters) == {
         "store",
         "sessions",
-        "hand_back",
+        "abandon_unsent",
         "end_late",
         "claim_limit",
         "tick_seconds",

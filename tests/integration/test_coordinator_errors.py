@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.dispatch.sessions import MAX_QUEUED_PARTS, Delivery, SessionOverflow, Told
+from headgate.dispatch.sessions import MAX_QUEUED_PARTS, ControlFrame, Delivery, SessionOverflow
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
@@ -60,7 +60,7 @@ async def test_the_lease_alone_recovers_what_was_not_sent_and_what_a_dead_worker
     still: Instance, db: Connection, sent: bool
 ) -> None:
     clock = await Clock.install(db)
-    still.coordinator._hand_back = lambda _: None  # no clean-up of any kind
+    still.coordinator._abandon_unsent = lambda _: None  # no clean-up of any kind
     (job,) = await still.submit()
     worker = await still.worker(slots=1)
     assert await still.coordinator.claim_once() == 1
@@ -140,7 +140,7 @@ async def test_a_worker_that_does_not_read_is_closed_and_its_jobs_go_to_others(o
     jobs = await one.submit(1)
     await soon(lambda: len(deaf.session.held) == 1, "a job is queued for it")
     for _ in range(MAX_QUEUED_PARTS):
-        deaf.session.tell(Told(beat_ack=True))
+        deaf.session.send_control(ControlFrame(beat_ack=True))
     assert deaf.session.ended is None
     deaf.ready(1)
     jobs += await one.submit(1)
@@ -210,7 +210,7 @@ async def test_claims_that_fail_back_off_and_a_thousand_wakes_do_not_hurry_them(
 
     def woken() -> bool:
         for _ in range(100):
-            one.coordinator.stir(topic_no)
+            one.coordinator.wake(topic_no)
         return one.coordinator.claim_errors >= 5
 
     await soon(woken, "five claims have failed")
@@ -284,7 +284,7 @@ async def test_a_bug_met_while_no_other_demand_gets_jobs_fails_the_service(one: 
     await soon(lambda: one.store.got, "it has looked")
     one.store.before["claim"] = failing_with(RuntimeError("planted"))
     before = one.store.calls["claim"]
-    one.coordinator.stir_all()
+    one.coordinator.wake_all()
     assert isinstance(await one.died("claims"), RuntimeError)
     assert one.store.calls["claim"] == before + 1, "it is not tried again before the next wake"
 

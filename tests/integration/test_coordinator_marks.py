@@ -78,11 +78,11 @@ async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(still: Instance)
     await still.coordinator.claim_once()
     mine, theirs = still.coordinator._demands.values()
     for job in still.ids.make(MOST_HINTS):
-        still.coordinator.stir_hint(mine.tenant_no, job)
+        still.coordinator.wake_for_job(mine.tenant_no, job)
     assert (len(mine.hints), len(theirs.hints), mine.from_head) == (MOST_HINTS, 0, False)
     for job in still.ids.make(3 * MOST_HINTS):
-        still.coordinator.stir_hint(mine.tenant_no, job)
-    assert (mine.hints, mine.from_head, theirs.stirred) == ({}, True, False)  # too many to name: from the head
+        still.coordinator.wake_for_job(mine.tenant_no, job)
+    assert (mine.hints, mine.from_head, theirs.wake_pending) == ({}, True, False)  # too many to name: from the head
 
 
 async def test_hints_survive_a_claim_that_fails(still: Instance) -> None:
@@ -137,7 +137,7 @@ async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still:
     assert await still.coordinator.claim_once() == 0
     await still.submit(10)
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     got: list[UUID] = []
     for _ in range(8):
         assert await still.coordinator.claim_once() == 4

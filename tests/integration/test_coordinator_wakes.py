@@ -76,9 +76,9 @@ async def test_a_thousand_wakes_run_nothing_twice_and_keep_the_limit(one: Instan
     worker = await one.worker(slots=3, handler=slow(0.001))
     (topic_no,) = await one.topic_nos("mail")
     for turn in range(1_000):
-        one.coordinator.stir(topic_no)
+        one.coordinator.wake(topic_no)
         if turn % 50 == 0:
-            one.coordinator.stir_all()
+            one.coordinator.wake_all()
             await asyncio.sleep(0)
     await one.reach(50, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
@@ -90,7 +90,7 @@ async def test_a_wake_that_comes_while_a_claim_is_in_flight_is_not_missed(one: I
     await soon(lambda: one.store.got, "it has looked in vain")
     hold = one.store.after["claim"] = Hold()  # it has seen nothing, and has not said so yet
     (topic_no,) = await one.topic_nos("mail")
-    one.coordinator.stir(topic_no)
+    one.coordinator.wake(topic_no)
     await hold.reached()
     await one.submit()
     hold.release()
@@ -205,10 +205,10 @@ async def test_a_resume_during_a_claim_is_not_forgotten(still: Instance) -> None
     assert await still.coordinator.claim_once() == 1
     hold = still.store.after["claim"] = Hold()
     (topic_no,) = await still.topic_nos("mail")
-    still.coordinator.stir(topic_no)
+    still.coordinator.wake(topic_no)
     claiming = asyncio.create_task(still.coordinator.claim_once())
     await hold.reached()
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     hold.release()
     await claiming
     still.store.after.clear()

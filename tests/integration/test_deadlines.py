@@ -156,7 +156,7 @@ async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
     await OperatorStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
     job = await still.job(job_id)
     assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     await still.coordinator.claim_once()
     assert list((await worker.take()).ids) == [job_id]
 

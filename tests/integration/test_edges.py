@@ -183,8 +183,8 @@ async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and
         assert await one.store.renew(held) == {}
         assert (await one.coordinator.tick_once()).reaped == 1
         seconds.advance(31)
-        acme.session.heard()
-        globex.session.heard()
+        acme.session.mark_seen()
+        globex.session.mark_seen()
         assert await one.renewer.run_once() == 1
         assert [(one_, epoch) for one_, epoch in (await acme.hear()).lost] == [(job, ours.epochs[0])]
         assert not acme.session.held
@@ -210,7 +210,7 @@ async def test_of_two_who_hold_one_job_only_the_older_epoch_is_lost(
         assert second > first
         seconds.advance(31)
         for worker in (older, newer):
-            worker.session.heard()
+            worker.session.mark_seen()
         assert await one.renewer.run_once() == 1
         assert list((await older.hear()).lost) == [(job, first)]
         assert newer.session.holds(job, second)

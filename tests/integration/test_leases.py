@@ -106,12 +106,12 @@ async def test_a_job_shorter_than_half_its_lease_costs_no_renewal(
     before = await still.store.sent()
     for _ in range(9):
         await pass_time(seconds, clock, 3)
-        worker.session.heard()
+        worker.session.mark_seen()
         assert await still.renewer.run_once() == 0
     worker.complete(worker.delivered[0])
     await still.flushed()
     await pass_time(seconds, clock, 300)
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await still.renewer.run_once() == 0
     assert still.store.calls["renew"] == 0
     assert await still.store.sent() - before == still.store.calls["settle"]
@@ -125,7 +125,7 @@ async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
     worker, jobs = await holding(still, 50)
     for _ in range(20):  # ten minutes, ten leases
         await pass_time(seconds, clock, 31)
-        worker.session.heard()  # a beat
+        worker.session.mark_seen()  # a beat
         assert await still.renewer.run_once() == 50
         assert (await still.coordinator.tick_once()).reaped == 0
     assert still.store.calls["renew"] == 20  # one statement each time, however many jobs
@@ -139,7 +139,7 @@ async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
 ) -> None:
     worker, (job,) = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
@@ -160,7 +160,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
 ) -> None:
     worker, (job,) = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     hold = still.store.after["renew"] = Hold()
     renewing = asyncio.create_task(still.renewer.run_once())
     await hold.reached()
@@ -188,7 +188,7 @@ async def test_renewals_that_fail_are_tried_again_and_end_no_session(
 ) -> None:
     worker, _ = await holding(still)
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     still.store.before["renew"] = failing_with(AWAY, OutcomeUnknown("lost"))
     for _ in range(2):
         with pytest.raises((StoreUnavailable, OutcomeUnknown)):
@@ -208,12 +208,12 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     good = await still.worker("good")
     for _ in range(2):
         await pass_time(seconds, clock, 29)
-        good.session.heard()
+        good.session.mark_seen()
         await still.renewer.run_once()
         await still.coordinator.tick_once()
     assert silent.session.ended is None
     await pass_time(seconds, clock, 3)  # 61 s of silence
-    good.session.heard()
+    good.session.mark_seen()
     await still.renewer.run_once()
     assert isinstance(silent.session.ended, SessionSilent)
     assert good.session.ended is None
@@ -229,7 +229,7 @@ async def test_a_session_that_has_ended_is_not_renewed(still: Instance, seconds:
     worker, _ = await holding(still)
     worker.session.end(SessionSilent("not heard of"))  # its stream has not noticed yet
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await still.renewer.run_once() == 0
     assert still.store.calls["renew"] == 0
 
@@ -251,7 +251,7 @@ async def test_a_plain_stream_gets_its_credit_back_when_a_job_was_reported_elsew
     assert (await reporter.report(job, 1, Completed())).receipt is Receipt.APPLIED
     assert still.free() == 0
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     await still.renewer.run_once()
     assert still.free() == 1
 
@@ -264,7 +264,7 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
     await still.coordinator.tick_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]
     await pass_time(seconds, clock, 31)
-    worker.session.heard()
+    worker.session.mark_seen()
     await still.renewer.run_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]
     assert (await worker.report(job, 1, BOOM)).state is State.CANCELLED
@@ -276,12 +276,12 @@ async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, secon
     await still.store.renew({(worker.session.tenant_no, 60_000): ([kept], [worker.session.held[kept][0]])})
     assert (await other.coordinator.tick_once()).reaped == 1
     seconds.advance(31)
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await still.renewer.run_once() == 1
     assert counted((await worker.hear()).lost) == [(job, 1)]
     assert set(worker.session.held) == {kept}
     seconds.advance(31)
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await still.renewer.run_once() == 1
     await settle_down()
     assert len(worker.told) == 1
@@ -306,7 +306,7 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
     assert (view.state, view.attempt, claims(view.epoch)) == (State.PENDING, 0, 1)  # at no cost
     for _ in range(4):
         await pass_time(seconds, clock, 31)
-        back.session.heard()
+        back.session.mark_seen()
         assert await other.renewer.run_once() == 1
         await other.coordinator.tick_once()
     assert (await back.report(running, 1, Completed(result=b"r"))).receipt is Receipt.APPLIED
@@ -440,7 +440,7 @@ async def test_ten_thousand_lapsed_jobs_are_reaped_in_bounded_batches(
         await one.submit(10_000)
         worker = await one.worker(slots=10_000)
         assert await one.coordinator.claim_once() + await one.coordinator.claim_once() == 10_000
-        one.coordinator._hand_back = lambda _: None
+        one.coordinator._abandon_unsent = lambda _: None
         worker.lose()
         await clock.advance(seconds=61)
         reaped = []
@@ -566,13 +566,13 @@ async def test_a_worker_that_beats_again_in_time_keeps_its_job_over_an_outage(
     gated.store.before["tick"] = failing_with(AWAY)
     gated.store.before["renew"] = failing_with(AWAY)
     await pass_time(seconds, clock, 59)
-    worker.session.heard()
+    worker.session.mark_seen()
     with pytest.raises(StoreUnavailable):
         await gated.renewer.run_once()
     with pytest.raises(StoreUnavailable):
         await gated.coordinator.tick_once()
     await pass_time(seconds, clock, 30)  # the lease has run out meanwhile
-    worker.session.heard()
+    worker.session.mark_seen()
     assert (await gated.coordinator.tick_once()).reaped == 0  # the tick may come first
     assert await gated.renewer.run_once() == 1
     assert await ticks(gated, seconds, clock, 25) == 0
@@ -588,7 +588,7 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     await gated.coordinator.tick_once()
     for _ in range(16):  # from 30 s on, its lease is due for renewal
         await pass_time(seconds, clock, 1)
-        worker.session.heard()
+        worker.session.mark_seen()
         with suppress(StoreUnavailable):
             await gated.renewer.run_once()
         await gated.coordinator.tick_once()
@@ -597,7 +597,7 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     await lapse_of_a_stranger(gated, clock)
     assert (await gated.coordinator.tick_once()).reaped == 0
     gated.store.before.clear()
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await ticks(gated, seconds, clock, 19) == 0
     assert await ticks(gated, seconds, clock, 3) == 1
     assert worker.session.held  # its own was renewed in time
@@ -688,7 +688,7 @@ async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
     await worker.take()
     worker.lose()
     await pass_time(seconds, clock, 31)
-    holder.session.heard()
+    holder.session.mark_seen()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
     assert (await still.coordinator.tick_once()).reaped == 1
@@ -767,7 +767,7 @@ async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard
     await pass_time(seconds, clock, 31)
     assert await still.renewer.run_once() == 0, "its beat at 20 s did not come"
     await pass_time(seconds, clock, 25)
-    worker.session.heard()
+    worker.session.mark_seen()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
     assert (await still.coordinator.tick_once()).reaped == 0
@@ -802,5 +802,5 @@ async def holding_running(one: Instance) -> tuple[Worker, list[UUID]]:
 
 async def beat(worker: Worker) -> None:
     while True:
-        worker.session.heard()
+        worker.session.mark_seen()
         await asyncio.sleep(0.05)

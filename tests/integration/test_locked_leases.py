@@ -64,7 +64,7 @@ async def test_two_locked_rows_cost_nobody_else_a_lease(
         for _ in range(5):  # two and a half leases
             seconds.advance(31)
             await clock.advance(seconds=31)
-            worker.session.heard()
+            worker.session.mark_seen()
             assert await renewed(still) == 48
             assert (await still.coordinator.tick_once()).reaped == 0
         for job in free:
@@ -95,7 +95,7 @@ async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
     worker, (locked, free) = await holding(still, 2)
     seconds.advance(31)
     await clock.advance(seconds=31)
-    worker.session.heard()
+    worker.session.mark_seen()
     async with locking(database, [locked]):
         assert await renewed(still) == 1
         assert await renewed(still) == 0  # asked again, and only it

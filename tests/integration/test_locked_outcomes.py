@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.dispatch.outcomes import OutcomeParcel
+from headgate.dispatch.outcomes import OutcomeWrite
 from headgate.dispatch.ports import SettledOutcome
 from headgate.domain.errors import StoreBusy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
@@ -199,7 +199,7 @@ async def test_jobs_handed_back_while_they_are_locked_go_back_when_they_are_free
     worker, ids, _ = await holding(still, 2)
     async with stranger(database, job_lock(), ids[:1]):
         for delivery in worker.delivered:
-            still.outcomes.hand_back(delivery)
+            still.outcomes.abandon_unsent(delivery)
         await still.reach(1, State.PENDING)
     await still.reach(2, State.PENDING)
 
@@ -209,7 +209,7 @@ async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again
 ) -> None:
     worker, ids, epoch = await holding(still, 6)
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    parcel = OutcomeParcel(
+    write = OutcomeWrite(
         worker.session.tenant_no,
         ids[:4],
         [epoch] * 4,
@@ -220,7 +220,7 @@ async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again
         session=worker.session,
     )
     async with stranger(database, job_lock(), [ids[1], ids[2], ids[4]]):
-        still.outcomes.put(parcel)
+        still.outcomes.put(write)
         told = await asyncio.wait_for(done, ANSWERED)
         assert isinstance(told, dict)
         assert {place for place, answer in told.items() if answer.receipt is Receipt.LOCKED} == {1, 2, 4}

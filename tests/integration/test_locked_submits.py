@@ -38,8 +38,8 @@ async def known_names(db: Connection) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not turn "not done yet" into an error. Tests of the error set less themselves."""
     monkeypatch.setattr(store_submit, "_SEARCH_SECONDS", 60.0)
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(submits, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(waiting, "GIVE_UP_SECONDS", 60.0)
+    monkeypatch.setattr(submits, "GIVE_UP_SECONDS", 60.0)
 
 
 class Foreign:
@@ -139,7 +139,7 @@ async def test_rows_of_one_frame_that_are_not_locked_are_committed_before_its_an
 async def test_a_lock_that_is_never_given_back_ends_in_an_error_to_send_it_again(
     one: Instance, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "GIVE_UP_SECONDS", 0.2)
     foreign = Foreign(db)
     await foreign.holds(keys=["once"])
     with pytest.raises(RowLocked, match="nothing of it was stored") as caught:
@@ -250,7 +250,7 @@ async def test_an_instance_that_ends_answers_those_who_wait(one: Instance, db: C
 async def test_after_a_try_whose_end_nobody_saw_nobody_is_told_that_nothing_was_stored(
     one: Instance, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "GIVE_UP_SECONDS", 0.2)
     foreign = Foreign(db)
     await foreign.holds(keys=["once"])
     one.store.after["submit_locked"] = failing_with(OutcomeUnknown("the connection was lost"))

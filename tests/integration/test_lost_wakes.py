@@ -33,7 +33,7 @@ async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_unt
     claims = len(still.store.asked)
     assert await still.coordinator.claim_once() == 0
     assert len(still.store.asked) == claims, "all that have credit are full: nothing is asked"
-    assert demand_of(still).held_up
+    assert demand_of(still).delayed
     while worker.session.is_full:  # it reads a frame or two, and has room: no wake says that there is work
         await worker.take()
     assert await still.coordinator.claim_once(), "without a tick and without another wake"
@@ -52,7 +52,7 @@ async def test_a_session_with_room_that_comes_while_the_others_are_full_gets_wha
 async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) -> None:
     worker = await full_worker(still)
     if lost == "the room":
-        worker.session.on_room = None
+        worker.session.on_capacity = None
         await still.submit(3)
     assert await still.coordinator.claim_once() == 0
     while worker.session.queued_bytes:
@@ -63,7 +63,7 @@ async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) 
         async with Instance(still.store._dsn, name="two", running=False) as two:
             await two.submit(3)
     if lost == "the room":
-        assert not demand_of(still).stirred
+        assert not demand_of(still).wake_pending
     assert await still.coordinator.claim_once() == 0, "no claimer knows"
     await still.coordinator.tick_once()
     assert await still.coordinator.claim_once() == 3
@@ -71,7 +71,7 @@ async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) 
 
 async def test_a_tick_wakes_a_demand_whose_sessions_were_full_at_the_tick_before(still: Instance) -> None:
     worker = await full_worker(still)
-    worker.session.on_room = None
+    worker.session.on_capacity = None
     await still.submit(3)
     for _ in range(3):
         await still.coordinator.tick_once()

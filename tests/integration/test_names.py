@@ -101,7 +101,7 @@ async def test_a_job_of_a_new_topic_starts_at_once_on_another_instance(one: Inst
     one.start("announcements", one.coordinator.run_announcements(apart=0.01))
     async with Instance(database, name="two") as two:
         await soon(lambda: two.coordinator.ticks, "the first tick is over")
-        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
         await until_async(lambda: listening(two), "two listens")
         await one.coordinator.tick_once()  # it knows the other
         worker = await two.worker("w", handler=completing())
@@ -162,7 +162,7 @@ async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still
     ask(worker, "new", "newer")
     await still.submit(1, "new")
     assert await still.coordinator.claim_once() == 0
-    still.coordinator.unquiet(worker.session)
+    still.coordinator.resume_worker(worker.session)
     assert await still.coordinator.claim_once() == 1
     assert still.free() == 2
 

@@ -78,7 +78,7 @@ async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ign
 
 async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
-        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
         await until_async(lambda: listening(one), "two listens")
         (job,) = await one.submit()
         worker = await two.worker(slots=1)
@@ -184,7 +184,7 @@ async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_water
 async def test_another_instance_looks_from_the_head_after_a_new_priority(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
         await soon(lambda: two.coordinator.ticks, "two has ticked")
-        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
         await until_async(lambda: listening(one), "two listens")
         await one.coordinator.tick_once()
         await one.submit(3)
@@ -378,7 +378,7 @@ async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Insta
     still.store.after.clear()
     assert still.free() == 0
     await still.submit(9)
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     assert await still.coordinator.claim_once() == 0
     still.coordinator.set_quiet([])
     assert still.free() == 7, "five that the claim had reserved, and two said meanwhile"
@@ -399,7 +399,7 @@ async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(o
         there.lose()
         again = await three.worker("ant", slots=5, handler=completing())
         await one.submit(2)
-        three.coordinator.stir_all()
+        three.coordinator.wake_all()
         ticks = three.coordinator.ticks
         await soon(lambda: three.coordinator.ticks > ticks + 2, "some ticks")
         assert again.tracker.runs == []

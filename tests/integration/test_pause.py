@@ -64,7 +64,7 @@ async def test_while_a_target_is_paused_none_of_its_jobs_starts_and_a_resume_run
     low = await one.submit(3)
     high = await one.submit(3, priority=10)
     await settle_down()
-    one.coordinator.stir_all()
+    one.coordinator.wake_all()
     await one.coordinator.tick_once()
     await settle_down()
     states = await one.states()
@@ -165,7 +165,7 @@ async def test_a_paused_topic_costs_its_neighbours_nothing_and_is_left_out_of_th
     assert still.store.asked[-1].topic_nos == tuple(await still.topic_nos("sms"))
     await desk.pause(Target(kind=TargetKind.TOPIC, topic="sms"))
     claims = still.store.calls["claim"]
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     assert await still.coordinator.claim_once() == 0
     assert still.store.calls["claim"] == claims, "with all topics paused nothing is asked"
 
@@ -196,7 +196,7 @@ async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick
     await still.coordinator.tick_once()  # it also reads the topic that was just made
     await still.store.count_statements()
     for _ in range(200):
-        still.coordinator.stir_all()
+        still.coordinator.wake_all()
         assert await still.coordinator.claim_once() == 0
     assert await still.store.sent() == 0, "200 wakes of 50 sessions, and not one statement"
     for _ in range(3):
@@ -348,7 +348,7 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
         ticks = {instance: instance.coordinator.ticks for instance in (two, three)}
         await one.submit(5)
         for instance in (two, three):
-            instance.coordinator.stir_all()  # they may ask before they know: the claim itself refuses
+            instance.coordinator.wake_all()  # they may ask before they know: the claim itself refuses
         # One may have been under way, and have read before the pause; the next one knows.
         await soon(lambda: all(i.coordinator.ticks >= before + 2 for i, before in ticks.items()), "both have ticked")
         assert two.coordinator.paused == three.coordinator.paused == {row}
@@ -361,7 +361,7 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
 async def test_a_word_to_the_other_instances_makes_them_look_at_once(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:  # its tick is an hour away
         await soon(lambda: two.coordinator.ticks, "it has ticked")
-        two.start("notifications", two.store.listen(two.coordinator.heard, lambda: None))
+        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
         await until_async(lambda: listening(one), "two listens")
         await one.coordinator.tick_once()
         assert one.coordinator.others == 1

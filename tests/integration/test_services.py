@@ -19,9 +19,9 @@ import uvloop
 
 from headgate import server as composition
 from headgate.control import revocation
-from headgate.dispatch.locked import LockedParcel
-from headgate.dispatch.outcomes import OutcomeParcel
-from headgate.dispatch.room import RoomTimers
+from headgate.dispatch.limit_timers import LimitTimers
+from headgate.dispatch.locked import LockedWrite
+from headgate.dispatch.outcomes import OutcomeWrite
 from headgate.dispatch.sessions import Delivery, WorkerSession
 from headgate.domain.errors import InstanceForgotten, InternalError
 from headgate.domain.ids import TenantName, TopicName
@@ -47,7 +47,7 @@ CALLS = {
     "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
     "results": ("store", "finished"),
-    "freeing": ("freer", "run_once"),
+    "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
     "presence": ("presence", "run_once"),
     "operations": ("operations", "run_once"),
@@ -127,19 +127,19 @@ class Planted:
 
 async def poke(server: Server, session: WorkerSession) -> None:
     """Give each service that waits for an event something to do."""
-    server.coordinator.stir_all()
+    server.coordinator.wake_all()
     server.coordinator.others = 1
     server.coordinator.limits_changed(session.tenant_no)
-    server.freer.wake()
+    server.unblocker.wake()
     server.operations.wake()
-    server.scheduler.stir()
+    server.scheduler.wake()
     with suppress(InternalError):
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
     rows = await server.store.fill([job(server)])
-    server.submitter.locked.put(LockedParcel(rows, [0], 1, {}, done=lambda _: None, failed=lambda _: None))
-    parcel = OutcomeParcel(session.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
-    server.outcomes.put(parcel)
-    server.unmatched_outcomes.put(parcel)
+    server.submitter.locked.put(LockedWrite(rows, [0], 1, {}, done=lambda _: None, failed=lambda _: None))
+    write = OutcomeWrite(session.tenant_no, [uuid4()], [1], [b""], (), done=lambda _: None, failed=lambda _: None)
+    server.outcomes.put(write)
+    server.unmatched_outcomes.put(write)
     await server.waiters.wait(session.tenant_no, uuid4(), 0.3)
 
 
@@ -152,7 +152,7 @@ async def connected(server: Server, topic: str) -> WorkerSession:
     session = WorkerSession(
         server.validator.identify(TOKEN), await server.store.tenant_no("default"), "w", time.monotonic, 60_000
     )
-    session.heard()
+    session.mark_seen()
     server.sessions.open(session)
     (found,) = await server.store.topics("default", [topic])
     server.coordinator.grant(session, [found.no], 60_000, 1)
@@ -242,11 +242,11 @@ def test_a_topic_that_has_room_now_is_woken_once_however_often_it_is_said(run: R
 
     async def check() -> None:
         woken: list[tuple[int, bool]] = []
-        timers = RoomTimers(lambda topic_no, timed: woken.append((topic_no, timed)))
-        timers.hear([(1, seconds), (1, seconds), (1, 5.0), (2, None)])
+        timers = LimitTimers(lambda topic_no, timed: woken.append((topic_no, timed)))
+        timers.set([(1, seconds), (1, seconds), (1, 5.0), (2, None)])
         await soon(lambda: woken, "it was woken")
         assert woken == [(1, seconds > 0)]
-        timers.hear([(3, 0.0)])
+        timers.set([(3, 0.0)])
         timers.stop()
         await asyncio.sleep(0)
         assert len(woken) == 1

@@ -37,14 +37,14 @@ def job(tenant: str, job_id: JobId | None = None, **options: Any) -> Submission:
     return Submission(tenant=TenantName(tenant), topic=TopicName("mail"), **values)
 
 
-async def in_one_flush(one: Instance, *parcels: list[Submission]) -> list[dict[int, tuple[SubmitReceipt, UUID]]]:
-    """The answer to each caller when their parcels share a flush, by place."""
+async def in_one_flush(one: Instance, *writes: list[Submission]) -> list[dict[int, tuple[SubmitReceipt, UUID]]]:
+    """The answer to each caller when their writes share a flush, by place."""
     hold = one.store.before["submit"] = Hold()
     first = asyncio.create_task(one.submit())
     await hold.reached()
-    filled = [await one.store.fill(jobs) for jobs in parcels]
+    filled = [await one.store.fill(jobs) for jobs in writes]
     tasks = [asyncio.create_task(one.submitter.submit(rows, size=1)) for rows in filled]
-    await soon(lambda: one.submitter.writer.waiting_rows == sum(map(len, parcels)), "all are queued")
+    await soon(lambda: one.submitter.writer.waiting_rows == sum(map(len, writes)), "all are queued")
     del one.store.before["submit"]
     flushes = one.submitter.writer.flushes
     hold.release()
@@ -168,7 +168,7 @@ def producer(one: Instance) -> ProducerService:
 def is_empty(one: Instance, *accounts: SubmitAccount) -> bool:
     writer = one.submitter.writer
     parts = [(writer._rows, writer._bytes), *((account.rows, account.size) for account in accounts)]
-    return parts == [(0, 0)] * len(parts) and not writer._waiting and not any(one_.parcels for one_ in accounts)
+    return parts == [(0, 0)] * len(parts) and not writer._waiting and not any(one_.writes for one_ in accounts)
 
 
 async def _conflict(one: Instance) -> list[Submission]:
@@ -319,7 +319,7 @@ async def test_a_lost_answer_of_submit_and_claim_is_asked_for_as_a_repeat_and_ne
 async def test_after_a_lost_answer_of_submit_and_claim_no_later_error_says_that_nothing_was_stored(
     database: str, monkeypatch: pytest.MonkeyPatch, error: HeadgateError
 ) -> None:
-    monkeypatch.setattr("headgate.dispatch.submits.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.dispatch.submits.GIVE_UP_SECONDS", 0.1)
     async with Instance(database, claims_along=True) as one:
         await waiting(one)
         one.store.after["submit_and_claim"] = failing_with(OutcomeUnknown("the connection was lost"))

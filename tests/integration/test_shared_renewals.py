@@ -45,7 +45,7 @@ async def pass_time(seconds: ManualClock, clock: Clock, span: float, *heard: Wor
     seconds.advance(span)
     await clock.advance(seconds=span)
     for worker in heard:
-        worker.session.heard()
+        worker.session.mark_seen()
 
 
 def shares(one: Instance) -> Sequence[dict[int, int]]:
@@ -148,7 +148,7 @@ async def test_the_watchdog_waits_for_what_was_due_in_an_outage_and_for_nothing_
     gate.answered()
     seconds.advance(5)
     gate.answered()
-    greedy.session.heard()
+    greedy.session.mark_seen()
     assert await renewer.run_once() == 60
     assert not gate.is_open  # forty were due in the outage, and have not been tried
     assert await renewer.run_once() == 60

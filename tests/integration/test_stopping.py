@@ -212,7 +212,7 @@ async def connect_by_hand(server: Server) -> None:
     """A session with credit, without a wire."""
     identity = Identity(tenant="default", subject="test", scopes=frozenset(Scope))
     session = WorkerSession(identity, await server.store.tenant_no("default"), "w", time.monotonic, 60_000)
-    session.heard()
+    session.mark_seen()
     server.sessions.open(session)
     (topic,) = await server.store.topics("default", ["mail"])
     server.coordinator.grant(session, [topic.no], 60_000, 1)

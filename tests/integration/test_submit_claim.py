@@ -98,7 +98,7 @@ async def test_a_pause_that_this_instance_has_not_heard_of_holds(one: Instance, 
     assert (await one.job(job_id)).state is State.PENDING
     assert one.store.calls["submit_and_claim"] == 1
     await control.resume(db)
-    one.coordinator.stir_all()
+    one.coordinator.wake_all()
     assert list((await worker.take()).ids) == [job_id]
 
 
@@ -201,7 +201,7 @@ async def test_what_comes_while_the_call_is_under_way_is_claimed_after_it(one: I
     hold = one.store.after["submit_and_claim"] = Hold()
     first = asyncio.create_task(one.submit())
     await hold.reached()
-    one.coordinator.stir_all()  # a demand that is being claimed for is not claimed for twice
+    one.coordinator.wake_all()  # a demand that is being claimed for is not claimed for twice
     hold.release()
     one.store.after.clear()
     (job_id,) = await first

@@ -83,7 +83,7 @@ async def instances(
 
 def _heard(one: Instance, topic_nos: Iterable[int]) -> None:
     for topic_no in topic_nos:
-        one.coordinator.stir(topic_no)
+        one.coordinator.wake(topic_no)
 
 
 async def ended(one: Instance, count: int) -> None:

@@ -357,11 +357,11 @@ async def test_a_heartbeat_of_another_credential_does_not_keep_a_worker_alive(
         await session.send(_beat())
         await session.until(lambda: session.beats, "the beat was answered")  # all that it has sent was heard
         named = watched.session("named")
-        before = named.last_heard
+        before = named.last_seen
         await second.call("Heartbeat", worker_pb2.HeartbeatRequest(worker_id="named"))
-        assert named.last_heard == before
+        assert named.last_seen == before
         await neighbour.call("Heartbeat", worker_pb2.HeartbeatRequest(worker_id="named"))
-        assert named.last_heard > before
+        assert named.last_seen > before
 
 
 async def test_progress_by_call_is_noted_for_what_the_call_holds(watched: Watched, neighbour: Wire) -> None:

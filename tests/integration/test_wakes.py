@@ -43,7 +43,7 @@ async def test_credit_of_all_links_is_one_sum_and_without_credit_or_work_nothing
         assert [asked.limit for asked in one.store.asked] == [30]
         await one.store.count_statements()
         for _ in range(5):
-            one.coordinator.stir_all()
+            one.coordinator.wake_all()
             assert await one.coordinator.claim_once() == 0
         assert await one.store.sent() == 0, "there is work, and no credit"
         for worker in workers:
@@ -65,7 +65,7 @@ async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_ti
     """Nothing but PostgreSQL lies between the two, and no tick helps: theirs are an hour away."""
     async with Instance(database) as one, Instance(database, name="two") as two:
         one.start("announcements", one.coordinator.run_announcements())
-        two.start("words", two.store.listen(two.coordinator.heard, lambda: None))
+        two.start("words", two.store.listen(two.coordinator.on_notify, lambda: None))
         worker = await two.worker(slots=3, handler=completing())
         await soon(lambda: two.store._listener is not None and two.store.got, "two listens, and has looked in vain")
         await soon(lambda: one.coordinator.ticks and two.coordinator.ticks, "both have ticked")

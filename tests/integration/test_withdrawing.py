@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.demand import CLAIM_BYTES
-from headgate.dispatch.outcomes import MOST_REFUSALS, OutcomeParcel
+from headgate.dispatch.outcomes import MOST_REFUSALS, OutcomeWrite
 from headgate.dispatch.sessions import FRAME_BYTES, SESSION_BYTES, Delivery
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.outcomes import Abandon, Completed, Nack, Outcome
@@ -97,7 +97,7 @@ async def test_a_quiet_worker_keeps_its_credit_for_the_day_it_is_wanted_again(on
     assert (one.free(), sum(worker.session.kept.values()), worker.session.held) == (0, 7, {})
     other = await one.worker("other", slots=3)
     assert len(await _all(other, 3)) == 3
-    one.coordinator.unquiet(worker.session)
+    one.coordinator.resume_worker(worker.session)
     await one.submit(9)
     assert len(await _all(worker, 7)) == 7
     await settle_down()
@@ -110,7 +110,7 @@ async def test_a_worker_made_quiet_and_wanted_again_during_one_claim_loses_no_cr
     await one.submit(5)
     await hold.reached()
     one.coordinator.quiet(worker.session)
-    one.coordinator.unquiet(worker.session)
+    one.coordinator.resume_worker(worker.session)
     del one.store.after["claim"]
     hold.release()
     assert len(await _all(worker, 5)) == 5
@@ -192,7 +192,7 @@ async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_rene
     await older.take()
     await still.outcomes._store.settle(_abandoned(still, older.session.tenant_no, job, older.session.held[job][0]))
     newer = await still.worker("newer", slots=1, lease=timedelta(seconds=1))
-    still.coordinator.stir_all()
+    still.coordinator.wake_all()
     await still.coordinator.claim_once()
     await newer.take()
     assert await still.renewer.run_once() == 1
@@ -314,7 +314,7 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
         failed.set_exception(AssertionError(f"was not refused: {answer}"))
 
     still.outcomes.put(
-        OutcomeParcel(
+        OutcomeWrite(
             worker.session.tenant_no,
             jobs,
             [1] * 200,

@@ -142,7 +142,9 @@ class Script:
     workers: list[Worker] = field(default_factory=list)
     granted: Counter[str] = field(default_factory=Counter)
     received: dict[str, list[UUID]] = field(default_factory=dict)
-    void: set[str] = field(default_factory=set)  # withdrew during the claim in flight, which may have reserved for them
+    revoked: set[str] = field(
+        default_factory=set
+    )  # withdrew during the claim in flight, which may have reserved for them
     dealing: ClassVar[tuple[int, BaseException] | None] = None
 
     async def aside(self, step: Aside) -> None:
@@ -167,17 +169,17 @@ class Script:
                     if noticed:
                         worker.lose()
             case StirAll():
-                self.one.coordinator.stir_all()
+                self.one.coordinator.wake_all()
             case Withdraw(who):
                 if self.workers:
                     session = self.workers[who % len(self.workers)].session
                     self.one.coordinator.withdraw(session)
                     self.granted[session.worker_id] = len(self.received[session.worker_id])
-                    self.void.add(session.worker_id)
+                    self.revoked.add(session.worker_id)
             case Quiet(who, on):
                 if self.workers:
                     session = self.workers[who % len(self.workers)].session
-                    (self.one.coordinator.quiet if on else self.one.coordinator.unquiet)(session)
+                    (self.one.coordinator.quiet if on else self.one.coordinator.resume_worker)(session)
                     assert not on or session.credit == {}
 
     def ready(self, worker: Worker, count: int) -> None:
@@ -197,7 +199,7 @@ class Script:
 
         async def before() -> None:
             store.before.clear()
-            self.void.clear()
+            self.revoked.clear()
             self.check(in_flight=True)
             for one in step.meanwhile:
                 await self.aside(one)
@@ -251,7 +253,7 @@ class Script:
             asked = self.one.store.asked[-1]
             assert sum(asked.runs) == asked.limit
             runs = zip(asked.workers, asked.runs, strict=True)
-            reserved.update({worker: count for worker, count in runs if worker not in self.void})
+            reserved.update({worker: count for worker, count in runs if worker not in self.revoked})
         for worker in self.workers:
             session = worker.session
             if session.ended is not None:
@@ -269,7 +271,7 @@ class Script:
             assert len(set(demand.sessions)) == len(demand.sessions)
             assert {session for session in demand.members if session.credit[demand]} == set(demand.sessions)
             assert demand.members or demand.claiming
-            assert demand.claiming or not demand.void
+            assert demand.claiming or not demand.revoked
         known = [demand for topic in self.one.coordinator._by_topic.values() for demand in topic]
         assert set(known) == set(demands)
 

@@ -24,10 +24,10 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from headgate.dispatch.coordinator import CLAIM_LIMIT, Coordinator
-from headgate.dispatch.outcomes import OutcomeParcel, OutcomeWriter
+from headgate.dispatch.outcomes import OutcomeWrite, OutcomeWriter
 from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.renewals import LeaseRenewer
-from headgate.dispatch.sessions import Delivery, SessionEnded, Told, WorkerSession, WorkerSessions
+from headgate.dispatch.sessions import ControlFrame, Delivery, SessionEnded, WorkerSession, WorkerSessions
 from headgate.dispatch.submits import Submitter
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import StoreBusy
@@ -313,7 +313,7 @@ class Worker:
     ) -> None:
         self.instance, self.session, self.tracker = instance, session, tracker
         self.topic_nos, self.lease_ms, self._handler = topic_nos, lease_ms, handler
-        self.told: list[Told] = []
+        self.told: list[ControlFrame] = []
         self.delivered: list[Delivery] = []
         self.receipts: dict[tuple[UUID, int], SettledOutcome | None] = {}  # None: applied, as asked
         self._slots: set[asyncio.Task[None]] = set()
@@ -325,14 +325,14 @@ class Worker:
     async def take(self, *, within: float = SOON.total_seconds()) -> Delivery:
         """The next jobs; other messages are put aside."""
         async with asyncio.timeout(within):
-            while isinstance(part := await self.session.next_part(), Told):
+            while isinstance(part := await self.session.next_part(), ControlFrame):
                 self.told.append(part)
         assert part is not None, f"the session has ended: {self.session.ended}"
         self.session.written()
         self.delivered.append(part)
         return part
 
-    async def hear(self, *, within: float = SOON.total_seconds()) -> Told:
+    async def hear(self, *, within: float = SOON.total_seconds()) -> ControlFrame:
         """The next message that is not jobs."""
         async with asyncio.timeout(within):
             while isinstance(part := await self.session.next_part(), Delivery):
@@ -345,7 +345,7 @@ class Worker:
         """Report; the answer comes after the commit."""
         answer: asyncio.Future[Mapping[int, SettledOutcome]] = asyncio.get_running_loop().create_future()
         self.instance.outcomes.put(
-            OutcomeParcel(
+            OutcomeWrite(
                 self.session.tenant_no,
                 (),
                 (),
@@ -368,7 +368,7 @@ class Worker:
     def complete(self, delivery: Delivery) -> None:
         """Complete a whole delivery in one frame, without waiting."""
         self.instance.outcomes.put(
-            OutcomeParcel(
+            OutcomeWrite(
                 self.session.tenant_no,
                 delivery.ids,
                 delivery.epochs,
@@ -395,7 +395,7 @@ class Worker:
 
     async def _read(self) -> None:
         while (part := await self.session.next_part()) is not None:
-            if isinstance(part, Told):
+            if isinstance(part, ControlFrame):
                 self.told.append(part)
                 continue
             self.delivered.append(part)
@@ -461,18 +461,18 @@ class Instance:
         self.ended: list[UUID] = []  # final, as those who wait for results are told
         self.outcomes = OutcomeWriter(
             self.store,
-            on_back=lambda tenant_no, job_id: self.coordinator.stir_hint(tenant_no, job_id),
+            on_back=lambda tenant_no, job_id: self.coordinator.wake_for_job(tenant_no, job_id),
             on_final=lambda _, job_id: self.ended.append(job_id),
             awaited=lambda: True,
             on_due=lambda moment: self.coordinator.due_at(moment),
-            on_room=lambda topic_nos: self.coordinator.submitted(topic_nos),
+            on_limit_opened=lambda topic_nos: self.coordinator.submitted(topic_nos),
         )
         beat = self.lease_ms / 3000
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
         self.coordinator = Coordinator(
             self.store,
             self.sessions,
-            hand_back=self.outcomes.hand_back,
+            abandon_unsent=self.outcomes.abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
             tick_seconds=tick_seconds,
@@ -567,7 +567,7 @@ class Instance:
             self.lease_ms,
             incarnation,
         )
-        session.heard()
+        session.mark_seen()
         self.sessions.open(session)
         worker = Worker(
             self,

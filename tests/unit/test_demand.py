@@ -28,7 +28,7 @@ def test_scarce_work_is_dealt_in_equal_shares() -> None:
 
 def test_while_there_is_plenty_each_session_gets_all_it_asked_for_in_turn() -> None:
     demand, (a, b, c) = demand_of(20, 20, 20)
-    demand.plenty = True
+    demand.saturated = True
     assert demand.reserve(30) == [(a, 20), (b, 10)]
     demand.give_back([(a, 20), (b, 10)], 30)
     assert demand.reserve(30) == [(c, 20), (b, 10)], "who got nothing comes first, who got a part after it"

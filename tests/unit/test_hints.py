@@ -34,24 +34,24 @@ class Followed:
 
 async def test_the_first_hint_is_followed_at_once_and_those_after_it_together() -> None:
     followed = Followed()
-    followed.hints.heard([7])
+    followed.hints.on_notify([7])
     assert followed.rounds == [{7}]
     for number in range(1_000):
-        followed.hints.heard([number % 10, -3])
+        followed.hints.on_notify([number % 10, -3])
     assert len(followed.rounds) == 1
     await followed.next()
     assert followed.rounds[1:] == [{*range(10), -3}]
     await asyncio.sleep(0)
     assert len(followed.rounds) == 2
-    followed.hints.heard([])
+    followed.hints.on_notify([])
     assert followed.hints._timer is None
 
 
 async def test_too_many_topics_are_forgotten_and_everything_is_looked_at() -> None:
     followed = Followed()
-    followed.hints.heard([1])
+    followed.hints.on_notify([1])
     for number in range(3 * TOPICS):
-        followed.hints.heard([number])
+        followed.hints.on_notify([number])
     assert len(followed.hints._waiting) == TOPICS + 1
     await followed.next()
     assert (followed.all, len(followed.rounds)) == (1, 1)

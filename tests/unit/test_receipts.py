@@ -10,7 +10,7 @@ import pytest
 
 from headgate.dispatch import sessions
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.sessions import RECEIPTS_WAITING, Delivery, SessionEnded, Told, WorkerSession
+from headgate.dispatch.sessions import RECEIPTS_WAITING, ControlFrame, Delivery, SessionEnded, WorkerSession
 from headgate.domain.identity import Identity
 
 
@@ -35,7 +35,7 @@ def delivery(count: int = 1) -> Delivery:
 @pytest.fixture
 def demand() -> Demand:
     made = Demand(1, (1,), 60_000)
-    made.plenty = True
+    made.saturated = True
     return made
 
 
@@ -47,7 +47,7 @@ def session(demand: Demand) -> WorkerSession:
 
 
 async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(session: WorkerSession) -> None:
-    session.answer(Told(receipts_seq=1))
+    session.answer(ControlFrame(receipts_seq=1))
     session.deliver(delivery())
     assert isinstance(await session.next_part(), Delivery)
     taken = session.take_receipts()
@@ -57,35 +57,38 @@ async def test_receipts_wait_for_jobs_that_are_about_to_come_and_go_with_them(se
 
 
 async def test_receipts_go_at_once_where_the_last_claim_left_nothing(session: WorkerSession, demand: Demand) -> None:
-    demand.plenty = False
-    session.answer(Told(receipts_seq=1))
+    demand.saturated = False
+    session.answer(ControlFrame(receipts_seq=1))
     assert session.take_receipts() is None  # none waits
-    assert await session.next_part() == Told(receipts_seq=1)
+    assert await session.next_part() == ControlFrame(receipts_seq=1)
 
 
 async def test_receipts_go_at_once_to_a_worker_that_asked_for_nothing(session: WorkerSession, demand: Demand) -> None:
     demand.reserve(10)
-    session.answer(Told(receipts_seq=1))
+    session.answer(ControlFrame(receipts_seq=1))
     assert session.take_receipts() is None  # none waits
-    assert await session.next_part() == Told(receipts_seq=1)
+    assert await session.next_part() == ControlFrame(receipts_seq=1)
 
 
 async def test_receipts_wait_for_a_claim_that_is_under_way(session: WorkerSession, demand: Demand) -> None:
     demand.reserve(10)
     demand.claiming = True
-    session.answer(Told(receipts_seq=1))
-    assert session.take_receipts() == Told(receipts_seq=1)
+    session.answer(ControlFrame(receipts_seq=1))
+    assert session.take_receipts() == ControlFrame(receipts_seq=1)
 
 
 async def test_whatever_is_told_comes_after_receipts_that_were_said_before(session: WorkerSession) -> None:
-    session.answer(Told(receipts_seq=1))
-    session.tell(Told(beat_ack=True))
-    assert [await session.next_part(), await session.next_part()] == [Told(receipts_seq=1), Told(beat_ack=True)]
+    session.answer(ControlFrame(receipts_seq=1))
+    session.send_control(ControlFrame(beat_ack=True))
+    assert [await session.next_part(), await session.next_part()] == [
+        ControlFrame(receipts_seq=1),
+        ControlFrame(beat_ack=True),
+    ]
 
 
 async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(session: WorkerSession) -> None:
     for seq in range(RECEIPTS_WAITING + 1):
-        session.answer(Told(receipts_seq=seq))
+        session.answer(ControlFrame(receipts_seq=seq))
     assert session.take_receipts() is None  # none waits any longer
     assert [(await _told(session)).receipts_seq for _ in range(RECEIPTS_WAITING + 1)] == [*range(RECEIPTS_WAITING + 1)]
 
@@ -94,23 +97,23 @@ async def test_receipts_go_alone_when_no_jobs_have_come_for_a_while(
     session: WorkerSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "RECEIPTS_SECONDS", 0.001)
-    session.answer(Told(receipts_seq=1))
+    session.answer(ControlFrame(receipts_seq=1))
     async with asyncio.timeout(5):
-        assert await session.next_part() == Told(receipts_seq=1)
+        assert await session.next_part() == ControlFrame(receipts_seq=1)
 
 
 @pytest.mark.parametrize("way", ["finish", "end"])
 async def test_the_last_receipts_are_still_sent_when_a_session_ends(session: WorkerSession, way: str) -> None:
-    session.answer(Told(receipts_seq=1))
+    session.answer(ControlFrame(receipts_seq=1))
     if way == "finish":
         session.finish()
     else:
         session.end(SessionEnded("over"))
-    assert await session.next_part() == Told(receipts_seq=1)
+    assert await session.next_part() == ControlFrame(receipts_seq=1)
     assert await session.next_part() is None
 
 
-async def _told(session: WorkerSession) -> Told:
+async def _told(session: WorkerSession) -> ControlFrame:
     part = await session.next_part()
-    assert isinstance(part, Told)
+    assert isinstance(part, ControlFrame)
     return part

@@ -117,11 +117,11 @@ def test_long_lists_are_read_once_a_second_and_short_ones_always() -> None:
 
 def test_jobs_that_are_being_declared_count_as_held() -> None:
     sessions, first = WorkerSessions(), make_session(1, "one")
-    sessions.check_room(1, HELD_PER_TENANT)
+    sessions.check_capacity(1, HELD_PER_TENANT)
     first.declaring = HELD_PER_TENANT
     sessions.open(first)
     with pytest.raises(Overloaded):
-        sessions.check_room(1, 1)
-    sessions.check_room(2, HELD_PER_TENANT)
+        sessions.check_capacity(1, 1)
+    sessions.check_capacity(2, HELD_PER_TENANT)
     first.declaring = 0
-    sessions.check_room(1, HELD_PER_TENANT)
+    sessions.check_capacity(1, HELD_PER_TENANT)

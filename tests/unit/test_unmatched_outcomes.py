@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, unmatched_rest
+from headgate.dispatch.outcomes import Answer, OutcomeWrite, OutcomeWriter, unmatched_rest
 from headgate.domain.errors import HeadgateError, InternalError, StoreError
 from headgate.domain.states import Receipt
 
@@ -43,7 +43,7 @@ class Jobs:
 async def _written(
     jobs: Jobs, *sent: tuple[int, list[UUID], frozenset[str] | None]
 ) -> list[Mapping[int, Answer] | HeadgateError]:
-    """The answers to parcels (tenant, jobs, permitted topics) that are written in one flush."""
+    """The answers to writes (tenant, jobs, permitted topics) that are written in one flush."""
     writer = OutcomeWriter(
         jobs, on_back=lambda *_: None, on_final=lambda *_: None, awaited=lambda: False, unmatched=True
     )
@@ -51,7 +51,7 @@ async def _written(
     for number, (tenant_no, ids, topics) in enumerate(sent):
         keep = lambda answer, number=number: answers.setdefault(number, answer)  # noqa: E731
         epochs, results = [1] * len(ids), [b""] * len(ids)
-        writer.put(OutcomeParcel(tenant_no, ids, epochs, results, (), done=keep, failed=keep, topics=topics))
+        writer.put(OutcomeWrite(tenant_no, ids, epochs, results, (), done=keep, failed=keep, topics=topics))
     writer.writer.close()
     await asyncio.wait_for(writer.writer.run(), 60)
     assert writer.writer.flushes == 1

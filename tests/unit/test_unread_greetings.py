@@ -109,7 +109,7 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
 
     parts: Any = SimpleNamespace(
         store=SimpleNamespace(tenant_no=tenant_no, uuids=list),
-        sessions=SimpleNamespace(check_room=nothing, open=nothing, close=closed.append, reserve=nothing),
+        sessions=SimpleNamespace(check_capacity=nothing, open=nothing, close=closed.append, reserve=nothing),
         renewer=SimpleNamespace(declare=declare),
         coordinator=SimpleNamespace(forget=nothing),
         now=lambda: 0.0,

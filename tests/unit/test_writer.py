@@ -22,7 +22,7 @@ from headgate.domain.errors import HeadgateError, InternalError, StoreUnavailabl
 
 
 class Rows:
-    """A parcel of so many rows of ten bytes."""
+    """A write of so many rows of ten bytes."""
 
     def __init__(self, rows: int, name: str = "") -> None:
         self.rows, self.size, self.name = rows, rows * 10, name
@@ -42,11 +42,11 @@ class Database:
         self._free = asyncio.Semaphore(0)
         self.asked = asyncio.Event()
 
-    async def write(self, parcels: list[Rows]) -> None:
+    async def write(self, writes: list[Rows]) -> None:
         self.asked.set()
         await self._free.acquire()
         self.at += self.seconds
-        self.flushes.append(parcels)
+        self.flushes.append(writes)
         if self.error is not None:
             raise self.error
 
@@ -193,7 +193,7 @@ async def test_turns_are_by_rows_so_that_calls_of_one_job_keep_up_with_frames_of
         sent = [rows.name for flush in database.flushes for rows in flush]
         for of in ("call", *(f"frame {name}" for name in range(4))):
             mine = [int(name.rpartition(" ")[2]) for name in sent if name.startswith(of)]
-            assert mine == sorted(mine), "each caller's parcels in their order"
+            assert mine == sorted(mine), "each caller's writes in their order"
 
 
 async def test_who_has_little_waits_for_no_turn_and_a_large_parcel_is_not_passed_over_for_ever() -> None:

@@ -177,7 +177,7 @@ class Operator:
         tenant_no, known = await self._known(caller, ids, reason)
         done = await self._store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
         for job_id, topic_no in done.items():
-            self._dispatch.stir(topic_no, job_id)
+            self._dispatch.wake(topic_no, job_id)
         await self._tell(done.values())
         after = await self._store.standings(tenant_no, list(known))
         return _answers(
@@ -293,7 +293,7 @@ class Operator:
         topics: set[int] = set()
         for job_id, change in done.items():
             if change.changed and change.topic_no is not None:
-                self._dispatch.stir(change.topic_no, job_id)
+                self._dispatch.wake(change.topic_no, job_id)
                 topics.add(change.topic_no)
         await self._tell(-topic_no for topic_no in topics)
 

@@ -31,9 +31,9 @@ PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
 class Schedules:
     """What clients may do to schedules. A token limited to topics sees and touches only those topics' schedules."""
 
-    def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], stir: Callable[[], None]) -> None:
-        """`fed` is told the topics that got a job here, so that it is claimed at once; `stir` wakes the scheduler."""
-        self._store, self._fed, self._stir = store, fed, stir
+    def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], wake: Callable[[], None]) -> None:
+        """`fed` is told the topics that got a job here, so that it is claimed at once; `wake` wakes the scheduler."""
+        self._store, self._fed, self._wake = store, fed, wake
 
     async def put(
         self, caller: Identity, name: str, spec: ScheduleSpec, *, expected: int | None
@@ -52,7 +52,7 @@ class Schedules:
         answer = await self._store.put(
             caller.tenant, name, spec, expected=expected, who=caller.subject, topics=caller.topics
         )
-        self._stir()
+        self._wake()
         return answer
 
     async def get(self, caller: Identity, name: str) -> ScheduleView:
@@ -81,7 +81,7 @@ class Schedules:
         """Go on with the next occurrence from now; what passed meanwhile is not made up for."""
         await self._visible(caller, name)
         view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=_reason(reason))
-        self._stir()
+        self._wake()
         return view
 
     async def trigger(self, caller: Identity, name: str, *, request: JobId, reason: str) -> tuple[JobId, bool]:

@@ -17,9 +17,9 @@ from uuid import UUID
 
 from headgate.dispatch.deadlines import without_late
 from headgate.dispatch.demand import UNKNOWN_BYTES, Demand
+from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.ports import Claim, ClaimedJobs, ClaimStore, Tick
-from headgate.dispatch.room import RoomTimers
-from headgate.dispatch.sessions import Delivery, Told, Wanted, WorkerSession, WorkerSessions
+from headgate.dispatch.sessions import ControlFrame, Delivery, Wanted, WorkerSession, WorkerSessions
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.watermark import Watermark
 from headgate.domain import failpoints, limits
@@ -54,7 +54,7 @@ class Coordinator:
         store: ClaimStore,
         sessions: WorkerSessions,
         *,
-        hand_back: Callable[[Delivery], None],
+        abandon_unsent: Callable[[Delivery], None],
         end_late: Callable[[int, Sequence[tuple[UUID, int, Outcome]]], None],
         claim_limit: int = CLAIM_LIMIT,
         tick_seconds: float = TICK_SECONDS,
@@ -63,7 +63,7 @@ class Coordinator:
     ) -> None:
         self._store = store
         self._sessions = sessions
-        self._hand_back = hand_back
+        self._abandon_unsent = abandon_unsent
         self._end_late = end_late  # (tenant, outcomes) of jobs that were claimed after their deadline
         self._claim_limit = claim_limit
         self._tick_seconds = tick_seconds
@@ -87,7 +87,7 @@ class Coordinator:
         self._swept_us = _SWEEP_AT_LEAST_US  # how far the last one went
         self._claim_seconds = 0.0  # what a claim takes that does not sweep, lately
         self._whole_at = 0.0  # by the loop's clock: when ticks look at whole topics again
-        self._room = RoomTimers(self._limit_has_room)
+        self._limit_timers = LimitTimers(self._limit_opened)
         self._keys_due = asyncio.Event()
         self.paused: frozenset[tuple[int, int]] = frozenset()
         self.quieted: frozenset[tuple[int, str]] = frozenset()  # workers that operators want to get no more jobs
@@ -144,12 +144,12 @@ class Coordinator:
         if session.quiet:
             session.kept[wanted] = session.kept.get(wanted, 0) + count
             return
-        session.on_room = self._has_room
+        session.on_capacity = self._has_capacity
         demand = self._demands.get((session.tenant_no, wanted))
         if demand is None:
             demand = self._new_demand(session.tenant_no, wanted)
         demand.grant(session, count)
-        if demand.stirred:
+        if demand.wake_pending:
             self._event.set()
 
     def _resolved(self, tenant_no: int, topic_nos: Sequence[int], lease_ms: int, names: Sequence[str]) -> Wanted:
@@ -197,24 +197,24 @@ class Coordinator:
                 self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
 
     def withdraw(self, session: WorkerSession) -> None:
-        """A worker takes no more jobs until it asks again: its credit is void, also what a claim in flight reserved.
+        """A worker takes no more jobs until it asks again: its credit is revoked, also what a claim in flight reserved.
 
         What was dealt to it and is not being written goes back. After what is being written now, nothing comes.
         """
         session.kept.clear()
         for demand in self._demands.values():
-            if session in demand.void:
-                demand.void[session] = False
-        self._void(session)
+            if session in demand.revoked:
+                demand.revoked[session] = False
+        self._revoke_credit(session)
 
     def quiet(self, session: WorkerSession) -> None:
-        """An operator wants a worker to get no more jobs: as `withdraw`, but its credit is kept aside for `unquiet`."""
+        """An operator wants a worker to get no more jobs: as `withdraw`, but its credit is kept aside."""
         if not session.quiet:
             session.quiet = True
-            for key, count in self._void(session, keep=True):
+            for key, count in self._revoke_credit(session, keep=True):
                 session.kept[key] = session.kept.get(key, 0) + count
 
-    def unquiet(self, session: WorkerSession) -> None:
+    def resume_worker(self, session: WorkerSession) -> None:
         """It may have jobs again, as many as it asked for before and meanwhile."""
         if session.quiet:
             session.quiet = False
@@ -222,22 +222,22 @@ class Coordinator:
             for (topic_nos, lease_ms, unknown), count in kept.items():
                 self.grant(session, topic_nos, lease_ms, count, unknown)
 
-    def _void(self, session: WorkerSession, *, keep: bool = False) -> list[tuple[Wanted, int]]:
+    def _revoke_credit(self, session: WorkerSession, *, keep: bool = False) -> list[tuple[Wanted, int]]:
         """Take all credit from a session, and what is not being written to it; returns how much, by what it was for."""
-        void: list[tuple[Wanted, int]] = []
+        revoked: list[tuple[Wanted, int]] = []
         for demand in tuple(session.credit):
-            void.append((demand.wanted, demand.forget(session, keep=keep)))
+            revoked.append((demand.wanted, demand.forget(session, keep=keep)))
             if demand.unused:
                 self._drop(demand)
         for delivery in session.take_unsent():
-            void.append((delivery.wanted, len(delivery)))
-            self._hand_back(delivery)
-        return void
+            revoked.append((delivery.wanted, len(delivery)))
+            self._abandon_unsent(delivery)
+        return revoked
 
-    def _has_room(self, session: WorkerSession) -> None:
+    def _has_capacity(self, session: WorkerSession) -> None:
         """A session that was full has room: what it waits for may be claimed."""
         for demand in session.credit:
-            demand.stirred = True
+            demand.wake_pending = True
         self._event.set()
 
     def due_at(self, moment: datetime) -> None:
@@ -256,7 +256,7 @@ class Coordinator:
         """Jobs were committed by this instance: claim here, unless that was done, and let the others know."""
         for topic_no in topic_nos:
             if not claimed:
-                self.stir(topic_no)
+                self.wake(topic_no)
             if mean_bytes:
                 self._weights[topic_no] = mean_bytes
                 for demand in self._by_topic.get(topic_no, ()):
@@ -264,33 +264,33 @@ class Coordinator:
             self._unannounced.add(topic_no)
         self._news.set()
 
-    def stir(self, topic_no: int, hint: UUID | None = None) -> None:
+    def wake(self, topic_no: int, hint: UUID | None = None) -> None:
         """There may be work on this topic; `hint` is a job that may lie below the watermark."""
         for demand in self._by_topic.get(topic_no, ()):
-            demand.stirred = self._wakes or demand.stirred
+            demand.wake_pending = self._wakes or demand.wake_pending
             if hint is not None:
                 demand.look_for((hint,))
         if self._wakes:
             self._event.set()
 
-    def stir_hint(self, tenant_no: int, job_id: UUID) -> None:
+    def wake_for_job(self, tenant_no: int, job_id: UUID) -> None:
         """A job came back, and its topic is not known here: all of its tenant's demands look for it by its id."""
         for demand in self._demands.values():
             if demand.tenant_no == tenant_no:
                 demand.look_for((job_id,))
-                demand.stirred = self._wakes or demand.stirred
+                demand.wake_pending = self._wakes or demand.wake_pending
         if self._wakes:
             self._event.set()
 
-    def stir_all(self) -> None:
+    def wake_all(self) -> None:
         """There may be work anywhere: after a resume, a reconnect, a lost notification."""
         for demand in self._demands.values():
-            demand.stirred = demand.from_head = True
+            demand.wake_pending = demand.from_head = True
         self._event.set()
 
     def forget(self, session: WorkerSession) -> None:
-        """A session has ended: void its credit, and hand back what was never written to it."""
-        self._void(session)
+        """A session has ended: revoke its credit, and hand back what was never written to it."""
+        self._revoke_credit(session)
 
     def is_paused(self, tenant_no: int, topic_no: int) -> bool:
         """The gate: a set look-up. The claim's own check is the truth."""
@@ -301,7 +301,7 @@ class Coordinator:
         """Set the gate to what the control rows say; what was resumed is looked at again."""
         before, self.paused = self.paused, frozenset(paused)
         if before - self.paused:
-            self.stir_all()
+            self.wake_all()
 
     # ------------------------------------------------------------------ what operators say
 
@@ -310,7 +310,7 @@ class Coordinator:
         self._turns += 1
         self.flip(self.paused | {target} if paused else self.paused - {target})
         if not paused:
-            self.stir_all()
+            self.wake_all()
         self.tick_soon()  # for what else the rows say, and when a pause ends by itself
 
     def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None:
@@ -322,15 +322,15 @@ class Coordinator:
         self._turns += 1
         for session in self._sessions:
             if (name := (session.tenant_no, session.worker_id)) in changed:
-                (self.quiet if name in self.quieted else self.unquiet)(session)
+                (self.quiet if name in self.quieted else self.resume_worker)(session)
 
     def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None:
         """If this attempt runs here, its worker is told to stop."""
         holder = self._sessions.holder(tenant_no, job_id, epoch)
         if holder is not None:
-            holder.tell(Told(cancel=[(job_id, epoch)]))
+            holder.send_control(ControlFrame(cancel=[(job_id, epoch)]))
 
-    def heard(self, topic_nos: Iterable[int]) -> None:
+    def on_notify(self, topic_nos: Iterable[int]) -> None:
         """A word from another instance: a topic has work (below 0: perhaps at its head); 0: something else changed."""
         for topic_no in topic_nos:
             if not topic_no:
@@ -339,7 +339,7 @@ class Coordinator:
             if topic_no < 0:
                 for demand in self._by_topic.get(-topic_no, ()):
                     demand.from_head = True
-            self.stir(abs(topic_no))
+            self.wake(abs(topic_no))
             if self._by_name and not self._store.knows_topic(abs(topic_no)):
                 self._look_for_names()  # one that is new here may be waited for by its name
 
@@ -399,7 +399,7 @@ class Coordinator:
             except HeadgateError as error:
                 # Something about this demand: it must not keep the others from their work. The tick tries it again.
                 self.claim_errors += 1
-                demand.stirred = False
+                demand.wake_pending = False
                 log.warning("claim_refused tenant=%d topics=%s error=%s", demand.tenant_no, demand.topic_nos, error)
         if fault is not None and not dealt:
             raise fault
@@ -411,7 +411,7 @@ class Coordinator:
         missed, demand.missed = demand.missed, False
         if dealt or not missed or not demand.credit or demand.claiming:
             return dealt
-        demand.stirred = demand.from_head = True
+        demand.wake_pending = demand.from_head = True
         return await self._claim_for(demand)
 
     def stop(self) -> None:
@@ -421,7 +421,7 @@ class Coordinator:
         self._news.set()
         self._sooner.set()
         self._keys_due.set()
-        self._room.stop()
+        self._limit_timers.stop()
 
     async def claim_with(self, topic_no: int, claim: Claim) -> None:
         """Claim for a demand of this topic that waits for work, by the call that is about to bring some.
@@ -437,8 +437,8 @@ class Coordinator:
                 try:
                     await self._claim_for(demand, claim)
                 finally:
-                    if demand.stirred:  # it took all it could and there may be more, or something came meanwhile
-                        self.stir(topic_no)
+                    if demand.wake_pending:  # it took all it could and there may be more, or something came meanwhile
+                        self.wake(topic_no)
                 return
 
     async def _claim_for(self, demand: Demand, claim: Claim | None = None) -> int:
@@ -446,20 +446,20 @@ class Coordinator:
         if self.paused:
             topics = tuple(no for no in topics if not self.is_paused(demand.tenant_no, no))
             if not topics:
-                demand.stirred = False  # a resume stirs it again
+                demand.wake_pending = False  # a resume wakes it again
                 return 0
         runs = demand.reserve(demand.most(self._claim_limit))
         asked = sum(count for _, count in runs)
         if not asked:  # all its sessions have ended, or are full and will say when they have room
-            demand.stirred, demand.held_up = False, bool(demand.credit)
+            demand.wake_pending, demand.delayed = False, bool(demand.credit)
             return 0
-        # Cleared before asking: whatever is committed or said from here on stirs it again.
+        # Cleared before asking: whatever is committed or said from here on wakes it again.
         hints, sweep = demand.hints, demand.sweep
         from_head = demand.from_head or demand.marks.seen is None
         if len(topics) < len(demand.topic_nos):  # the arrivals of those that are paused will not be reported
             demand.marks.forget(set(demand.topic_nos) - set(topics))
         demand.hints, demand.from_head, demand.sweep = {}, False, False
-        demand.stirred, demand.claiming = False, True
+        demand.wake_pending, demand.claiming = False, True
         got: ClaimedJobs | None = None
         dealt = 0
         now = asyncio.get_running_loop().time
@@ -485,25 +485,25 @@ class Coordinator:
             if failpoints.armed:
                 await failpoints.armed.reach("claim.before_send")
             self.claimed += len(got)
-            had_plenty, demand.plenty = demand.plenty, len(got) == asked
-            if had_plenty and not demand.plenty:
+            was_saturated, demand.saturated = demand.saturated, len(got) == asked
+            if was_saturated and not demand.saturated:
                 for session in demand.members:
                     session.send_receipts()
-            if demand.plenty:
-                demand.stirred = True  # there may be more
+            if demand.saturated:
+                demand.wake_pending = True  # there may be more
                 demand.look_for(hints.keys() - set(got.ids) if hints else ())
             demand.marks.learn(
                 topics,
                 got.topic_nos,
                 got.rank_classes,
                 got.ranks_at,
-                full=demand.plenty,
+                full=demand.saturated,
                 from_head=from_head,
                 news=got.news,
             )
             demand.weighed(got.payloads)
             if got.waits:
-                self._room.hear(got.waits)
+                self._limit_timers.set(got.waits)
             # Only a job with headers can have a deadline.
             late = any(got.headers) or None in got.payloads
             for session, count in runs:
@@ -514,28 +514,28 @@ class Coordinator:
                 ends: Sequence[tuple[UUID, int, Outcome]] = ()
                 if late:
                     delivery, ends = without_late(delivery)
-                if delivery and (session in demand.void or not session.deliver(delivery)):
-                    self._hand_back(delivery)
+                if delivery and (session in demand.revoked or not session.deliver(delivery)):
+                    self._abandon_unsent(delivery)
                 dealt = stop
                 if ends:
                     unused.append((session, len(ends)))
                     self._end_late(demand.tenant_no, ends)
             return dealt
         except BaseException as error:
-            demand.stirred = isinstance(error, HeadgateError | asyncio.CancelledError)
-            if not demand.stirred:  # a bug: the next wake or tick tries it again, after the others
+            demand.wake_pending = isinstance(error, HeadgateError | asyncio.CancelledError)
+            if not demand.wake_pending:  # a bug: the next wake or tick tries it again, after the others
                 error.add_note(f"in a claim for tenant {demand.tenant_no}, topics {demand.topic_nos}")
             demand.from_head, demand.sweep = demand.from_head or from_head, demand.sweep or sweep
             demand.look_for(hints)
             if got is not None and dealt < len(got):
-                self._hand_back(_delivery(demand, got, slice(dealt, len(got))))
+                self._abandon_unsent(_delivery(demand, got, slice(dealt, len(got))))
             raise
         finally:
             demand.claiming = False
             demand.give_back(runs, dealt)
-            again = [(session, count) for session, count in runs if demand.void.get(session)]
-            again += [(session, count) for session, count in unused if session not in demand.void]
-            demand.void.clear()
+            again = [(session, count) for session, count in runs if demand.revoked.get(session)]
+            again += [(session, count) for session, count in unused if session not in demand.revoked]
+            demand.revoked.clear()
             for session, count in again:
                 self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
             if demand.moves:
@@ -664,7 +664,7 @@ class Coordinator:
         if tick.stepped_back is not None:
             log.warning("clock_stepped_back seconds=%.3f whose=database", tick.stepped_back.total_seconds())
             self._forget_marks()  # new jobs rank below them
-            self.stir_all()
+            self.wake_all()
         self.others = tick.others
         if turns == self._turns:
             self.flip(tick.paused)
@@ -673,7 +673,7 @@ class Coordinator:
             self.tick_soon()
         for tenant_no, topic_no, job_id in tick.promoted:
             del tenant_no
-            self.stir(topic_no, job_id)
+            self.wake(topic_no, job_id)
         # Something may lie below the watermark of which nobody told. A busy demand sweeps for it, whether or not it has
         # credit at this moment; an idle one may miss something, and looks from the head if it finds nothing else.
         for demand in self._demands.values():
@@ -681,10 +681,10 @@ class Coordinator:
         for topic_no in tick.pending:
             for demand in self._by_topic.get(topic_no, ()):
                 demand.missed = demand.missed or (whole and not demand.busy)
-                demand.stirred = True
+                demand.wake_pending = True
         if tick.room and tick.now is not None:
             at_tick = tick.now
-            self._room.hear((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.room)
+            self._limit_timers.set((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.room)
         for tenant_no, job_id, epoch in tick.cancels:
             self.tell_cancel(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
@@ -708,8 +708,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ limits
 
-    def _limit_has_room(self, topic_no: int, timed: bool) -> None:  # noqa: FBT001 - a callback's place
-        self.stir(topic_no)
+    def _limit_opened(self, topic_no: int, timed: bool) -> None:  # noqa: FBT001 - a callback's place
+        self.wake(topic_no)
         if timed and self._store.is_keyed(topic_no):
             self._keys_due.set()
 
@@ -734,7 +734,7 @@ class Coordinator:
                 if now:
                     self.submitted(now)
                     self._keys_due.set()  # there may be more than one call lets in
-                self._room.hear(wait for wait in waits if wait[1] > 0)
+                self._limit_timers.set(wait for wait in waits if wait[1] > 0)
             await self._pause(_TICKS_APART)
 
     async def run_announcements(self, *, apart: float = 0.02) -> None:

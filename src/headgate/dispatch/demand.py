@@ -37,10 +37,8 @@ class Demand:
     unknown: tuple[str, ...] = ()  # topics that do not exist yet
     credit: int = 0
     sessions: deque[WorkerSession] = field(default_factory=deque)  # those with credit; the front is served first
-    members: set[WorkerSession] = field(
-        default_factory=set
-    )  # all that ever asked and have not ended, with credit or without
-    stirred: bool = True  # there may be work: nobody has looked since the last wake
+    members: set[WorkerSession] = field(default_factory=set)  # all that ever asked and have not ended
+    wake_pending: bool = True  # there may be work: nobody has looked since the last wake
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
     missed: bool = False  # a tick has seen jobs while it waited: if the next claim finds none, it looks from the head
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
@@ -48,11 +46,11 @@ class Demand:
     marks: Watermark = field(default_factory=Watermark)
     claiming: bool = False
     moves: bool = False  # a topic of `unknown` has appeared during its claim: its sessions move when that is over
-    held_up: bool = False  # there may be work, but all that have credit are full
-    plenty: bool = False  # the last claim brought all it asked for
+    delayed: bool = False  # there may be work, but all that have credit are full
+    saturated: bool = False  # the last claim brought all it asked for
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
     # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
-    void: dict[WorkerSession, bool] = field(default_factory=dict)
+    revoked: dict[WorkerSession, bool] = field(default_factory=dict)
 
     def most(self, limit: int) -> int:
         """How many jobs to ask for at once, at most `limit`: about as many as make CLAIM_BYTES."""
@@ -80,17 +78,17 @@ class Demand:
     @property
     def wants_claim(self) -> bool:
         """It has credit, there may be work, and nobody is asking for it yet."""
-        return bool(self.credit and self.topic_nos) and self.stirred and not self.claiming
+        return bool(self.credit and self.topic_nos) and self.wake_pending and not self.claiming
 
     @property
     def waits(self) -> bool:
         """It has credit, has looked, and knows of no work."""
-        return bool(self.credit) and not self.stirred and not self.claiming
+        return bool(self.credit) and not self.wake_pending and not self.claiming
 
     @property
     def busy(self) -> bool:
         """It is being claimed for, or about to be, or it takes nothing now: not waiting for news of work."""
-        return self.claiming or self.stirred or not self.credit
+        return self.claiming or self.wake_pending or not self.credit
 
     def grant(self, session: WorkerSession, count: int) -> None:
         """A session will take `count` more."""
@@ -98,7 +96,7 @@ class Demand:
         session.credit[self] = before + count
         self.credit += count
         self.members.add(session)
-        self.stirred, self.held_up = self.stirred or self.held_up, False
+        self.wake_pending, self.delayed = self.wake_pending or self.delayed, False
         if before == 0:
             self.sessions.append(session)
 
@@ -124,7 +122,7 @@ class Demand:
         runs: dict[WorkerSession, int] = {}
         full: list[WorkerSession] = []
         left, blocked = min(limit, self.credit), 0
-        share = left if self.plenty else max(1, left // max(1, len(self.sessions)))
+        share = left if self.saturated else max(1, left // max(1, len(self.sessions)))
         while left:
             session = self.sessions.popleft()
             have = session.credit[self]
@@ -154,7 +152,7 @@ class Demand:
         for session, count in runs:
             took = min(count, dealt)
             dealt -= took
-            if session.ended is None and self in session.credit and session not in self.void:
+            if session.ended is None and self in session.credit and session not in self.revoked:
                 session.credit[self] += count - took
                 self.credit += count - took
                 (served if took else unserved).append(session)
@@ -167,16 +165,16 @@ class Demand:
             )
 
     def forget(self, session: WorkerSession, *, keep: bool = False) -> int:
-        """A session has ended, or takes no more: its credit is void. Returns how much that was.
+        """A session has ended, or takes no more: its credit is revoked. Returns how much that was.
 
-        What a claim in flight has reserved for it is void too, whatever it asks for meanwhile; with `keep`, the claim
-        grants it anew when it is over.
+        What a claim in flight has reserved for it is revoked too, whatever it asks for meanwhile; with `keep`, the
+        claim grants it again when it is over.
         """
         self.members.discard(session)
-        void = session.credit.pop(self, 0)
-        self.credit -= void
+        revoked = session.credit.pop(self, 0)
+        self.credit -= revoked
         if session in self.sessions:
             self.sessions.remove(session)
         if self.claiming:
-            self.void[session] = keep
-        return void
+            self.revoked[session] = keep
+        return revoked

@@ -22,13 +22,13 @@ class Hints:
     """Follows hints, at most one round in 20 ms."""
 
     def __init__(self, follow: Callable[[Iterable[int]], None], follow_all: Callable[[], None]) -> None:
-        """`follow` takes numbers of topics, as the coordinator's `heard`; `follow_all` is for too many of them."""
+        """`follow` takes numbers of topics, as the coordinator's `on_notify`; `follow_all` is for too many of them."""
         self._follow, self._follow_all = follow, follow_all
         self._waiting: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
 
-    def heard(self, numbers: Iterable[int]) -> None:
+    def on_notify(self, numbers: Iterable[int]) -> None:
         """Some hints came."""
         if len(self._waiting) <= TOPICS:
             self._waiting.update(numbers)

@@ -1,7 +1,7 @@
 """Submits whose row another open transaction holds: they wait here, so that no other submit does.
 
 A shared flush waits for a lock for some milliseconds only. What it could not write is tried again here, over and over,
-on a connection of its own: never waiting for one lock while others are free. After PATIENCE_SECONDS the caller gets
+on a connection of its own: never waiting for one lock while others are free. After GIVE_UP_SECONDS the caller gets
 an error: nothing of it was stored, send it again.
 """
 
@@ -19,20 +19,20 @@ from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked
 
 log = logging.getLogger("headgate.submit")
-PATIENCE_SECONDS: Final = 5.0
+GIVE_UP_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.05
 MOST_ROWS, MOST_BYTES = 1_000, 8_000_000
 """What may wait; what does not fit is answered as locked at once. A round tries each, for some milliseconds."""
 
 
 @dataclass(slots=True)
-class LockedParcel:
-    """The rows of one caller's parcel that are not written yet, and the answers it has so far."""
+class LockedWrite:
+    """The rows of one caller's write that are not written yet, and the answers it has so far."""
 
     rows: SubmitRows
-    places: list[int]  # of these rows in the parcel
-    total: int  # rows of the parcel
-    answers: dict[int, SubmitAnswerRow]  # of the whole parcel
+    places: list[int]  # of these rows in the write
+    total: int  # rows of the write
+    answers: dict[int, SubmitAnswerRow]  # of the whole write
     done: Callable[[Mapping[int, SubmitAnswerRow]], None]
     failed: Callable[[HeadgateError], None]
     size: int = field(init=False)
@@ -64,7 +64,7 @@ class LockedRows:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._on_submitted, self._now = store, on_submitted, now
-        self._parcels: deque[LockedParcel] = deque()  # bounded by `put`
+        self._parcels: deque[LockedWrite] = deque()  # bounded by `put`
         self._rows = self._bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
@@ -74,52 +74,52 @@ class LockedRows:
         """Rows that wait."""
         return self._rows
 
-    def put(self, parcel: LockedParcel) -> None:
+    def put(self, write: LockedWrite) -> None:
         """Try these again until they are written; without room for them, their caller is answered at once."""
-        rows, size = len(parcel.rows), parcel.size
+        rows, size = len(write.rows), write.size
         if self._closing or self._rows + rows > MOST_ROWS or self._bytes + size > MOST_BYTES:
-            _answer(parcel)
+            _answer(write)
             return
-        parcel.deadline = self._now() + PATIENCE_SECONDS
-        self._parcels.append(parcel)
+        write.deadline = self._now() + GIVE_UP_SECONDS
+        self._parcels.append(write)
         self._rows += rows
         self._bytes += size
         self._wake.set()
 
     async def run_once(self) -> int:
-        """Try each once, in the order in which they came; how many parcels are left."""
+        """Try each once, in the order in which they came; how many writes are left."""
         for _ in range(len(self._parcels)):
-            parcel = self._parcels.popleft()
-            rows, size = len(parcel.rows), parcel.size
+            write = self._parcels.popleft()
+            rows, size = len(write.rows), write.size
             try:
-                await self._try(parcel)
+                await self._try(write)
             finally:
                 self._rows -= rows
                 self._bytes -= size
-                if parcel.places and not self._closing and self._now() < parcel.deadline:
-                    self._parcels.append(parcel)
-                    parcel.size = sum(map(len, parcel.rows.payloads))
-                    self._rows += len(parcel.rows)
-                    self._bytes += parcel.size
+                if write.places and not self._closing and self._now() < write.deadline:
+                    self._parcels.append(write)
+                    write.size = sum(map(len, write.rows.payloads))
+                    self._rows += len(write.rows)
+                    self._bytes += write.size
                 else:
-                    _answer(parcel)
+                    _answer(write)
         return len(self._parcels)
 
-    async def _try(self, parcel: LockedParcel) -> None:
-        before = parcel.rows
+    async def _try(self, write: LockedWrite) -> None:
+        before = write.rows
         try:
-            parcel.take(await self._store.submit_locked(parcel.rows))
+            write.take(await self._store.submit_locked(write.rows))
         except HeadgateError as error:
             if isinstance(error, OutcomeUnknown):
-                parcel.unknown = True
-                parcel.rows.never_fresh()
-            log.warning("locked_submits_delayed rows=%d error=%s", len(parcel.rows), error)
+                write.unknown = True
+                write.rows.never_fresh()
+            log.warning("locked_submits_delayed rows=%d error=%s", len(write.rows), error)
             return
         except BaseException:  # cancelled during the call: it may have been committed
-            parcel.unknown = True
-            parcel.rows.never_fresh()
+            write.unknown = True
+            write.rows.never_fresh()
             raise
-        if len(parcel.rows) < len(before):
+        if len(write.rows) < len(before):
             self._on_submitted(before)
 
     async def run(self) -> None:
@@ -146,14 +146,14 @@ class LockedRows:
         self._wake.set()
 
 
-def _answer(parcel: LockedParcel) -> None:
-    """What is still locked fails the whole parcel: a caller that sends it again, as the client does, loses nothing."""
-    error = next((parcel.answers[place].error for place in parcel.places if place in parcel.answers), None)
+def _answer(write: LockedWrite) -> None:
+    """What is still locked fails the whole write: a caller that sends it again, as the client does, loses nothing."""
+    error = next((write.answers[place].error for place in write.places if place in write.answers), None)
     if error is None:
-        parcel.done(parcel.answers)
-    elif parcel.unknown:
-        parcel.failed(OutcomeUnknown(f"{error}; an earlier try may have been committed: send it again"))
-    elif len(parcel.places) < parcel.total:
-        parcel.failed(OutcomeUnknown(f"{error}; the others of this call were committed: send all of it again"))
+        write.done(write.answers)
+    elif write.unknown:
+        write.failed(OutcomeUnknown(f"{error}; an earlier try may have been committed: send it again"))
+    elif len(write.places) < write.total:
+        write.failed(OutcomeUnknown(f"{error}; the others of this call were committed: send all of it again"))
     else:
-        parcel.failed(error)
+        write.failed(error)

@@ -48,7 +48,7 @@ log = logging.getLogger("headgate.dispatch")
 RETRIED = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)
 MOST_REFUSALS = 100
 """Refused statements after which a flush of which nothing could be written is given up: then it is not the rows. Half
-as many, and a single parcel is: it takes about 11 to find one bad row among 2,000."""
+as many, and a single write is: it takes about 11 to find one bad row among 2,000."""
 
 MOST_LOCK_REFUSALS: Final = 12
 """Lock timeouts of 15 ms in one flush from which locked jobs were left out: something else is locked, such as the
@@ -73,7 +73,7 @@ Done = Callable[[Mapping[int, Answer]], None]
 
 
 @dataclass(slots=True)
-class OutcomeParcel:
+class OutcomeWrite:
     """One frame's outcomes: completions as parallel lists, then the others. Places count in that order."""
 
     tenant_no: int
@@ -102,8 +102,8 @@ class OutcomeParcel:
             return self.tenant_no, self.ids[place], self.epochs[place]
         return self.tenant_no, *self.others[place - len(self.ids)][:2]
 
-    def copy_rows(self, other: OutcomeParcel, places: Sequence[int]) -> None:
-        """Take over rows of another parcel, ascending: completions before the rest, as they stand there."""
+    def copy_rows(self, other: OutcomeWrite, places: Sequence[int]) -> None:
+        """Take over rows of another write, ascending: completions before the rest, as they stand there."""
         first_other = len(other.ids)
         completed = [place for place in places if place < first_other]
         self.ids = [*self.ids, *(other.ids[place] for place in completed)]
@@ -127,19 +127,19 @@ class OutcomeWriter:
         on_final: Callable[[int, UUID], None],
         awaited: Callable[[], bool],
         on_due: Callable[[datetime], None] = lambda _: None,
-        on_room: Callable[[set[int]], None] = lambda _: None,
+        on_limit_opened: Callable[[set[int]], None] = lambda _: None,
         unmatched: bool = False,
     ) -> None:
         """`unmatched`: for outcomes of jobs that were not given to their sender here."""
         self._store = store
         self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
-        self._on_room = on_room  # topics in which a limit lets others start now
+        self._on_limit_opened = on_limit_opened  # topics in which a limit lets others start now
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
         self._locked: set[tuple[int, UUID, int]] = set()  # (tenant, job, epoch): outcomes that are tried again
         self._unmatched = unmatched
-        self.writer: GroupWriter[OutcomeParcel] = (
+        self.writer: GroupWriter[OutcomeWrite] = (
             GroupWriter(
                 "outcomes of jobs that were not given to their sender",
                 self._write,
@@ -152,38 +152,38 @@ class OutcomeWriter:
             else GroupWriter("outcomes", self._write, queue_rows=QUEUE_ROWS)
         )
         # By tenant, its account and that of its calls: as many as there are tenants.
-        self._tenants: dict[int, tuple[TenantAccount[OutcomeParcel], Account[OutcomeParcel]]] = {}
+        self._tenants: dict[int, tuple[TenantAccount[OutcomeWrite], Account[OutcomeWrite]]] = {}
 
-    def put(self, parcel: OutcomeParcel) -> None:
+    def put(self, write: OutcomeWrite) -> None:
         """Queue one frame's outcomes, in the account of its session, or of its tenant's calls. Raises Overloaded."""
-        self.writer.put(parcel, self._account(parcel))
+        self.writer.put(write, self._account(write))
 
-    def _account(self, parcel: OutcomeParcel) -> Account[OutcomeParcel]:
-        session = parcel.session
+    def _account(self, write: OutcomeWrite) -> Account[OutcomeWrite]:
+        session = write.session
         if session is not None and (account := session.accounts.get(self)) is not None:
             return account
-        of_tenant = self._tenants.get(parcel.tenant_no)
+        of_tenant = self._tenants.get(write.tenant_no)
         if of_tenant is None:
-            tenant: TenantAccount[OutcomeParcel] = TenantAccount()
-            of_tenant = self._tenants[parcel.tenant_no] = (tenant, Account(tenant))
+            tenant: TenantAccount[OutcomeWrite] = TenantAccount()
+            of_tenant = self._tenants[write.tenant_no] = (tenant, Account(tenant))
         if session is None:
             return of_tenant[1]
         account = session.accounts[self] = Account(of_tenant[0])
         return account
 
-    def hand_back(self, delivery: Delivery) -> None:
+    def abandon_unsent(self, delivery: Delivery) -> None:
         """Abandon jobs that never reached a worker: at once, at no cost. If this fails, the lease brings them back."""
         if failpoints.armed:
-            failpoints.armed.touch("hand_back.before_queue")
+            failpoints.armed.touch("abandon_unsent.before_queue")
         back = [(job_id, epoch, Abandon()) for job_id, epoch in zip(delivery.ids, delivery.epochs, strict=True)]
-        self._settle_undelivered(delivery.tenant_no, back, "hand_back_failed")
+        self._settle_undelivered(delivery.tenant_no, back, "abandon_unsent_failed")
 
     def end_late(self, tenant_no: int, late: Sequence[tuple[UUID, int, Outcome]]) -> None:
         """Settle jobs that were claimed after their deadline. If this fails, the lease brings them back."""
         self._settle_undelivered(tenant_no, late, "end_late_failed")
 
     def _settle_undelivered(self, tenant_no: int, jobs: Sequence[tuple[UUID, int, Outcome]], problem: str) -> None:
-        parcel = OutcomeParcel(
+        write = OutcomeWrite(
             tenant_no,
             (),
             (),
@@ -193,46 +193,46 @@ class OutcomeWriter:
             failed=lambda error: log.warning("%s jobs=%d error=%s", problem, len(jobs), error),
         )
         try:
-            self.put(parcel)
+            self.put(write)
         except HeadgateError as error:
-            parcel.fail(error)
+            write.fail(error)
 
-    async def _write(self, parcels: list[OutcomeParcel]) -> None:
-        answers: list[dict[int, Answer]] = [{} for _ in parcels]
-        pieces = [(parcel, range(parcel.rows), answer) for parcel, answer in zip(parcels, answers, strict=True)]
+    async def _write(self, writes: list[OutcomeWrite]) -> None:
+        answers: list[dict[int, Answer]] = [{} for _ in writes]
+        pieces = [(write, range(write.rows), answer) for write, answer in zip(writes, answers, strict=True)]
         refused: dict[int, HeadgateError] = {}
-        if self._unmatched and any(parcel.topics is not None for parcel in parcels):
-            known, refused = await self._topics_of_restricted(parcels)
+        if self._unmatched and any(write.topics is not None for write in writes):
+            known, refused = await self._topics_of_restricted(writes)
             pieces = _permitted([piece for piece in pieces if id(piece[0]) not in refused], known)
         failed = refused | await self._settle(pieces)
-        for parcel, answer in zip(parcels, answers, strict=True):
-            if failed and id(parcel) in failed:
-                parcel.fail(failed[id(parcel)])
+        for write, answer in zip(writes, answers, strict=True):
+            if failed and id(write) in failed:
+                write.fail(failed[id(write)])
             else:
-                self._settled(parcel, answer)
+                self._settled(write, answer)
                 if self._locked or answer:
-                    self._try_locked_again(parcel, answer)
+                    self._try_locked_again(write, answer)
 
     async def _topics_of_restricted(
-        self, parcels: Sequence[OutcomeParcel]
+        self, writes: Sequence[OutcomeWrite]
     ) -> tuple[dict[int, Mapping[UUID, str]], dict[int, HeadgateError]]:
         """The topics of the jobs that restricted tokens report, by tenant: one look-up for each tenant.
 
-        And the error of each parcel, by its identity, whose tenant's topics could not be looked up.
+        And the error of each write, by its identity, whose tenant's topics could not be looked up.
         """
-        restricted: dict[int, list[OutcomeParcel]] = {}
-        for parcel in parcels:
-            if parcel.topics is not None:
-                restricted.setdefault(parcel.tenant_no, []).append(parcel)
+        restricted: dict[int, list[OutcomeWrite]] = {}
+        for write in writes:
+            if write.topics is not None:
+                restricted.setdefault(write.tenant_no, []).append(write)
         known: dict[int, Mapping[UUID, str]] = {}
         refused: dict[int, HeadgateError] = {}
         for tenant_no, theirs in restricted.items():
-            ids = [parcel.key(row)[1] for parcel in theirs for row in range(parcel.rows)]
+            ids = [write.key(row)[1] for write in theirs for row in range(write.rows)]
             try:
                 known[tenant_no] = await self._topics_of(tenant_no, ids)
             except HeadgateError as error:
                 refused |= dict.fromkeys(map(id, theirs), error)
-            except Exception as error:  # a bug fails this tenant's parcels only
+            except Exception as error:  # a bug fails this tenant's writes only
                 log.exception("topics_not_known tenant=%d rows=%d", tenant_no, len(ids))
                 refused |= dict.fromkeys(map(id, theirs), InternalError("outcomes", error))
         return known, refused
@@ -249,7 +249,7 @@ class OutcomeWriter:
                 wait = min(2.0, wait * 2)
 
     async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
-        """Write rows of parcels, and note their answers; returns what is wrong with whole parcels, by their identity.
+        """Write rows of writes, and note their answers; returns what is wrong with whole writes, by their identity.
 
         Raises what concerns none of them in particular.
         """
@@ -265,7 +265,7 @@ class OutcomeWriter:
                     await self._settle_or_blame(part)
                     written = True
             except HeadgateError as error:
-                parcel, rows, answer = part[0]
+                write, rows, answer = part[0]
                 if isinstance(error, StoreBusy) and error.locked:
                     locks += 1
                     if locks >= MOST_LOCK_REFUSALS or (len(part) == 1 and len(rows) == 1):
@@ -274,25 +274,25 @@ class OutcomeWriter:
                     else:
                         waiting += reversed(_halves(part))
                     continue
-                refusals[id(parcel) if len(part) == 1 else 0] += 1
+                refusals[id(write) if len(part) == 1 else 0] += 1
                 if isinstance(error, (*RETRIED, SchemaMismatch)) or (not written and refusals.total() > MOST_REFUSALS):
                     raise
-                if refusals[id(parcel)] > MOST_REFUSALS // 2:
-                    failed[id(parcel)] = error
+                if refusals[id(write)] > MOST_REFUSALS // 2:
+                    failed[id(write)] = error
                 elif len(part) > 1 or len(rows) > 1:
                     # The front half is written first: of a job's two outcomes the first one counts.
                     waiting += reversed(_halves(part))
                 else:
-                    log.warning("outcome_refused tenant=%d error=%s", parcel.tenant_no, error)
+                    log.warning("outcome_refused tenant=%d error=%s", write.tenant_no, error)
                     answer[rows[0]] = error.with_traceback(None)
         return failed
 
     def _apart(self, pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
         """What was found locked before is written last, by itself: it may cost time to find out what it waits for."""
         again = {
-            id(parcel)
-            for parcel, _, _ in pieces
-            if parcel.tries or any(parcel.key(place) in self._locked for place in range(parcel.rows))
+            id(write)
+            for write, _, _ in pieces
+            if write.tries or any(write.key(place) in self._locked for place in range(write.rows))
         }
         parts = [[one for one in pieces if id(one[0]) in again], [one for one in pieces if id(one[0]) not in again]]
         return [part for part in parts if part]
@@ -315,14 +315,14 @@ class OutcomeWriter:
             flush.skip_locked = skip_locked
             flush.unmatched = self._unmatched
             placed: list[Sequence[int]] = []
-            for parcel, rows, _ in pieces:
-                done, first_other = slice(rows.start, rows.stop), len(parcel.ids)
-                others = parcel.others[max(0, rows.start - first_other) : max(0, rows.stop - first_other)]
+            for write, rows, _ in pieces:
+                done, first_other = slice(rows.start, rows.stop), len(write.ids)
+                others = write.others[max(0, rows.start - first_other) : max(0, rows.stop - first_other)]
                 places: Sequence[int] = flush.add_completed(
-                    parcel.tenant_no, parcel.ids[done], parcel.epochs[done], parcel.results[done]
+                    write.tenant_no, write.ids[done], write.epochs[done], write.results[done]
                 )
                 if others:
-                    places = [*places, *(flush.add(parcel.tenant_no, *other) for other in others)]
+                    places = [*places, *(flush.add(write.tenant_no, *other) for other in others)]
                 placed.append(places)
             try:
                 odd = await self._store.settle(flush)
@@ -337,75 +337,75 @@ class OutcomeWriter:
                 wait = min(2.0, wait * 2)
                 continue
             if flush.freed:
-                self._on_room(flush.freed)
+                self._on_limit_opened(flush.freed)
             if odd:
                 for (_, rows, answer), places in zip(pieces, placed, strict=True):
                     answer.update({row: odd[place] for row, place in zip(rows, places, strict=True) if place in odd})
             return
 
-    def _settled(self, parcel: OutcomeParcel, answer: Mapping[int, Answer]) -> None:
-        session = parcel.session
+    def _settled(self, write: OutcomeWrite, answer: Mapping[int, Answer]) -> None:
+        session = write.session
         if session is not None:
-            still = _undecided(parcel, answer, session) if answer else {}
-            session.settled(parcel.ids, parcel.epochs)
-            session.settled((job_id for job_id, _, _ in parcel.others), (epoch for _, epoch, _ in parcel.others))
+            still = _undecided(write, answer, session) if answer else {}
+            session.settled(write.ids, write.epochs)
+            session.settled((job_id for job_id, _, _ in write.others), (epoch for _, epoch, _ in write.others))
             session.held.update(still)
         due: datetime | None = None
-        for place, (job_id, _, _) in enumerate(parcel.others, len(parcel.ids)):
+        for place, (job_id, _, _) in enumerate(write.others, len(write.ids)):
             told = answer.get(place)
             if told is None or isinstance(told, HeadgateError) or told.receipt is not Receipt.APPLIED:
                 continue
             if told.state is State.PENDING:
-                self._on_back(parcel.tenant_no, job_id)
+                self._on_back(write.tenant_no, job_id)
             elif told.state is not None and told.state.is_final:
-                self._on_final(parcel.tenant_no, job_id)
+                self._on_final(write.tenant_no, job_id)
             elif told.run_at is not None:
                 due = told.run_at if due is None else min(due, told.run_at)
         if due is not None:
             self._on_due(due)
         if self._awaited():
-            for place, job_id in enumerate(parcel.ids):
+            for place, job_id in enumerate(write.ids):
                 if place not in answer:
-                    self._on_final(parcel.tenant_no, job_id)
-        parcel.done(answer)
+                    self._on_final(write.tenant_no, job_id)
+        write.done(answer)
 
-    def _try_locked_again(self, parcel: OutcomeParcel, answer: Mapping[int, Answer]) -> None:
-        """Try the rows of a parcel that are locked again in a moment, unless that is about to be done already."""
+    def _try_locked_again(self, write: OutcomeWrite, answer: Mapping[int, Answer]) -> None:
+        """Try the rows of a write that are locked again in a moment, unless that is about to be done already."""
         loop = asyncio.get_running_loop()
-        if parcel.tries:
-            self._forget(parcel)
+        if write.tries:
+            self._forget(write)
         locked = [place for place, told in answer.items() if is_locked(told)]
         if not locked:
             return
-        again = OutcomeParcel(
-            parcel.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, session=parcel.session
+        again = OutcomeWrite(
+            write.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, session=write.session
         )
-        again.tries = parcel.tries + 1
-        again.until = parcel.until or loop.time() + LOCKED_SECONDS
-        if not parcel.tries:
-            log.warning("outcomes_locked rows=%d first=%s", len(locked), parcel.key(locked[0])[1])
+        again.tries = write.tries + 1
+        again.until = write.until or loop.time() + LOCKED_SECONDS
+        if not write.tries:
+            log.warning("outcomes_locked rows=%d first=%s", len(locked), write.key(locked[0])[1])
         if loop.time() > again.until:
-            log.warning("outcomes_given_up rows=%d reason=locked first=%s", len(locked), parcel.key(locked[0])[1])
+            log.warning("outcomes_given_up rows=%d reason=locked first=%s", len(locked), write.key(locked[0])[1])
             return
         kept: list[int] = []
         for place in sorted(locked):
-            if (key := parcel.key(place)) in self._locked or len(self._locked) >= LOCKED_MOST:
+            if (key := write.key(place)) in self._locked or len(self._locked) >= LOCKED_MOST:
                 continue
             self._locked.add(key)
             kept.append(place)
-        again.copy_rows(parcel, kept)
+        again.copy_rows(write, kept)
         if again.rows:
-            wait = min(_TRY_LONGEST, _TRY_FIRST * 2**parcel.tries)
+            wait = min(_TRY_LONGEST, _TRY_FIRST * 2**write.tries)
             loop.call_later(wait * uniform(0.75, 1.0), self._put_again, again)  # noqa: S311 - jitter
 
-    def _put_again(self, parcel: OutcomeParcel) -> None:
+    def _put_again(self, write: OutcomeWrite) -> None:
         try:
-            self.put(parcel)
+            self.put(write)
         except HeadgateError:  # this instance stops, or has too much to do: their receipts said to send again
-            self._forget(parcel)
+            self._forget(write)
 
-    def _forget(self, parcel: OutcomeParcel) -> None:
-        self._locked.difference_update(parcel.key(place) for place in range(parcel.rows))
+    def _forget(self, write: OutcomeWrite) -> None:
+        self._locked.difference_update(write.key(place) for place in range(write.rows))
 
 
 def _permitted(pieces: Sequence[Piece], known: Mapping[int, Mapping[UUID, str]]) -> list[Piece]:
@@ -414,17 +414,17 @@ def _permitted(pieces: Sequence[Piece], known: Mapping[int, Mapping[UUID, str]])
     `known`: by tenant, the topics of the jobs that restricted tokens report.
     """
     left: list[Piece] = []
-    for parcel, rows, answer in pieces:
-        if parcel.topics is None:
-            left.append((parcel, rows, answer))
+    for write, rows, answer in pieces:
+        if write.topics is None:
+            left.append((write, rows, answer))
             continue
-        topics, start = known[parcel.tenant_no], rows.start
+        topics, start = known[write.tenant_no], rows.start
         for row in rows:
-            if topics.get(parcel.key(row)[1]) not in parcel.topics:
+            if topics.get(write.key(row)[1]) not in write.topics:
                 answer[row] = _UNKNOWN
-                left.append((parcel, range(start, row), answer))
+                left.append((write, range(start, row), answer))
                 start = row + 1
-        left.append((parcel, range(start, rows.stop), answer))
+        left.append((write, range(start, rows.stop), answer))
     return [piece for piece in left if piece[1]]
 
 
@@ -433,16 +433,14 @@ def unmatched_rest(rows: int, spent: float) -> float:
     return min(spent, UNMATCHED_REST_SECONDS) if rows >= UNMATCHED_REST_ROWS else 0.0
 
 
-def put_in_parts(
-    parcel: OutcomeParcel, held: Container[UUID], *, given: OutcomeWriter, unmatched: OutcomeWriter
-) -> None:
+def put_in_parts(write: OutcomeWrite, held: Container[UUID], *, given: OutcomeWriter, unmatched: OutcomeWriter) -> None:
     """Queue a session's outcomes of which some are not of jobs it holds: these by the writer for such outcomes.
 
     Its sender has one answer, when both parts are written. Raises Overloaded if nothing of it was queued.
     """
-    mine = [row for row in range(parcel.rows) if parcel.key(row)[1] in held]
-    others = sorted(set(range(parcel.rows)).difference(mine))
-    both = _BothParts(parcel, waits_for=2 if mine else 1)
+    mine = [row for row in range(write.rows) if write.key(row)[1] in held]
+    others = sorted(set(range(write.rows)).difference(mine))
+    both = _BothParts(write, waits_for=2 if mine else 1)
     if mine:
         given.put(both.part(mine))
     try:
@@ -454,17 +452,17 @@ def put_in_parts(
 
 
 class _BothParts:
-    """Answers a parcel that is written in one or two parts, when the last of them is written."""
+    """Answers a write that is written in one or two parts, when the last of them is written."""
 
-    def __init__(self, parcel: OutcomeParcel, *, waits_for: int) -> None:
-        self._whole, self._waits_for = parcel, waits_for
+    def __init__(self, write: OutcomeWrite, *, waits_for: int) -> None:
+        self._whole, self._waits_for = write, waits_for
         self._answer: dict[int, Answer] = {}
         self._error: HeadgateError | None = None
 
-    def part(self, rows: Sequence[int], *, counted: bool = False) -> OutcomeParcel:
-        """These rows as a parcel. `counted`: jobs that do not exist are counted against the session."""
+    def part(self, rows: Sequence[int], *, counted: bool = False) -> OutcomeWrite:
+        """These rows as a write. `counted`: jobs that do not exist are counted against the session."""
         whole = self._whole
-        part = OutcomeParcel(
+        part = OutcomeWrite(
             whole.tenant_no,
             [],
             [],
@@ -514,21 +512,21 @@ class _Answer:
 _LOCKED: Final = _Answer(Receipt.LOCKED)
 _UNKNOWN: Final = _Answer(Receipt.UNKNOWN)
 
-Piece = tuple[OutcomeParcel, range, dict[int, Answer]]
-"""Rows of a parcel, and where their answers go."""
+Piece = tuple[OutcomeWrite, range, dict[int, Answer]]
+"""Rows of a write, and where their answers go."""
 
 
 def _halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
     left = sum(len(rows) for _, rows, _ in pieces) // 2
     front: list[Piece] = []
     back: list[Piece] = []
-    for parcel, rows, answer in pieces:
+    for write, rows, answer in pieces:
         cut = min(left, len(rows))
         left -= cut
         if cut:
-            front.append((parcel, rows[:cut], answer))
+            front.append((write, rows[:cut], answer))
         if cut < len(rows):
-            back.append((parcel, rows[cut:], answer))
+            back.append((write, rows[cut:], answer))
     return front, back
 
 
@@ -538,9 +536,9 @@ def is_locked(told: Answer | None) -> bool:
 
 
 def _undecided(
-    parcel: OutcomeParcel, answer: Mapping[int, Answer], session: WorkerSession
+    write: OutcomeWrite, answer: Mapping[int, Answer], session: WorkerSession
 ) -> dict[UUID, tuple[int, int, float, int]]:
     """What a session still holds because its outcome could not be written: as it is held now."""
-    ids = [*parcel.ids, *(job_id for job_id, _, _ in parcel.others)]
+    ids = [*write.ids, *(job_id for job_id, _, _ in write.others)]
     places = [place for place, told in answer.items() if isinstance(told, HeadgateError) or is_locked(told)]
     return {ids[place]: session.held[ids[place]] for place in places if ids[place] in session.held}

@@ -80,7 +80,7 @@ class OutcomeRows(Protocol):
     def may_free(self) -> bool: ...
 
 
-class FreeStore(Protocol):
+class UnblockStore(Protocol):
     """The freer's part: decide what was noted; what is claimable now (tenant, topic, id), and whether there is more."""
 
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]: ...

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from headgate.dispatch.lease_calls import LeaseCalls
 from headgate.dispatch.ports import LeaseStore
-from headgate.dispatch.sessions import LONG_LIST, SessionSilent, Told, WorkerSession, WorkerSessions
+from headgate.dispatch.sessions import LONG_LIST, ControlFrame, SessionSilent, WorkerSession, WorkerSessions
 from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, StoreError
@@ -105,12 +105,12 @@ class LeaseRenewer:
                 continue  # what it holds is its worker's to declare again, or lapses
             # A plain stream beats only for what it holds.
             may_be_silent = session.on_freed is not None and not session.held
-            if now - session.last_heard > session.longest_lease and not may_be_silent:
+            if now - session.last_seen > session.longest_lease and not may_be_silent:
                 session.end(
-                    SessionSilent(f"worker {session.worker_id} was not heard of for {now - session.last_heard:.0f} s")
+                    SessionSilent(f"worker {session.worker_id} was not heard of for {now - session.last_seen:.0f} s")
                 )
                 continue
-            silent = now - session.last_heard
+            silent = now - session.last_seen
             patience = 1.5 * beat_seconds(session.default_lease_ms)
             # What was never written to a silent worker is not its to lose: it goes back at no cost with its session.
             ours = session.unwritten() if silent > patience else frozenset()
@@ -143,7 +143,7 @@ class LeaseRenewer:
             ids.append(job_id)
             epochs.append(epoch)
         answers = await self._store.renew(parts)
-        told: dict[WorkerSession, Told] = {}
+        control: dict[WorkerSession, ControlFrame] = {}
         for _, session, job_id, epoch, lease_ms in due:
             answer = answers.get((session.tenant_no, job_id, epoch))
             if answer is not None and answer.lost:
@@ -151,7 +151,7 @@ class LeaseRenewer:
                 # Its outcome may have been settled while we asked; then the session does not hold it any more.
                 if session.held.get(job_id, (None,))[0] == epoch:
                     session.settled((job_id,))
-                    _told(told, session).lost = [*_told(told, session).lost, (job_id, epoch)]
+                    _frame_for(control, session).lost = [*_frame_for(control, session).lost, (job_id, epoch)]
                     if session.on_freed is not None:  # its outcome was reported to another instance, most likely
                         session.on_freed(1)
                 continue
@@ -162,9 +162,9 @@ class LeaseRenewer:
             # Unless it was delivered anew, or given a longer lease, while we asked.
             session.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
             if answer is not None and answer.cancel:
-                _told(told, session).cancel = [*_told(told, session).cancel, (job_id, epoch)]
-        for session, message in told.items():
-            session.tell(message)
+                _frame_for(control, session).cancel = [*_frame_for(control, session).cancel, (job_id, epoch)]
+        for session, message in control.items():
+            session.send_control(message)
         skipped = sum(answer.skipped for answer in answers.values())
         renewed = len(due) - skipped - sum(answer.lost for answer in answers.values())
         self.renewed += renewed
@@ -199,5 +199,5 @@ def _due_at(one: Due) -> float:
     return one.expires - one.lease_ms / 2000 - 0.001
 
 
-def _told(told: dict[WorkerSession, Told], session: WorkerSession) -> Told:
-    return told.setdefault(session, Told())
+def _frame_for(control: dict[WorkerSession, ControlFrame], session: WorkerSession) -> ControlFrame:
+    return control.setdefault(session, ControlFrame())

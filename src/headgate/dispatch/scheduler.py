@@ -91,23 +91,23 @@ class Scheduler:
         """`fed` is told the topics that got jobs, so that they are claimed at once."""
         self._store, self._fed, self._look = store, fed, look_seconds
         self._stopped = asyncio.Event()
-        self._stirred = asyncio.Event()
+        self._woken = asyncio.Event()
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """A schedule was stored or resumed here: look now, it may be due before the next look."""
-        self._stirred.set()
+        self._woken.set()
 
     def stop(self) -> None:
         """Fire no more; what is on its way to the database is finished first."""
         self._stopped.set()
-        self._stirred.set()
+        self._woken.set()
 
     async def run(self) -> None:
         """Fire until `stop`; a database that is away is asked again after growing waits."""
         loop = asyncio.get_running_loop()
         backoff, tidied = 0.0, loop.time()
         while not self._stopped.is_set():
-            self._stirred.clear()
+            self._woken.clear()
             try:
                 wait = (await self.run_once()).wait
                 backoff = 0.0
@@ -120,7 +120,7 @@ class Scheduler:
                 # Jittered: after a database restart all instances would come back in step.
                 wait = backoff * uniform(0.5, 1.0)  # noqa: S311 - not a secret
             try:
-                await asyncio.wait_for(self._stirred.wait(), wait)
+                await asyncio.wait_for(self._woken.wait(), wait)
             except TimeoutError:
                 continue
 

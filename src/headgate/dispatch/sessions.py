@@ -170,11 +170,11 @@ class Delivery:
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
+class ControlFrame:
     """Anything else a session is sent: receipts of a frame, jobs lost or to be cancelled, an error, a drain."""
 
     receipts_seq: int | None = None
-    receipts_odd: Sequence[object] = ()
+    receipt_exceptions: Sequence[object] = ()
     beat_ack: bool = False
     lost: Sequence[tuple[UUID, int]] = ()
     cancel: Sequence[tuple[UUID, int]] = ()
@@ -186,7 +186,7 @@ class Told:
     @property
     def weight(self) -> int:
         """What it counts for among the frames that wait: a frame of five thousand receipts is not one of few."""
-        return 1 + (len(self.receipts_odd) + len(self.lost)) // 40
+        return 1 + (len(self.receipt_exceptions) + len(self.lost)) // 40
 
 
 @dataclass(slots=True, eq=False)
@@ -206,13 +206,11 @@ class WorkerSession:
     quiet: bool = False  # an operator's wish: credit is kept aside, not given
     kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
     ended: HeadgateError | None = None
-    last_heard: float = 0.0
+    last_seen: float = 0.0
     last_delivery: float = 0.0
     delivered: int = 0
     on_freed: Callable[[int], None] | None = None  # set by a stream whose credit comes back with reported outcomes
-    on_room: Callable[[WorkerSession], None] | None = (
-        None  # called when a session that was passed over as full has room again
-    )
+    on_capacity: Callable[[WorkerSession], None] | None = None  # called when it was passed over as full, and is not
     starved: bool = False  # it was passed over as full
     sent_on: bool = False  # it was asked to connect anew, to another process of this port
     queued_bytes: int = 0  # of payloads that wait to be written
@@ -230,9 +228,9 @@ class WorkerSession:
     _excused_once: int = 0  # jobs that it declared and that are not its own: it may list them in one more beat
     declaring: int = 0  # jobs that it has declared in hello and that are being looked up: counted like held ones
     listed_at: float = -math.inf  # when its last long list was looked at
-    _parts: deque[Delivery | Told] = field(default_factory=deque)
-    _words: int = 0  # the weight of all Told among them
-    _receipts: deque[Told] = field(default_factory=deque)  # those that wait for jobs to go with; bounded as words
+    _parts: deque[Delivery | ControlFrame] = field(default_factory=deque)
+    _control_weight: int = 0  # the weight of all control frames among them
+    _receipts: deque[ControlFrame] = field(default_factory=deque)  # those that wait for jobs to go with
     _receipts_timer: asyncio.TimerHandle | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -240,9 +238,9 @@ class WorkerSession:
     def __post_init__(self) -> None:
         self.claims_as = stored_worker(self.worker_id, self.incarnation, self.identity.subject)
 
-    def heard(self) -> None:
+    def mark_seen(self) -> None:
         """Something arrived from the worker."""
-        self.last_heard = self.now()
+        self.last_seen = self.now()
 
     @property
     def longest_lease(self) -> float:
@@ -267,17 +265,17 @@ class WorkerSession:
         self._ready.set()
         return True
 
-    def tell(self, told: Told) -> None:
+    def send_control(self, control: ControlFrame) -> None:
         """Queue anything else. A session that has ended hears nothing."""
-        if self._weigh(told):
+        if self._weigh(control):
             self.send_receipts()  # in the order in which they were said
-            self._parts.append(told)
+            self._parts.append(control)
             self._ready.set()
 
-    def answer(self, receipts: Told) -> None:
+    def answer(self, receipts: ControlFrame) -> None:
         """Queue receipts. They go with the next jobs if some are about to come, and alone if none have come soon."""
         if self.finishing or not self._expects_jobs():
-            self.tell(receipts)
+            self.send_control(receipts)
         elif self._weigh(receipts):
             self._receipts.append(receipts)
             if len(self._receipts) > RECEIPTS_WAITING:  # its outcomes come in more frames than its jobs
@@ -285,12 +283,12 @@ class WorkerSession:
             elif self._receipts_timer is None:
                 self._receipts_timer = asyncio.get_running_loop().call_later(RECEIPTS_SECONDS, self.send_receipts)
 
-    def take_receipts(self) -> Told | None:
+    def take_receipts(self) -> ControlFrame | None:
         """Receipts to go with the jobs that `next_part` gave just now, if any wait for that."""
         if not self._receipts:
             return None
         receipts = self._receipts.popleft()
-        self._words -= receipts.weight
+        self._control_weight -= receipts.weight
         if not self._receipts and self._receipts_timer is not None:
             self._receipts_timer.cancel()
             self._receipts_timer = None
@@ -298,7 +296,7 @@ class WorkerSession:
 
     def _expects_jobs(self) -> bool:
         """Whether it has asked for jobs, and the last claim for them left some."""
-        return any(demand.plenty and (count or demand.claiming) for demand, count in self.credit.items())
+        return any(demand.saturated and (count or demand.claiming) for demand, count in self.credit.items())
 
     def send_receipts(self) -> None:
         """Receipts that wait for jobs go alone: none will come soon, or another frame is to follow them."""
@@ -310,12 +308,12 @@ class WorkerSession:
             self._receipts.clear()
             self._ready.set()
 
-    def _weigh(self, told: Told) -> bool:
+    def _weigh(self, control: ControlFrame) -> bool:
         """Count what is to be queued; False when the session has ended, or ends here because its peer does not read."""
         if self.ended is not None:
             return False
-        self._words += told.weight
-        if self._words > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
+        self._control_weight += control.weight
+        if self._control_weight > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
             self.end(SessionOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
             return False
         return True
@@ -439,7 +437,7 @@ class WorkerSession:
         self.send_receipts()
         self._ready.set()
 
-    async def next_part(self) -> Delivery | Told | None:
+    async def next_part(self) -> Delivery | ControlFrame | None:
         """What to write next; None when the session has ended, or is finished. What it gave before is written."""
         self.written()
         while not self._parts:
@@ -449,7 +447,7 @@ class WorkerSession:
             await self._ready.wait()
         part = self._parts[0]
         if not isinstance(part, Delivery):
-            self._words -= part.weight
+            self._control_weight -= part.weight
             return self._parts.popleft()
         if self.ended is not None:
             return None
@@ -462,8 +460,8 @@ class WorkerSession:
         self.queued_bytes -= first.payload_bytes
         if self.starved and self.queued_bytes < SESSION_BYTES:
             self.starved = False
-            if self.on_room is not None:
-                self.on_room(self)
+            if self.on_capacity is not None:
+                self.on_capacity(self)
         return first
 
     def written(self) -> None:
@@ -544,7 +542,7 @@ class WorkerSessions:
         self._by_worker[key] = session
         self._all.add(session)
 
-    def check_room(self, tenant_no: int, declared: int) -> None:
+    def check_capacity(self, tenant_no: int, declared: int) -> None:
         """Raises Overloaded if a tenant's sessions would hold too many jobs here, with so many more that are declared.
 
         One job can be declared by any number of sessions, and each keeps it in memory.
@@ -594,7 +592,7 @@ class WorkerSessions:
     def drain(self, seconds: int) -> None:
         """Ask all workers to leave; calls that wait for jobs end, there will be none."""
         for session in self:
-            session.tell(Told(drain_seconds=seconds))
+            session.send_control(ControlFrame(drain_seconds=seconds))
         for session in self._calls:
             session.end(ShuttingDown("this instance is shutting down; ask another one"))
 
@@ -608,5 +606,5 @@ class WorkerSessions:
         ]
         for session in asked:
             session.sent_on = True
-            session.tell(Told(drain_seconds=seconds))
+            session.send_control(ControlFrame(drain_seconds=seconds))
         return len(asked)

@@ -16,13 +16,13 @@ from itertools import pairwise
 from random import uniform
 from typing import Protocol, TypeAlias, Unpack
 
-from headgate.dispatch.locked import LockedParcel, LockedRows
+from headgate.dispatch.locked import LockedRows, LockedWrite
 from headgate.dispatch.ports import Claim, ClaimCall, ClaimedJobs, SubmitAnswerRow, SubmitRows, SubmitStore
 from headgate.dispatch.writer import Account, GroupWriter
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked, StoreBusy, StoreUnavailable
 
 log = logging.getLogger("headgate.submit")
-PATIENCE_SECONDS = 5.0
+GIVE_UP_SECONDS = 5.0
 QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
 """What may wait to be submitted: a fraction of a second's worth. One stream alone may have half of it, which is what
 one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
@@ -35,14 +35,14 @@ CALL_BYTES = 4_000
 REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 2.0, 0.25
 """After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
 would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
-SubmitAccount: TypeAlias = "Account[SubmitParcel]"
+SubmitAccount: TypeAlias = "Account[SubmitWrite]"
 CLAIMED_ALONG_ROWS = 16
 """Flushes up to this size take along the claim of a demand that waits. Larger ones come under load, where claims of
 their own run beside them."""
 
 
 @dataclass(slots=True)
-class SubmitParcel:
+class SubmitWrite:
     """One frame's jobs."""
 
     flush: SubmitRows
@@ -82,7 +82,7 @@ class Submitter:
         self._claim_with = claim_with  # claims for a topic by a call that submits to it, if anybody waits for that
         # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
         self._on_due_in, self._on_due_at = on_due_in, on_due_at
-        self.writer: GroupWriter[SubmitParcel] = GroupWriter(
+        self.writer: GroupWriter[SubmitWrite] = GroupWriter(
             "submits",
             self._write,
             max_rows=FLUSH_ROWS,
@@ -106,9 +106,9 @@ class Submitter:
         """Raises Overloaded if so much has no place now: asked before a frame is read any further."""
         self.writer.admit(rows, size, account)
 
-    def put(self, parcel: SubmitParcel, account: SubmitAccount | None = None, *, admitted: bool = False) -> None:
+    def put(self, write: SubmitWrite, account: SubmitAccount | None = None, *, admitted: bool = False) -> None:
         """Queue one frame's jobs. Raises Overloaded, unless it was admitted just now."""
-        self.writer.put(parcel, account, admitted=admitted)
+        self.writer.put(write, account, admitted=admitted)
 
     def submitted(self, flush: SubmitRows, *, claimed: bool = False) -> None:
         """Jobs were committed, here or by another way: let dispatch know."""
@@ -128,7 +128,7 @@ class Submitter:
         """Submit and wait: for unary calls."""
         answer: asyncio.Future[Mapping[int, SubmitAnswerRow]] = asyncio.get_running_loop().create_future()
         self.put(
-            SubmitParcel(
+            SubmitWrite(
                 flush,
                 size,
                 done=lambda answers: None if answer.done() else answer.set_result(answers),
@@ -145,29 +145,27 @@ class Submitter:
             return 0.0
         return min(REST_MOST_SECONDS, REST_TIMES * spent)
 
-    async def _write(self, parcels: list[SubmitParcel]) -> None:
-        flush = parcels[0].flush
+    async def _write(self, writes: list[SubmitWrite]) -> None:
+        flush = writes[0].flush
         starts = [0]
-        for parcel in parcels[1:]:
+        for write in writes[1:]:
             starts.append(len(flush))
-            flush.extend(parcel.flush)
-        # extend() has made the first parcel's rows the whole flush: its own length is where the second one starts.
+            flush.extend(write.flush)
+        # extend() has made the first write's rows the whole flush: its own length is where the second one starts.
         lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
         odd, unknown = await self._claiming_along(flush)
         claimed = odd is not None
         if odd is None:
-            odd, unknown = await self._patiently(flush, unknown=unknown)
+            odd, unknown = await self._until_given_up(flush, unknown=unknown)
         self.submitted(flush, claimed=claimed)
-        for parcel, start, length in zip(parcels, starts, lengths, strict=True):
+        for write, start, length in zip(writes, starts, lengths, strict=True):
             answers = {place: odd[start + place] for place in range(length) if start + place in odd} if odd else {}
             locked = [place for place, answer in answers.items() if isinstance(answer.error, RowLocked)]
             if locked:
                 rows = flush.pick([start + place for place in locked])
-                self.locked.put(
-                    LockedParcel(rows, locked, length, answers, parcel.done, parcel.failed, unknown=unknown)
-                )
+                self.locked.put(LockedWrite(rows, locked, length, answers, write.done, write.failed, unknown=unknown))
             else:
-                parcel.done(answers)
+                write.done(answers)
 
     async def _claiming_along(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
         """Submit and claim in one call if somebody waits for these jobs; None if it was not done, True if who knows."""
@@ -194,9 +192,9 @@ class Submitter:
             log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
         return said, unknown
 
-    async def _patiently(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswerRow], bool]:
+    async def _until_given_up(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswerRow], bool]:
         """`unknown`: it may have been committed by an earlier try, and then no error of a later one denies that."""
-        deadline, wait = time.monotonic() + PATIENCE_SECONDS, 0.05
+        deadline, wait = time.monotonic() + GIVE_UP_SECONDS, 0.05
         while True:
             try:
                 return await self._store.submit(flush), unknown
@@ -216,5 +214,5 @@ class Submitter:
 
 
 def sizes(payloads: Sequence[bytes]) -> int:
-    """Bytes that a parcel keeps in memory."""
+    """Bytes that a write keeps in memory."""
     return sum(map(len, payloads)) + 200 * len(payloads)

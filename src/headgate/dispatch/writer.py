@@ -1,7 +1,7 @@
 """Group writing: many callers' rows, one statement, one commit, no added delay.
 
 One flush is in flight; what arrives meanwhile is the next one. So an idle writer sends a single row at once, and a
-busy one makes its flushes as large as the database is slow. Callers hand in parcels (a frame's rows) and are called
+busy one makes its flushes as large as the database is slow. Callers hand in writes (a frame's rows) and are called
 back after the commit; there is no future, task or await per row.
 
 What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
@@ -51,7 +51,7 @@ class ShuttingDown(HeadgateError):
     code = "shutting_down"
 
 
-class Parcel(Protocol):
+class WriteRequest(Protocol):
     """Rows that belong together. `fail` is called instead of whatever the writer calls on success."""
 
     @property
@@ -61,7 +61,7 @@ class Parcel(Protocol):
     def fail(self, error: HeadgateError) -> None: ...
 
 
-P = TypeVar("P", bound=Parcel)
+P = TypeVar("P", bound=WriteRequest)
 
 
 class TenantAccount(Generic[P]):
@@ -70,17 +70,17 @@ class TenantAccount(Generic[P]):
     __slots__ = ("rows", "size", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Account[P]] = deque()  # those with parcels, in the order of their turns
+        self.waiting: deque[Account[P]] = deque()  # those with writes, in the order of their turns
         self.rows = self.size = 0
 
 
 class Account(Generic[P]):
     """What one caller has waiting: a stream, or the unary calls of one tenant. Without a `tenant` it is one itself."""
 
-    __slots__ = ("parcels", "rows", "shares", "size", "tenant")
+    __slots__ = ("rows", "shares", "size", "tenant", "writes")
 
     def __init__(self, tenant: TenantAccount[P] | None = None) -> None:
-        self.parcels: deque[P] = deque()  # bounded by the writer's `admit`
+        self.writes: deque[P] = deque()  # bounded by the writer's `admit`
         self.rows = self.size = 0
         self.shares = tenant is not None  # its tenant's room with others
         self.tenant: TenantAccount[P] = TenantAccount() if tenant is None else tenant
@@ -89,19 +89,19 @@ class Account(Generic[P]):
 class _Flush(Generic[P]):
     """A flush being filled."""
 
-    __slots__ = ("_room", "_space", "parcels")
+    __slots__ = ("_bytes_left", "_rows_left", "writes")
 
     def __init__(self, rows: int, size: int) -> None:
-        self._room, self._space = rows, size
-        self.parcels: list[P] = []
+        self._rows_left, self._bytes_left = rows, size
+        self.writes: list[P] = []
 
-    def take(self, parcel: P, rows: int, size: int) -> bool:
-        """Take a parcel if it fits; the first one always does."""
-        if self.parcels and (rows > self._room or size > self._space):
+    def take(self, write: P, rows: int, size: int) -> bool:
+        """Take a write if it fits; the first one always does."""
+        if self.writes and (rows > self._rows_left or size > self._bytes_left):
             return False
-        self._room -= rows
-        self._space -= size
-        self.parcels.append(parcel)
+        self._rows_left -= rows
+        self._bytes_left -= size
+        self.writes.append(write)
         return True
 
 
@@ -126,7 +126,7 @@ class GroupWriter(Generic[P]):
         self._queue_rows, self._queue_bytes = queue_rows, queue_bytes  # full: `put` refuses
         self._rest = rest  # how long to wait after a flush of so many rows that took so long, for others' sake
         self._now = now
-        self._waiting: deque[TenantAccount[P]] = deque()  # those with parcels, in the order of their turns
+        self._waiting: deque[TenantAccount[P]] = deque()  # those with writes, in the order of their turns
         self._everyone: Account[P] = Account()
         self._rows = self._bytes = 0
         self._wake, self._closed = asyncio.Event(), asyncio.Event()
@@ -172,17 +172,17 @@ class GroupWriter(Generic[P]):
         stuck = self._now() - self._began if self._began is not None else 0.0  # the database is away, or hangs
         return round(1000 * min(LONGEST_HINT_MS / 1000, max(SHORTEST_HINT_MS / 1000, lately, stuck)))
 
-    def put(self, parcel: P, account: Account[P] | None = None, *, admitted: bool = False) -> None:
-        """Queue a parcel. Raises Overloaded when it has no place, unless `admit` was asked just before."""
+    def put(self, write: P, account: Account[P] | None = None, *, admitted: bool = False) -> None:
+        """Queue a write. Raises Overloaded when it has no place, unless `admit` was asked just before."""
         if self._closing or not admitted:
-            self.admit(parcel.rows, parcel.size, account)
+            self.admit(write.rows, write.size, account)
         queue = self._everyone if account is None else account
-        if not queue.parcels:
+        if not queue.writes:
             if not queue.tenant.waiting:
                 self._waiting.append(queue.tenant)
             queue.tenant.waiting.append(queue)
-        queue.parcels.append(parcel)
-        self._count(parcel.rows, parcel.size, queue)
+        queue.writes.append(write)
+        self._count(write.rows, write.size, queue)
         self._wake.set()
 
     @contextmanager
@@ -197,43 +197,43 @@ class GroupWriter(Generic[P]):
 
     async def run(self) -> None:
         """Write until `close`, and then what is left. After an error it may be called again; what waited was failed."""
-        parcels: list[P] = []
+        writes: list[P] = []
         try:
             while self._waiting or not self._closing:
                 if not self._waiting:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                parcels = self._take()
-                rows, began = sum(parcel.rows for parcel in parcels), self._now()
+                writes = self._take()
+                rows, began = sum(write.rows for write in writes), self._now()
                 self._began = began
-                await self._flush(parcels, rows)
-                parcels = []  # each has its answer
+                await self._flush(writes, rows)
+                writes = []  # each has its answer
                 if self._rest is not None:
                     await self._pause(self._rest(rows, self._now() - began))
                 self._written(rows, self._now() - began)
         except Exception as error:
             self.faults += 1
-            self._fail((*parcels, *self._take_all()), InternalError(self._name, error))
+            self._fail((*writes, *self._take_all()), InternalError(self._name, error))
             raise
         except BaseException:  # cancelled: no caller may be left waiting
             self.close()
             self._fail(
-                (*parcels, *self._take_all()),
+                (*writes, *self._take_all()),
                 OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
             )
             raise
 
-    async def _flush(self, parcels: list[P], rows: int) -> None:
+    async def _flush(self, writes: list[P], rows: int) -> None:
         try:
-            await self._write(parcels)
+            await self._write(writes)
         except HeadgateError as error:
-            self._fail(parcels, error)
+            self._fail(writes, error)
         except Exception as error:
             self.faults += 1
-            log.exception("flush_failed writer=%s rows=%d parcels=%d", self._name, rows, len(parcels))
+            log.exception("flush_failed writer=%s rows=%d writes=%d", self._name, rows, len(writes))
             # Some may have had their answer already: a second one is ignored.
-            self._fail(parcels, InternalError(self._name, error))
+            self._fail(writes, InternalError(self._name, error))
 
     async def _pause(self, seconds: float) -> None:
         """Let others go first; a writer that closes does not wait."""
@@ -258,21 +258,21 @@ class GroupWriter(Generic[P]):
     def _take_all(self) -> list[P]:
         """Everything that waits, without any order."""
         accounts = [account for tenant in self._waiting for account in tenant.waiting]
-        parcels = [parcel for account in accounts for parcel in account.parcels]
+        writes = [write for account in accounts for write in account.writes]
         for account in accounts:
             # Not all of the account's rows: what `holding` counts is given back by itself.
-            for parcel in account.parcels:
-                self._count(-parcel.rows, -parcel.size, account)
-            account.parcels.clear()
+            for write in account.writes:
+                self._count(-write.rows, -write.size, account)
+            account.writes.clear()
             account.tenant.waiting.clear()
         self._waiting.clear()
-        return parcels
+        return writes
 
     def _take(self) -> list[P]:
         """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
 
         By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The tenant whose
-        turn it is comes first, whatever it has, or a large parcel might never find room beside many small ones.
+        turn it is comes first, whatever it has, or a large write might never find room beside many small ones.
         """
         flush = _Flush[P](self._max_rows, self._max_bytes)
         share = max(1, self._max_rows // len(self._waiting))
@@ -287,7 +287,7 @@ class GroupWriter(Generic[P]):
             self._waiting = others
         while self._waiting and not full:
             full = self._move_turn(flush, share)
-        return flush.parcels
+        return flush.writes
 
     def _move_turn(self, flush: _Flush[P], share: int) -> bool:
         """Whose turn it is gives its share, and goes to the end of the line; if nothing of it fits, it stays."""
@@ -300,33 +300,33 @@ class GroupWriter(Generic[P]):
         return full
 
     def _move(self, tenant: TenantAccount[P], flush: _Flush[P], share: int) -> tuple[bool, int]:
-        """Move parcels of a tenant to a flush until it had its share, or the flush is full: returns whether it is.
+        """Move writes of a tenant to a flush until it had its share, or the flush is full: returns whether it is.
 
         And how many rows were moved. Its accounts go in turns, each with its part of the share.
         """
         line, moved = tenant.waiting, 0
         while line and moved < share:
             account = line[0]
-            parcels, part, before = account.parcels, max(1, (share - moved) // len(line)), moved
-            while parcels and moved - before < part:
-                parcel = parcels[0]
-                rows, size = parcel.rows, parcel.size
-                if not flush.take(parcel, rows, size):
+            writes, part, before = account.writes, max(1, (share - moved) // len(line)), moved
+            while writes and moved - before < part:
+                write = writes[0]
+                rows, size = write.rows, write.size
+                if not flush.take(write, rows, size):
                     if moved > before:
                         line.rotate(-1)
                     return True, moved
-                parcels.popleft()
+                writes.popleft()
                 self._count(-rows, -size, account)
                 moved += max(1, rows)
             line.popleft()
-            if parcels:
+            if writes:
                 line.append(account)
         return False, moved
 
-    def _fail(self, parcels: Iterable[P], error: HeadgateError) -> None:
-        for parcel in parcels:
+    def _fail(self, writes: Iterable[P], error: HeadgateError) -> None:
+        for write in writes:
             try:
-                parcel.fail(error)
+                write.fail(error)
             except Exception:
                 log.exception("caller_not_told writer=%s error=%s", self._name, error)
 

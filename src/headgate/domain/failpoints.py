@@ -55,7 +55,7 @@ SITES: Final[dict[str, str]] = {
     "settle.after_commit": "it is committed; no worker has a receipt",
     "renew.before_commit": "renewals are about to be sent",
     "renew.after_commit": "they are committed; this instance does not know what was lost",
-    "hand_back.before_queue": "jobs that never reached a worker are about to be given back",
+    "abandon_unsent.before_queue": "jobs that never reached a worker are about to be given back",
     "undeclared.before_commit": "what a worker does not declare after it came back is about to be given back",
     "undeclared.after_commit": "it is; the worker was not greeted",
     "free.before_commit": "jobs that waited for others are about to be let go",

@@ -12,7 +12,7 @@ from uuid import UUID
 from headgate.api.grpc.errors import message_of
 from headgate.control.ports import JobDetails
 from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
-from headgate.dispatch.sessions import Delivery, Told
+from headgate.dispatch.sessions import ControlFrame, Delivery
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
@@ -88,7 +88,7 @@ def held_of(pairs: Sequence[tuple[UUID, int]]) -> worker_pb2.Held:
 
 
 def jobs_frame(
-    delivery: Delivery, topic_name: Callable[[int], str], receipts: Told | None = None
+    delivery: Delivery, topic_name: Callable[[int], str], receipts: ControlFrame | None = None
 ) -> worker_pb2.ServerFrame:
     """Jobs as parallel arrays, and the receipts that go with them."""
     numbers = delivery.topic_nos
@@ -154,29 +154,29 @@ def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: s
     ]
 
 
-def told_frame(told: Told) -> worker_pb2.ServerFrame:
-    """Everything a session is told that is not jobs."""
+def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
+    """Everything a session is sent that is not jobs."""
     frame = worker_pb2.ServerFrame()
-    if told.receipts_seq is not None:
-        frame.receipts.CopyFrom(_receipts(told))
-    if told.beat_ack:
+    if control.receipts_seq is not None:
+        frame.receipts.CopyFrom(_receipts(control))
+    if control.beat_ack:
         frame.beat_ack.SetInParent()
-    if told.lost:
-        frame.lost.CopyFrom(held_of(told.lost))
-    if told.cancel:
-        frame.cancel.CopyFrom(held_of(told.cancel))
-    if told.drain_seconds is not None:
-        frame.drain.grace_seconds = told.drain_seconds
-    if told.error is not None:
-        frame.error.CopyFrom(message_of(told.error))
-        frame.error_seq = told.error_seq
-    if told.quieted:
+    if control.lost:
+        frame.lost.CopyFrom(held_of(control.lost))
+    if control.cancel:
+        frame.cancel.CopyFrom(held_of(control.cancel))
+    if control.drain_seconds is not None:
+        frame.drain.grace_seconds = control.drain_seconds
+    if control.error is not None:
+        frame.error.CopyFrom(message_of(control.error))
+        frame.error_seq = control.error_seq
+    if control.quieted:
         frame.quieted.SetInParent()
     return frame
 
 
-def _receipts(told: Told) -> worker_pb2.Receipts:
-    return worker_pb2.Receipts(seq=told.receipts_seq, odd=told.receipts_odd)  # type: ignore[arg-type]  # by receipt()
+def _receipts(control: ControlFrame) -> worker_pb2.Receipts:
+    return worker_pb2.Receipts(seq=control.receipts_seq, odd=control.receipt_exceptions)  # type: ignore[arg-type]  # by receipt()
 
 
 def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:

@@ -20,7 +20,7 @@ from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCall, OpenCalls
 from headgate.dispatch.ports import SubmitAnswerRow, SubmitStore
-from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, SubmitParcel, Submitter
+from headgate.dispatch.submits import CALL_BYTES, SubmitAccount, Submitter, SubmitWrite
 from headgate.dispatch.writer import Account, ShuttingDown
 from headgate.domain import limits
 from headgate.domain.errors import (
@@ -207,7 +207,7 @@ class ProducerService:
                 reply(producer_pb2.ProducerReply(seq=seq, odd=[*odd, *refused]))
 
             self._parts.submitter.put(
-                SubmitParcel(
+                SubmitWrite(
                     rows,
                     size,
                     done=done,

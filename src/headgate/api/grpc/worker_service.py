@@ -17,16 +17,16 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import first_message, next_message
 from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.outcomes import Answer, OutcomeParcel, OutcomeWriter, is_locked, put_in_parts
+from headgate.dispatch.outcomes import Answer, OutcomeWrite, OutcomeWriter, is_locked, put_in_parts
 from headgate.dispatch.ports import SubmitStore
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.sessions import (
     UNKNOWN_MOST,
+    ControlFrame,
     Delivery,
     SessionEnded,
     SessionForgotten,
-    Told,
     WorkerSession,
     WorkerSessions,
 )
@@ -166,8 +166,8 @@ class WorkerService:
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
         session = WorkerSession(identity, tenant_no, hello.worker_id, parts.now, parts.lease_ms, hello.incarnation)
-        session.heard()
-        parts.sessions.check_room(tenant_no, len(hello.held.ids))
+        session.mark_seen()
+        parts.sessions.check_capacity(tenant_no, len(hello.held.ids))
         session.declaring = len(hello.held.ids)
         parts.sessions.open(session)
         # Before the peer hears of it, and whatever comes of it: who counts sessions sees each begin, then end.
@@ -181,7 +181,7 @@ class WorkerService:
                 # A lost one counts as undeclared: under its new epoch it may have been sent to this very worker.
                 kept = list(session.held)
                 await parts.renewer.calls.abandon_undeclared(tenant_no, session.claims_as, kept)
-                parts.coordinator.stir_all()
+                parts.coordinator.wake_all()
             if failpoints.armed:
                 await failpoints.armed.reach("hello.before_ack")
             ack = worker_pb2.HelloAck(
@@ -211,7 +211,7 @@ class WorkerService:
         greeted = over = False
         try:
             while frame is not None and session.ended is None:
-                session.heard()
+                session.mark_seen()
                 await self._take(session, frame, topics, greeted=greeted)
                 greeted, frame = True, None  # not kept while the next one is waited for
                 frame = await next_message(stream, worker_pb2.WorkerFrame)
@@ -227,11 +227,11 @@ class WorkerService:
     ) -> None:
         """Take a frame part by part; an error in one of them is told, and the others are taken."""
         if greeted and frame.HasField("hello"):
-            session.tell(Told(error=ProtocolError("hello was said already; this one is ignored")))
+            session.send_control(ControlFrame(error=ProtocolError("hello was said already; this one is ignored")))
         if frame.HasField("quiet"):
             # Before the outcomes: a job that is handed back in this very frame must not come back here.
             self._parts.coordinator.withdraw(session)
-            session.tell(Told(quieted=True))
+            session.send_control(ControlFrame(quieted=True))
         if frame.HasField("outcomes"):
             with _told(session, seq=frame.outcomes.seq):
                 self._take_outcomes(session, frame.outcomes)
@@ -251,7 +251,7 @@ class WorkerService:
                 if failpoints.armed:
                     await failpoints.armed.reach("deliver.after_send")
             else:
-                await stream.write(codec.told_frame(part))
+                await stream.write(codec.control_frame(part))
 
     # ------------------------------------------------------------------ parts of a frame
 
@@ -312,11 +312,11 @@ class WorkerService:
                     continue
                 wire_place = keep[place] if place < len(keep) else first_other + places[place - len(keep)]
                 odd.append(codec.receipt(wire_place, settled))
-            session.answer(Told(receipts_seq=seq, receipts_odd=[*odd, *refused]))
+            session.answer(ControlFrame(receipts_seq=seq, receipt_exceptions=[*odd, *refused]))
             session.reported(number)
 
         def failed(error: HeadgateError) -> None:
-            session.tell(Told(error=error, error_seq=seq))
+            session.send_control(ControlFrame(error=error, error_seq=seq))
             session.reported(number)
 
         count, number = len(ids), 0
@@ -324,7 +324,7 @@ class WorkerService:
             done({})  # nothing to write, so nothing to wait for, and nothing to hold on to meanwhile
             return
         uuids = self._parts.store.uuids(ids)
-        parcel = OutcomeParcel(
+        write = OutcomeWrite(
             session.tenant_no,
             uuids,
             list(epochs),
@@ -337,11 +337,11 @@ class WorkerService:
         )
         held = session.held
         if all(map(held.__contains__, uuids)) and (not others or all(job_id in held for job_id, _, _ in others)):
-            session.reported_jobs(given=parcel.rows)
-            self._parts.outcomes.put(parcel)
+            session.reported_jobs(given=write.rows)
+            self._parts.outcomes.put(write)
         else:
-            parcel.topics = session.identity.topics
-            put_in_parts(parcel, held, given=self._parts.outcomes, unmatched=self._parts.unmatched)
+            write.topics = session.identity.topics
+            put_in_parts(write, held, given=self._parts.outcomes, unmatched=self._parts.unmatched)
         number = session.reporting([*uuids, *(job_id for job_id, _, _ in others)] if others else uuids)
 
     def _judge(
@@ -379,10 +379,10 @@ class WorkerService:
             self._take_list(session, beat, excused)
         for wrong in (self._extend(session, beat.extensions, now), self._note(session, beat.progress)):
             if wrong is not None:  # a wish or a word, not the beat: it counts, and is answered as one
-                session.tell(Told(error=wrong))
+                session.send_control(ControlFrame(error=wrong))
         if failpoints.armed:
             failpoints.armed.touch("beat.before_ack")
-        session.tell(Told(beat_ack=True))
+        session.send_control(ControlFrame(beat_ack=True))
 
     def _take_list(self, session: WorkerSession, beat: worker_pb2.Beat, excused: int) -> None:
         codec.check_held(beat.held, field="beat.held")
@@ -391,7 +391,7 @@ class WorkerService:
         # declared. It is told so and not kept, and the database is not asked.
         unknown = [(job_id, epoch) for job_id, epoch in listed if not session.holds(job_id, epoch)]
         if unknown:
-            session.tell(Told(lost=unknown[:LOST_AT_ONCE]))
+            session.send_control(ControlFrame(lost=unknown[:LOST_AT_ONCE]))
         session.reported_jobs(given=len(listed) - len(unknown), unknown=max(0, len(unknown) - excused))
         if beat.jobs_seen:
             session.keep_only(set(listed), seen=beat.jobs_seen)
@@ -458,7 +458,7 @@ class WorkerService:
         session = self._parts.sessions.find(tenant_no, request.worker_id)
         # Only of the same credential's worker: another one that knows its id must not keep a dead worker's leases.
         if session is not None and session.identity.subject == identity.subject:
-            session.heard()
+            session.mark_seen()
         return worker_pb2.HeartbeatResponse(
             lost=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.lost]),
             cancel=codec.held_of([(one, epoch) for (_, one, epoch), answer in answers.items() if answer.cancel]),
@@ -509,7 +509,7 @@ class WorkerService:
     ) -> Mapping[int, Answer]:
         answer: asyncio.Future[Mapping[int, Answer]] = asyncio.get_running_loop().create_future()
         writer.put(
-            OutcomeParcel(
+            OutcomeWrite(
                 tenant_no,
                 (),
                 (),
@@ -569,7 +569,7 @@ class WorkerService:
             session.written()
             # A server stream has no way to beat: as long as the wire takes what we write, and leases are kept by
             # Heartbeat, it counts as heard.
-            session.heard()
+            session.mark_seen()
 
     async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
         """A single claim for scripts: a session for the length of the call, through the same coordinator."""
@@ -607,7 +607,7 @@ class WorkerService:
         tenant_no = await parts.store.tenant_no(identity.tenant)
         self._check_accepting()
         session = WorkerSession(identity, tenant_no, request.worker_id, parts.now, lease_ms)
-        session.heard()
+        session.mark_seen()
         return session, topics
 
     def _check_accepting(self) -> None:
@@ -624,7 +624,7 @@ def _told(session: WorkerSession, *, seq: int = 0) -> Iterator[None]:
     except HeadgateError as error:
         if error.code in ("permission_denied", "shutting_down"):
             raise
-        session.tell(Told(error=error.with_traceback(None), error_seq=seq))
+        session.send_control(ControlFrame(error=error.with_traceback(None), error_seq=seq))
 
 
 def _is_decided(told: Answer | None) -> bool:

@@ -249,7 +249,7 @@ async def servers_die_on_rarer_ways(world: World) -> None:
     sites: dict[str, Stir | Site] = {
         "submit_atomic.before_commit": batches.submit,
         "submit_atomic.after_commit": batches.submit,
-        "hand_back.before_queue": Site(_vanish, first="claim.before_send=sleep:1"),
+        "abandon_unsent.before_queue": Site(_vanish, first="claim.before_send=sleep:1"),
     }
     await _each_dies(world, sites)
     assert await batches.are_whole(world) >= 1

@@ -14,21 +14,21 @@ from random import uniform
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.ports import FreeStore
+from headgate.dispatch.ports import UnblockStore
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.dispatch")
 
 MEND_SECONDS: Final = 5.0
 MEND_AT_ONCE: Final = 5_000
-OnFree = Callable[[Sequence[tuple[int, UUID]]], None]
+OnUnblocked = Callable[[Sequence[tuple[int, UUID]]], None]
 
 
-class Freer:
+class Unblocker:
     """One per instance; idle unless woken."""
 
-    def __init__(self, store: FreeStore, *, on_free: OnFree) -> None:
-        self._store, self._on_free = store, on_free  # told of (topic, job) that are claimable now
+    def __init__(self, store: UnblockStore, *, on_unblocked: OnUnblocked) -> None:
+        self._store, self._on_unblocked = store, on_unblocked  # told of (topic, job) that are claimable now
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -41,7 +41,7 @@ class Freer:
         while more:
             freed, more = await self._store.free_ready()
             if freed:
-                self._on_free([(topic_no, job_id) for _, topic_no, job_id in freed])
+                self._on_unblocked([(topic_no, job_id) for _, topic_no, job_id in freed])
             count += len(freed)
         return count
 
@@ -71,4 +71,4 @@ class Freer:
                     mend_at = now() + MEND_SECONDS * uniform(0.8, 1.2)  # noqa: S311 - not a secret
                     await self.mend()
             except HeadgateError as error:
-                log.warning("freeing_failed error=%s", error)
+                log.warning("unblocking_failed error=%s", error)

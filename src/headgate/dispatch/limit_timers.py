@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 
-class RoomTimers:
+class LimitTimers:
     """At most one timer per topic, the earliest that was heard of."""
 
     def __init__(self, wake: Callable[[int, bool], None]) -> None:
@@ -15,7 +15,7 @@ class RoomTimers:
         # has no `when`.
         self._timers: dict[int, tuple[float, asyncio.Handle]] = {}
 
-    def hear(self, waits: Iterable[tuple[int, float | None]]) -> None:
+    def set(self, waits: Iterable[tuple[int, float | None]]) -> None:
         """Topics, and in how many seconds they may have more; None: when something ends, which wakes them by itself."""
         loop = asyncio.get_running_loop()
         for topic_no, seconds in waits:
