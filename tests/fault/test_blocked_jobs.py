@@ -21,11 +21,11 @@ import asyncpg
 import pytest
 
 from headgate.dispatch.unblocker import Unblocker
+from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import HeadgateError, NotFound
 from headgate.domain.ids import JobId, TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
-from headgate.domain.links import Needs, NewBatch, OnParentFailure
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome
 from headgate.store import verbs
 from headgate.store.service import Store

@@ -15,7 +15,7 @@ from headgate.dispatch.watermark import MAX_GAPS, Watermark
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
-from headgate.store import control, leases, linking, topics, verbs
+from headgate.store import control, dependencies, leases, topics, verbs
 from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_arrivals
 from tests.support.dispatching import Instance, Worker
@@ -146,7 +146,7 @@ async def unblocked(queue: Queue, other: Other, clock: Clock) -> UUID:
     epoch = await claimed(queue, parent)
     await passed(queue, other, clock)
     await queue.settle((parent, epoch, Completed()))
-    freed, _ = await linking.free_ready(queue.db)
+    freed, _ = await dependencies.free_ready(queue.db)
     assert [job_id for _, _, job_id in freed] == [job]
     return job
 
@@ -484,7 +484,7 @@ NEVER_PENDING = {
     "claim_v1": "to running",
     "fire_v1": "sets a flag of what submit_v1 made",
     "hand_over_v1": "made as running",
-    "link_v1": "sets a flag",
+    "add_dependencies_v1": "sets a flag",
     "progress_v1": "the progress",
     "reap_v1": "the lease; settle_other_v1 writes the arrivals of what it ends",
     "renew_v1": "the lease",

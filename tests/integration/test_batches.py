@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import BatchSealed, InvalidInput, NotFound
 from headgate.domain.ids import JobId
-from headgate.domain.links import Needs, NewBatch, OnParentFailure
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import EventKind, State
-from headgate.store import linking, reads
+from headgate.store import dependencies, reads
 from headgate.store.batches import batch_status, expire_batches, open_batch, seal_batch
 from headgate.store.connect import Connection
 from tests.integration.test_dependencies import DIES, blocked_on_a_lock, free, refused, rivals, state, until
@@ -168,7 +168,7 @@ async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, datab
             for part in range(nth, 40, 4):  # 40 flushes of 250, four at a time
                 ids = claimed[part // 4].ids[part % 4 * 250 :][:250]
                 await who.settle(*((job_id, 1, Completed()) for job_id in ids))
-                found, _ = await linking.free_ready(who.db)
+                found, _ = await dependencies.free_ready(who.db)
                 freed.extend(job_id for _, _, job_id in found)
 
         async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:

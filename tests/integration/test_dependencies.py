@@ -12,13 +12,13 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import DependencyCycle, HeadgateError, NotFound, TooLarge
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
-from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import EventKind, State, SubmitReceipt
-from headgate.store import linking, reads, verbs
+from headgate.store import dependencies, reads, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import fill
 from headgate.store.partitions import drop_expired, ensure_partitions
@@ -38,7 +38,7 @@ async def free(queue: Queue) -> list[UUID]:
     freed: list[UUID] = []
     more = True
     while more:
-        found, more = await linking.free_ready(queue.db)
+        found, more = await dependencies.free_ready(queue.db)
         freed += [job_id for _, _, job_id in found]
     return freed
 
@@ -405,7 +405,7 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
 
         async def release() -> None:
             while len(ended) < 120:
-                await linking.free_ready(freer.db)
+                await dependencies.free_ready(freer.db)
                 await asyncio.sleep(0)
 
         async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
@@ -417,7 +417,7 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.job_dependencies WHERE met <> 1") == 0
 
 
-async def test_the_hot_path_neither_reads_nor_writes_what_belongs_to_links(queue: Queue) -> None:
+async def test_the_hot_path_neither_reads_nor_writes_what_belongs_to_dependencies(queue: Queue) -> None:
     await queue.add(1)  # the names are known now
     async with queue.db.transaction():  # whose own statistics are read at its end
         ids = await queue.add(100)
@@ -531,7 +531,7 @@ async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_w
         await foreign.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked[0])
         await run(queue, parent)
         # No call waits for the lock; and once the other is decided, asking again at once would free nothing.
-        told = [(await asyncio.wait_for(linking.free_ready(queue.db), 5))[1] for _ in range(3)]
+        told = [(await asyncio.wait_for(dependencies.free_ready(queue.db), 5))[1] for _ in range(3)]
         assert told == [True, False, False]
         assert await state(queue, other[0]) is State.PENDING
         assert await state(queue, locked[0]) is State.BLOCKED
@@ -555,17 +555,17 @@ async def test_the_sweep_mends_waits_that_are_over_and_leaves_the_others_alone(q
     claimed = await queue.claim(10)
     epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
     await queue.settle((ended, epochs[ended], Completed()), (dead, epochs[dead], DIES), (gone, epochs[gone], DIES))
-    assert (await linking.mend_waits(queue.db))[1] == [], "what is noted needs no mending"
+    assert (await dependencies.mend_waits(queue.db))[1] == [], "what is noted needs no mending"
     # What a bug would leave behind: ends that were not noted, and a parent that is nowhere.
     await queue.db.execute("DELETE FROM headgate.dependency_checks")
     await queue.db.execute("UPDATE headgate.job_dependencies SET met = 0 WHERE parent_id = $1", ended)
     await queue.db.execute("DELETE FROM headgate.archive WHERE id = $1", gone)
-    place, mended = linking.BEGINNING, []
+    place, mended = dependencies.BEGINNING, []
     for _ in range(10):
-        place, some = await linking.mend_waits(queue.db, place, limit=2)
+        place, some = await dependencies.mend_waits(queue.db, place, limit=2)
         mended += some
     assert len(mended) == 4  # one of them of a child that waits for another parent besides
     assert await free(queue) == told
     assert [await state(queue, job) for (job,) in (in_vain, for_nothing)] == [State.CANCELLED] * 2
     assert {await state(queue, job) for job in waiting} == {State.BLOCKED}
-    assert (await linking.mend_waits(queue.db))[1] == []
+    assert (await dependencies.mend_waits(queue.db))[1] == []

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from headgate.domain.links import Unique
+from headgate.domain.dependencies import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.store import verbs
 from headgate.store.connect import Connection

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import BacklogFull, InvalidInput, NotFound
 from headgate.domain.jobs import TopicRules
-from headgate.domain.links import Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.topic_limits import Rate

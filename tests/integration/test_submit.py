@@ -15,9 +15,9 @@ import pytest
 
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import OutcomeUnknown, StoreBusy
 from headgate.domain.jobs import Submission, Submitted, TopicRules
-from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import State, SubmitReceipt
@@ -509,7 +509,7 @@ CREATE TRIGGER broken BEFORE INSERT ON headgate.unique_jobs FOR EACH ROW EXECUTE
 
 
 async def test_what_a_flush_has_committed_is_not_called_refused_because_of_a_later_part(queue: Queue) -> None:
-    """Jobs with links are written after the plain ones, in a transaction of their own, which fails."""
+    """Jobs with dependencies are written after the plain ones, in a transaction of their own, which fails."""
     await queue.db.execute(BROKEN % "data_corrupted")
     jobs = [queue.job(unique=Unique(key="k")), queue.job(), queue.job(unique=Unique(key="l")), queue.job()]
     answers = await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import InvalidInput, TooLarge, UniqueTaken
 from headgate.domain.ids import JobId
-from headgate.domain.links import Unique
 from headgate.domain.outcomes import Completed, Snooze
 from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import reads, verbs

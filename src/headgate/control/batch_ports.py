@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 from uuid import UUID
 
+from headgate.domain.dependencies import BatchStatus, NewBatch
 from headgate.domain.jobs import Submission
-from headgate.domain.links import BatchStatus, NewBatch
 
 
 class BatchStore(Protocol):

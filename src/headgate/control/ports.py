@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from headgate.domain.links import LinksView
+from headgate.domain.dependencies import DependencyView
 from headgate.domain.states import State
 
 
@@ -57,7 +57,7 @@ class JobDetails:
     result: bytes | None = None
     progress: Mapping[str, object] | None = None
     events: Sequence[JobEventView] = field(default_factory=tuple)
-    links: LinksView = field(default_factory=LinksView)
+    dependencies: DependencyView = field(default_factory=DependencyView)
     lineage: tuple[str, datetime, bool] | None = None  # the schedule that made it, the occurrence, whether triggered
 
 

@@ -15,9 +15,9 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.dependencies import Dependencies, Unique, checked_dependencies
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
-from headgate.domain.links import Links, Unique, checked_links
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.states import SubmitReceipt
 
@@ -74,7 +74,7 @@ class Submission:
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
 
-    links: Links | None = field(init=False, default=None)
+    dependencies: Dependencies | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check.check_tenant(self.tenant)
@@ -105,7 +105,7 @@ class Submission:
             check.check_limit_key(self.limit_key)
         if self.key is None and self.key_window is not None:
             raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
-        links = checked_links(
+        dependencies = checked_dependencies(
             self.id,
             unique=self.unique,
             depends_on=self.depends_on,
@@ -114,7 +114,7 @@ class Submission:
             batch=self.batch,
             sees=self.sees,
         )
-        self._keep("links", links)
+        self._keep("dependencies", dependencies)
 
     def due_at(self, now: datetime) -> datetime:
         """When the job may first run, in UTC; refuses a `run_at` more than 5 years after `now`.

@@ -4,6 +4,7 @@ The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never
 """
 
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import (
     AlreadyExists,
     HeadgateError,
@@ -14,7 +15,6 @@ from headgate.domain.errors import (
     VersionConflict,
 )
 from headgate.domain.ids import JobId
-from headgate.domain.links import Unique
 from headgate.sdk.admin.schedules import ScheduleInfo
 from headgate.sdk.app import Headgate
 from headgate.sdk.batches import Batch, BatchInfo

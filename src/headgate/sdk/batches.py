@@ -12,9 +12,9 @@ from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.links import Needs, NewBatch, OnParentFailure
 from headgate.domain.validation import check_payload, check_topic, shown, to_ms
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection

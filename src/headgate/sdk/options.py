@@ -11,9 +11,9 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.dependencies import Needs, OnParentFailure, Unique, check_parents
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.links import Needs, OnParentFailure, Unique, check_parents
 from headgate.domain.rank import unix_us
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import jobs_pb2 as jobs
@@ -155,7 +155,7 @@ def _template(given: JobOptions) -> pb.NewJob:
         raise InvalidInput("key_window", "needs a key to apply to", hint="give a key, or leave key_window out")
     if "limit_key" in given:
         job.limit_key = check.check_limit_key(given["limit_key"])
-    _put_links(job, given)
+    _put_dependencies(job, given)
     if "headers" in given:
         job.headers.update(check.check_headers(given["headers"]))
     if "tags" in given:
@@ -177,7 +177,7 @@ def _put_deadline(job: pb.NewJob, value: object, given: JobOptions) -> None:
         job.deadline_us = unix_us(deadline)
 
 
-def _put_links(job: pb.NewJob, given: JobOptions) -> None:
+def _put_dependencies(job: pb.NewJob, given: JobOptions) -> None:
     if "unique" in given:
         unique = given["unique"] if isinstance(given["unique"], Unique) else Unique(key=given["unique"])
         job.unique.key = unique.key

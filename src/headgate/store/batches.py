@@ -12,9 +12,10 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
+from headgate.domain.dependencies import BatchStatus, Needs, NewBatch
 from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.flags import JobFlag
 from headgate.domain.jobs import Submission
-from headgate.domain.links import HAS_PARENTS, WAITS, BatchStatus, Needs, NewBatch
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
@@ -71,7 +72,7 @@ async def open_batch(
 
     The same id with another name, another need or other topics is refused.
     """
-    if callback is not None and (callback.links is not None or callback.key is not None):
+    if callback is not None and (callback.dependencies is not None or callback.key is not None):
         raise InvalidInput("on_done", "cannot have a key, a unique key, parents or a batch of its own")
     for again in (False, True):
         with translating(writing=True):
@@ -106,7 +107,7 @@ async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, c
         return False
     if callback is not None:
         flush = await fill(db, names, [callback])
-        flush.flags = [WAITS | HAS_PARENTS]
+        flush.flags = [JobFlag.WAITS | JobFlag.HAS_PARENTS]
         answers = await submit(db, flush)
         if answers and answers[0].error is not None:
             raise answers[0].error

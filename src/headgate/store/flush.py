@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.dependencies import Dependencies
 from headgate.domain.errors import InvalidInput
 from headgate.domain.headers import with_deadline
 from headgate.domain.jobs import Submission, body_digest
-from headgate.domain.links import Links
 from headgate.domain.rank import rank_of
 from headgate.domain.validation import check_run_at, to_ms
 from headgate.store.arguments import check_parallel
@@ -63,8 +63,8 @@ class SubmitFlush:
     flags: list[int | None] = field(default_factory=list)  # ends early: bits of jobs.flags a job begins with
     # By the database's clock: from then on nothing of this counts as never sent before. None: it always does.
     fresh_until: datetime | None = None
-    link_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
-    links: list[Links] = field(default_factory=list)
+    dependency_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
+    dependencies: list[Dependencies] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,10 +106,10 @@ class SubmitFlush:
         for tag in job.tags:
             self.tag_ords.append(place + 1)
             self.tags.append(tag)
-        if job.links is not None:
-            self.link_ords.append(place + 1)
-            self.links.append(job.links)
-            _put(self.flags, place, job.links.flags)
+        if job.dependencies is not None:
+            self.dependency_ords.append(place + 1)
+            self.dependencies.append(job.dependencies)
+            _put(self.flags, place, job.dependencies.flags)
         if job.limit_key is not None:
             self.limit_ords.append(place + 1)
             self.limit_keys.append(job.limit_key)
@@ -160,8 +160,8 @@ class SubmitFlush:
         self.key_windows_ms += other.key_windows_ms
         self.tag_ords += [place + start for place in other.tag_ords]
         self.tags += other.tags
-        self.link_ords += [place + start for place in other.link_ords]
-        self.links += other.links
+        self.dependency_ords += [place + start for place in other.dependency_ords]
+        self.dependencies += other.dependencies
         self.limit_ords += [place + start for place in other.limit_ords]
         self.limit_keys += other.limit_keys
 
@@ -172,7 +172,7 @@ class SubmitFlush:
     @property
     def plain(self) -> bool:
         """Nothing but new jobs of one topic that are due now: whoever claims after them finds them all."""
-        odd = self.stale_ords or self.key_ords or self.tag_ords or self.limit_ords or self.link_ords
+        odd = self.stale_ords or self.key_ords or self.tag_ords or self.limit_ords or self.dependency_ords
         if odd or self.delays_ms or self.run_ats:
             return False
         return len(self.ids) == 1 or (len(set(self.ids)) == len(self.ids) and len(set(self.topic_nos)) == 1)
@@ -203,10 +203,10 @@ class SubmitFlush:
             if ord_ in ords:
                 piece.tag_ords.append(ords[ord_])
                 piece.tags.append(tag)
-        for ord_, links in zip(self.link_ords, self.links, strict=True):
+        for ord_, dependencies in zip(self.dependency_ords, self.dependencies, strict=True):
             if ord_ in ords:
-                piece.link_ords.append(ords[ord_])
-                piece.links.append(links)
+                piece.dependency_ords.append(ords[ord_])
+                piece.dependencies.append(dependencies)
         for ord_, limit_key in zip(self.limit_ords, self.limit_keys, strict=True):
             if ord_ in ords:
                 piece.limit_ords.append(ords[ord_])
@@ -221,10 +221,10 @@ class SubmitFlush:
             (_KEYED, len(self.key_ords), False),
             (("tags",), len(self.tag_ords), False),
             (("limit_keys",), len(self.limit_ords), False),
-            (("links",), len(self.link_ords), False),
+            (("dependencies",), len(self.dependency_ords), False),
         ):
             check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
-        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.limit_ords, self.link_ords):
+        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.limit_ords, self.dependency_ords):
             if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
                 raise InvalidInput(
                     "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"

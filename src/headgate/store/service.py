@@ -25,6 +25,7 @@ from headgate.control.ports import JobDetails, JobEventView
 from headgate.control.topics import TopicView
 from headgate.dispatch.ports import ClaimCall, OutcomeRows, SubmitRows, Tick
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.dependencies import BatchStatus, DependencyView, NewBatch
 from headgate.domain.errors import (
     InstanceForgotten,
     QuotaExceeded,
@@ -34,13 +35,13 @@ from headgate.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
+from headgate.domain.flags import HAS_RELATIONS
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
-from headgate.domain.links import LINKED, BatchStatus, LinksView, NewBatch
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
-from headgate.store import batches, leases, linking, reads, schedules, settle, submit, topics, verbs
+from headgate.store import batches, dependencies, leases, reads, schedules, settle, submit, topics, verbs
 from headgate.store import claim as claiming
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection, connect
 from headgate.store.errors import translating
@@ -154,7 +155,7 @@ class Store:
         self._believed = leases.BEGINNING  # the database's clock when `_fresh_until` was set
         self._believed_at = 0.0  # the same by the monotonic clock, or when it was last asked for
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
-        self._waits_place = linking.BEGINNING
+        self._waits_place = dependencies.BEGINNING
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
         self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
@@ -334,14 +335,14 @@ class Store:
     async def submit(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         async with self._lanes["submit"].use("submit") as db:
             answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
-        self._linked(rows, answers)
+        self._look_again(rows, answers)
         return answers
 
     async def submit_locked(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
         """Once more, on a connection of their own: rows that another transaction's locks were in the way of."""
         async with self._lanes["locked"].use("submit") as db:
             answers = await submit.submit(db, rows)  # type: ignore[arg-type]  # made by fill()
-        self._linked(rows, answers)
+        self._look_again(rows, answers)
         return answers
 
     async def submit_and_claim(
@@ -352,16 +353,16 @@ class Store:
         async with self._lanes["submit"].use("submit_claim") as db:
             return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
 
-    def _linked(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
-        """Some submits had links: parents may have ended before, and a claim may have passed over what was locked."""
-        if not isinstance(rows, SubmitFlush) or not rows.links:
+    def _look_again(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
+        """Some submits had dependencies: parents may have ended before, and a claim may have passed over what was locked."""
+        if not isinstance(rows, SubmitFlush) or not rows.dependencies:
             return
         self.on_checks()
-        for ord_, links in zip(rows.link_ords, rows.links, strict=True):
+        for ord_, asked in zip(rows.dependency_ords, rows.dependencies, strict=True):
             tenant_no = rows.tenant_nos[ord_ - 1]
-            for parent in links.depends_on[:_HINTS_MOST]:
+            for parent in asked.depends_on[:_HINTS_MOST]:
                 self.on_locked(tenant_no, parent)
-            if links.unique is not None and ord_ - 1 in answers:
+            if asked.unique is not None and ord_ - 1 in answers:
                 self.on_locked(tenant_no, answers[ord_ - 1].job_id)
 
     async def submit_atomic(self, rows: SubmitRows) -> dict[int, SubmitAnswer]:
@@ -371,7 +372,7 @@ class Store:
             answers = await self._submit_atomic(rows)
             locked = any(isinstance(answer.error, RowLocked) for answer in answers.values())
             if not locked or time.monotonic() > deadline:
-                self._linked(rows, answers)
+                self._look_again(rows, answers)
                 return answers
             await asyncio.sleep(_LOCKED_PAUSE_SECONDS)
 
@@ -433,12 +434,12 @@ class Store:
 
     async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
         async with self._lanes["free"].use("free") as db:
-            return await linking.free_ready(db)
+            return await dependencies.free_ready(db)
 
     async def mend_waits(self, *, limit: int) -> list[str]:
         """Look at the next `limit` unmet dependencies, and from the beginning after the last; what was mended."""
         async with self._lanes["free"].use() as db:
-            self._waits_place, mended = await linking.mend_waits(db, self._waits_place, limit=limit)
+            self._waits_place, mended = await dependencies.mend_waits(db, self._waits_place, limit=limit)
         return mended
 
     async def renew(
@@ -766,7 +767,9 @@ class Store:
             body = await reads.payload(db, tenant_no, job_id) if payload else None
             outcome = (await reads.result(db, tenant_no, job_id)).result if result else None
             history = await reads.events(db, tenant_no, job_id) if events else []
-            links = await linking.relations(db, tenant_no, job_id) if view.flags & LINKED else LinksView()
+            found = (
+                await dependencies.relations(db, tenant_no, job_id) if view.flags & HAS_RELATIONS else DependencyView()
+            )
             with translating(writing=False):
                 progress = await db.fetchval(PROGRESS, tenant_no, job_id)
             made_by = await schedules.lineage(db, tenant_no, job_id)
@@ -791,7 +794,7 @@ class Store:
             deadline=view.deadline,
             payload=body,
             result=outcome,
-            links=links,
+            dependencies=found,
             progress=json.loads(progress) if progress else None,
             lineage=made_by,
             events=[

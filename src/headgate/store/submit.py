@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
+from headgate.domain.dependencies import waves
 from headgate.domain.errors import (
     BacklogFull,
     DependencyCycle,
@@ -28,9 +29,8 @@ from headgate.domain.errors import (
 )
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted
-from headgate.domain.links import waves
 from headgate.domain.states import SubmitReceipt
-from headgate.store import linking
+from headgate.store import dependencies
 from headgate.store.arguments import check_kind
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
@@ -54,7 +54,7 @@ _SEARCH_SECONDS: Final = 0.1
 """How long a flush that met a lock may be divided to find the row. Its neighbours wait for that."""
 _SEARCH_LOCK_TIMEOUT: Final = "5ms"
 _SET_LOCK_TIMEOUT: Final = "SELECT pg_catalog.set_config('lock_timeout', $1, $2)"
-_ROUNDS_FOR_LINKS: Final = 50  # each means that another submit or the end of a job came first
+_ROUNDS_FOR_DEPENDENCIES: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
 
 
@@ -115,11 +115,11 @@ def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
 
 
 async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
-    """Write rows with ids that all differ: the plain ones first, then those with links, parents before children."""
-    if not flush.links:
+    """Write rows with ids that all differ: the plain ones first, then those with dependencies, parents before children."""
+    if not flush.dependencies:
         return await _submit_plain(db, flush)
-    linked = {ord_ - 1: links for ord_, links in zip(flush.link_ords, flush.links, strict=True)}
-    plain = [place for place in range(len(flush)) if place not in linked]
+    asked = {ord_ - 1: one for ord_, one in zip(flush.dependency_ords, flush.dependencies, strict=True)}
+    plain = [place for place in range(len(flush)) if place not in asked]
     answers: dict[int, SubmitAnswer] = {}
     written = bool(plain)
     if plain:
@@ -127,17 +127,17 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
         answers |= {plain[place]: answer for place, answer in found.items()}
     locked = {flush.ids[place] for place in plain if _is_locked(answers.get(place))}
     by_tenant: dict[int, list[int]] = {}
-    for place in linked:
+    for place in asked:
         by_tenant.setdefault(flush.tenant_nos[place], []).append(place)
     for _, places in sorted(by_tenant.items()):
-        order, tangled = waves([flush.ids[place] for place in places], [linked[place].depends_on for place in places])
+        order, tangled = waves([flush.ids[place] for place in places], [asked[place].depends_on for place in places])
         for wave in order:
             theirs = [places[at] for at in wave]
             # A child whose parent waits for a lock waits with it: alone it would be refused for an unknown parent.
-            late = [place for place in theirs if locked.intersection(linked[place].depends_on)]
+            late = [place for place in theirs if locked.intersection(asked[place].depends_on)]
             answers |= {place: _locked(flush.ids[place]) for place in late}
             theirs = [place for place in theirs if place not in late]
-            found = await _submit_linked(db, flush.pick(theirs), first=not written) if theirs else {}
+            found = await _submit_dependent(db, flush.pick(theirs), first=not written) if theirs else {}
             written = written or bool(theirs)
             answers |= {theirs[place]: answer for place, answer in found.items()}
             locked |= {flush.ids[place] for place in (*late, *theirs) if _is_locked(answers.get(place))}
@@ -148,15 +148,15 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
     return answers
 
 
-async def _submit_linked(db: Connection, flush: SubmitFlush, *, first: bool) -> dict[int, SubmitAnswer]:
-    """Write rows of one tenant that have links; those that somebody else was quicker than, once more."""
+async def _submit_dependent(db: Connection, flush: SubmitFlush, *, first: bool) -> dict[int, SubmitAnswer]:
+    """Write rows of one tenant that have dependencies; those that somebody else was quicker than, once more."""
     answers: dict[int, SubmitAnswer] = {}
     places: Sequence[int] = range(len(flush))
-    for nth in range(_ROUNDS_FOR_LINKS):  # nearly always one
+    for nth in range(_ROUNDS_FOR_DEPENDENCIES):  # nearly always one
         if not places:
             return answers
         try:
-            found, again = await _write_linked(db, flush)
+            found, again = await _write_dependent(db, flush)
         except StoreError as error:
             if first and nth == 0:
                 raise
@@ -169,14 +169,14 @@ async def _submit_linked(db: Connection, flush: SubmitFlush, *, first: bool) -> 
     return answers
 
 
-async def _write_linked(
+async def _write_dependent(
     db: Connection, flush: SubmitFlush, until: float | None = None
 ) -> tuple[dict[int, SubmitAnswer], list[int]]:
-    """Links and jobs in one transaction; answers, and the places that are to be tried again."""
+    """Dependencies and jobs in one transaction; answers, and the places that are to be tried again."""
     with translating(writing=True, names=COLUMNS):
         try:
             async with db.transaction():
-                return await _link_and_write(db, flush)
+                return await _add_and_write(db, flush)
         except asyncpg.CheckViolationError as error:
             if error.constraint_name is not None:
                 return await _isolate(db, flush, error), []
@@ -188,37 +188,42 @@ async def _write_linked(
             again: list[int] = []
 
             async def write(part: SubmitFlush, start: int, until: float) -> dict[int, SubmitAnswer]:
-                answers, theirs = await _write_linked(db, part, until)
+                answers, theirs = await _write_dependent(db, part, until)
                 again.extend(start + place for place in theirs)
                 return answers
 
             return await _past_lock(db, flush, write, until), again
 
 
-async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
+async def _add_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
     tenant_no, stale = flush.tenant_nos[0], set(flush.stale_ords)
-    told = await linking.link(
-        db, tenant_no, flush.ids, flush.topic_nos, flush.links, [ord_ in stale for ord_ in range(1, len(flush) + 1)]
+    told = await dependencies.add(
+        db,
+        tenant_no,
+        flush.ids,
+        flush.topic_nos,
+        flush.dependencies,
+        [ord_ in stale for ord_ in range(1, len(flush) + 1)],
     )
     answers: dict[int, SubmitAnswer] = {}
     again: list[int] = []
-    pushed: list[linking.Pushed] = []
+    pushed: list[dependencies.Pushed] = []
     for place, (code, subject) in sorted(told.items()):
-        if code == linking.AGAIN:
+        if code == dependencies.AGAIN:
             again.append(place)
-        elif code == linking.CHANGED_BEFORE:
+        elif code == dependencies.CHANGED_BEFORE:
             answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
-        elif code == linking.HELD:
+        elif code == dependencies.HELD:
             answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
             pushed.append(_pushed(flush, place, subject))
-        elif code != linking.KNOWN:
-            error = linking.refusal(code, subject)
+        elif code != dependencies.KNOWN:
+            error = dependencies.refusal(code, subject)
             answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[place]), error=error)
-    left = [place for place in range(len(flush)) if place not in told or told[place][0] == linking.KNOWN]
+    left = [place for place in range(len(flush)) if place not in told or told[place][0] == dependencies.KNOWN]
     if left:
         part = flush.pick(left)
         for at, place in enumerate(left):
-            if place in told:  # submitted before: without links, and not fresh whatever it says
+            if place in told:  # submitted before: without dependencies, and not fresh whatever it says
                 replace_value(part.flags, at, 0)
                 part.stale_ords = sorted({*part.stale_ords, at + 1})
         odd = await answers_of(db, part, await db.fetch(SUBMIT, *submit_arguments(part)))
@@ -226,16 +231,16 @@ async def _link_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int,
         answers |= {left[at]: answer for at, answer in odd.items() if at not in orphans}
         again += [left[at] for at in orphans]
         not_made = [left[at] for at in odd if left[at] not in told]
-        await linking.unlink(db, tenant_no, [(flush.ids[place], flush.links[place]) for place in not_made])
-    await linking.push(db, tenant_no, pushed)
+        await dependencies.remove(db, tenant_no, [(flush.ids[place], flush.dependencies[place]) for place in not_made])
+    await dependencies.push(db, tenant_no, pushed)
     return answers, sorted(again)
 
 
-def _pushed(flush: SubmitFlush, place: int, holder: UUID) -> linking.Pushed:
-    return linking.Pushed(
+def _pushed(flush: SubmitFlush, place: int, holder: UUID) -> dependencies.Pushed:
+    return dependencies.Pushed(
         holder=holder,
         call_id=flush.ids[place],
-        links=flush.links[place],
+        asked=flush.dependencies[place],
         run_at=value_at(flush.run_ats, place),
         delay_ms=value_at(flush.delays_ms, place),
         payload=flush.payloads[place],
@@ -292,7 +297,9 @@ async def _past_lock(
         async with _hasty(db):
             return await _past_lock(db, flush, write, time.monotonic() + _SEARCH_SECONDS)
     if time.monotonic() > until:
-        suspects = {ord_ - 1 for ord_ in (*flush.stale_ords, *flush.key_ords, *flush.link_ords)} or {*range(len(flush))}
+        suspects = {ord_ - 1 for ord_ in (*flush.stale_ords, *flush.key_ords, *flush.dependency_ords)} or {
+            *range(len(flush))
+        }
         free = [place for place in range(len(flush)) if place not in suspects]
         answers = {place: _locked(flush.ids[place]) for place in suspects}
         found = await _write(db, flush.pick(free), until) if free else {}

@@ -14,8 +14,8 @@ from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.dependencies import holder_of
 from headgate.store.errors import translating
-from headgate.store.linking import holder_of
 from headgate.store.partitions import fetch_into_days
 
 

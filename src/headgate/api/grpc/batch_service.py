@@ -13,10 +13,10 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.batch_ports import BatchStore
 from headgate.domain import limits
+from headgate.domain.dependencies import BatchStatus, NewBatch
 from headgate.domain.errors import NotFound
 from headgate.domain.identity import Identity
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.links import BatchStatus, NewBatch
 from headgate.wire import batches_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

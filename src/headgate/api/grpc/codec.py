@@ -15,11 +15,11 @@ from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
 from headgate.dispatch.sessions import ControlFrame, Delivery
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.dependencies import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.jobs import Submission
-from headgate.domain.links import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.rank import unix_us
 from headgate.domain.states import Receipt, State, SubmitReceipt, Word
@@ -440,12 +440,12 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         deadline_us=at_us(job.deadline),
         payload=job.payload or b"",
         result=job.result or b"",
-        unique_key=job.links.unique_key,
-        parents=_relations(job.links.parents),
-        parent_count=job.links.parent_count,
-        children=_relations(job.links.children),
-        child_count=job.links.child_count,
-        batch_id=job.links.batch_id.bytes if job.links.batch_id else b"",
+        unique_key=job.dependencies.unique_key,
+        parents=_relations(job.dependencies.parents),
+        parent_count=job.dependencies.parent_count,
+        children=_relations(job.dependencies.children),
+        child_count=job.dependencies.child_count,
+        batch_id=job.dependencies.batch_id.bytes if job.dependencies.batch_id else b"",
         lineage=_lineage(job),
         progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
         events=[

@@ -9,7 +9,7 @@ DECLARE
     v_now     timestamptz := headgate.clock_v1();
     v_queued  uuid[];
     v_running uuid[];
-    v_linked  uuid[];          -- of the queued: others wait for it, or it has a unique key
+    v_related  uuid[];          -- of the queued: others wait for it, or it has a unique key
     v_keyed   uuid[];
     v_pending uuid[];          -- those of them that their key had let in
 BEGIN
@@ -17,7 +17,7 @@ BEGIN
            array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 2080 <> 0),
            array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 4 <> 0),
            array_agg(h.id) FILTER (WHERE h.state = 0 AND h.flags & 4 <> 0)
-      INTO v_queued, v_running, v_linked, v_keyed, v_pending
+      INTO v_queued, v_running, v_related, v_keyed, v_pending
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) ORDER BY j.id FOR UPDATE) AS h;
     WITH held AS MATERIALIZED (
@@ -43,8 +43,8 @@ BEGIN
            g.epoch, g.policy_no, g.owner, 7, g.flags, g.last_outcome, g.worker, g.last_error, g.headers, g.progress,
            g.payload
       FROM gone g;
-    IF v_linked IS NOT NULL THEN
-        PERFORM headgate.ended_v1(tenant_, v_linked, array_fill(7::smallint, ARRAY[cardinality(v_linked)]));
+    IF v_related IS NOT NULL THEN
+        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(7::smallint, ARRAY[cardinality(v_related)]));
     END IF;
     IF v_keyed IS NOT NULL THEN PERFORM headgate.left_line_v1(tenant_, v_keyed, v_pending, false); END IF;
     UPDATE headgate.jobs j SET flags = j.flags | 16 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_running);

@@ -7,7 +7,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_now timestamptz := headgate.clock_v1();
     v_ids uuid[];
-    v_linked uuid[];           -- flags 32, 512, 1024 or 2048: something hangs on it besides
+    v_related uuid[];           -- flags 32, 512, 1024 or 2048: something hangs on it besides
 BEGIN
     -- Locked first, in id order, as a redrive does: a DELETE comes to its rows day by day.
     SELECT array_agg(l.id) INTO v_ids
@@ -23,12 +23,12 @@ BEGIN
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)
-    SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.flags & 3616 <> 0) INTO v_ids, v_linked FROM gone g;
-    IF v_linked IS NOT NULL THEN      -- who waits on for a redrive waits in vain
-        PERFORM headgate.ended_v1(tenant_, v_linked, array_fill(8::smallint, ARRAY[cardinality(v_linked)]));
-        DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_linked);
-        DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (v_linked);
-        DELETE FROM headgate.batch_jobs m WHERE m.tenant_no = tenant_ AND m.job_id = ANY (v_linked);
+    SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.flags & 3616 <> 0) INTO v_ids, v_related FROM gone g;
+    IF v_related IS NOT NULL THEN      -- who waits on for a redrive waits in vain
+        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(8::smallint, ARRAY[cardinality(v_related)]));
+        DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_related);
+        DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (v_related);
+        DELETE FROM headgate.batch_jobs m WHERE m.tenant_no = tenant_ AND m.job_id = ANY (v_related);
     END IF;
     DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ANY (v_ids);
     DELETE FROM headgate.job_limit_keys k WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_ids);

@@ -1,4 +1,4 @@
--- One small plain job (no key, tag, limit key or link, not sent before, due now) whose worker already waits: what
+-- One small plain job (no key, tag, limit key or dependency, not sent before, due now) whose worker already waits: what
 -- submit_claim_v1 does for many, and with its columns. It is the case of an idle system, where every argument counts.
 --
 -- On an idle topic it is inserted as running: one statement that looks and one that writes, instead of eleven, and

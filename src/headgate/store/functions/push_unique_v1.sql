@@ -1,5 +1,5 @@
 -- A submit met a live job with its unique key and wants to change it: mode 1 replaces body, priority and due time, mode 2
--- pushes the due time. The caller's transaction holds the rows (link_v1). A running job is left as it is. max_ms_ bounds
+-- pushes the due time. The caller's transaction holds the rows (add_dependencies_v1). A running job is left as it is. max_ms_ bounds
 -- how long a job may be put off, from its creation.
 -- call_ids_ are the ids of the submits: each is remembered, so that a copy of it does nothing more.
 -- One by one, in the order given: of several submits in one flush, the last wins.

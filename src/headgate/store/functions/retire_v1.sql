@@ -92,7 +92,7 @@ DECLARE
     v_tenant int;
     v_ids    uuid[];
 BEGIN
-    -- Events of a job lie between its submit and its end; the links of a submit are noted a moment before it.
+    -- Events of a job lie between its submit and its end; the dependencies of a submit are noted a moment before it.
     DELETE FROM headgate.job_events e USING unnest(tenants_, ids_, created_, finished_) AS u(tenant_no, id, first, last)
      WHERE e.tenant_no = u.tenant_no AND e.job_id = u.id AND e.at >= u.first - interval '1 minute' AND e.at <= u.last;
     IF v_all & 3687 = 0 THEN RETURN; END IF;
@@ -148,8 +148,8 @@ BEGIN
     END IF;
 END $$;
 
--- Jobs of a tenant that are about to be submitted with links, and of which none is there: if one was there before, in a day
--- that is detached and not cleared yet, what is left of it is removed now. Else its links would become the new one's.
+-- Jobs of a tenant that are about to be submitted with dependencies, and of which none is there: if one was there before, in a day
+-- that is detached and not cleared yet, what is left of it is removed now. Else its dependencies would become the new one's.
 CREATE FUNCTION headgate.forget_first_lives_v1(tenant_ int, ids_ uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE

@@ -22,7 +22,7 @@ DECLARE
     v_kinds    smallint[];
     v_errors   text[];
     v_final    uuid[];
-    v_linked   uuid[];          -- of those that ended: others wait for it, or it has a unique key
+    v_related   uuid[];          -- of those that ended: others wait for it, or it has a unique key
     v_limited  uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
     WITH told AS MATERIALIZED (
@@ -44,7 +44,7 @@ BEGIN
                     WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
                     ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
                             FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
-               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS linked, h.flags & 132 <> 0 AS limited,
+               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS related, h.flags & 132 <> 0 AS limited,
                h.flags & 4 <> 0 AS keyed
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
@@ -54,9 +54,9 @@ BEGIN
                            WHEN v.kind = 4 THEN 2 ELSE 3 END)::smallint ORDER BY v.id),
            array_agg(CASE WHEN v.kind = 3 THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL),
-           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.linked),
+           array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.related),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.limited)
-      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final, v_linked, v_limited
+      INTO v_ids, v_ords, v_kinds, v_errors, v_states, v_run_ats, v_final, v_related, v_limited
       FROM judged v;
 
     IF v_ids IS NOT NULL THEN
@@ -105,8 +105,8 @@ BEGIN
         SELECT tenant_, x.topic_no, 1, x.state, count(*), v_now
           FROM (SELECT topic_no, state FROM kept UNION ALL SELECT topic_no, state FROM moved) AS x GROUP BY 2, 4;
 
-        IF v_linked IS NOT NULL AND headgate.ended_v1(tenant_, v_linked, ARRAY(
-               SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_linked) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
+        IF v_related IS NOT NULL AND headgate.ended_v1(tenant_, v_related, ARRAY(
+               SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_related) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
             RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
         END IF;
         IF v_limited IS NOT NULL THEN

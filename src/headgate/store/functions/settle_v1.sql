@@ -27,7 +27,7 @@ DECLARE
     v_gone    uuid[];
     v_base    int := cardinality(ids_);
     v_odd     uuid[];          -- completed although a cancel was requested
-    v_linked  uuid[];          -- others wait for it, or it has a unique key
+    v_related  uuid[];          -- others wait for it, or it has a unique key
     v_limited uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
     IF lock_ms_ > 0 THEN PERFORM set_config('lock_timeout', lock_ms_::text, true); END IF;
@@ -74,7 +74,7 @@ BEGIN
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
                array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0), array_agg(k.id) FILTER (WHERE k.flags & 132 <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
-          INTO v_applied, v_odd, v_linked, v_limited, v_gone FROM kept k;
+          INTO v_applied, v_odd, v_related, v_limited, v_gone FROM kept k;
         -- explain: end
         IF v_limited IS NOT NULL THEN
             RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
@@ -85,8 +85,8 @@ BEGIN
             SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
              WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_odd) AND a.finished_at = v_now;
         END IF;
-        IF v_linked IS NOT NULL
-           AND headgate.ended_v1(tenants_[v_run], v_linked, array_fill(5::smallint, ARRAY[cardinality(v_linked)])) THEN
+        IF v_related IS NOT NULL
+           AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5::smallint, ARRAY[cardinality(v_related)])) THEN
             RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
         END IF;
         IF v_applied < cardinality(v_ids) THEN

@@ -1,4 +1,4 @@
--- A plain flush of submits (no keys, tags, limit keys or links, nothing sent before, due now) whose worker already waits:
+-- A plain flush of submits (no keys, tags, limit keys or dependencies, nothing sent before, due now) whose worker already waits:
 -- submits and claims in one call. Returns what submit_v1 returns (the first four columns) and what claim_v1 returns (the
 -- others), for the arguments of both.
 CREATE FUNCTION headgate.submit_claim_v1(

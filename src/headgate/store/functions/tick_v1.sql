@@ -1,4 +1,4 @@
--- Once a second per instance, whatever the number of links: everything that is due, in one call.
+-- Once a second per instance, whatever the number of workers: everything that is due, in one call.
 --   pending   a topic with claimable jobs in a range          paused   a target that is paused, and until when
 --   promoted  a job made claimable just now                   problem  why a job could not be (one_by_one_ only)
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due

@@ -73,7 +73,7 @@ CREATE TABLE headgate.batch_jobs (
 CREATE INDEX batch_jobs_of_job ON headgate.batch_jobs (tenant_no, job_id);
 
 -- include: functions/ended_v1.sql
--- include: functions/link_v1.sql
+-- include: functions/add_dependencies_v1.sql
 -- include: functions/push_unique_v1.sql
 -- include: functions/retake_unique_v1.sql
 -- include: functions/free_ready_v1.sql

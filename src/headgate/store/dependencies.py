@@ -1,7 +1,7 @@
-"""Links of submitted jobs: the calls around `submit_v1` for jobs with a unique key, parents or a batch, and freeing.
+"""The calls around `submit_v1` for jobs with a unique key, parents or a batch, and unblocking jobs that waited.
 
-A job without links never comes here. `link` and the submit share one transaction, of one tenant: locks are taken in the
-order that functions/link_v1.sql explains.
+A job without any of these never comes here. `add` and the submit share one transaction, of one tenant: locks are taken in the
+order that functions/add_dependencies_v1.sql explains.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from datetime import datetime
 from typing import Final, TypeAlias
 from uuid import UUID
 
+from headgate.domain.dependencies import Dependencies, DependencyView, Needs, Relation
 from headgate.domain.errors import BatchSealed, HeadgateError, NotFound
-from headgate.domain.links import Links, LinksView, Needs, Relation
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
-LINK: Final = """
+ADD: Final = """
 SELECT ord, code, job_id
-  FROM headgate.link_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"""
-UNLINK: Final = "SELECT headgate.unlink_v1($1, $2, $3, $4, $5, $6)"
+  FROM headgate.add_dependencies_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"""
+REMOVE: Final = "SELECT headgate.remove_dependencies_v1($1, $2, $3, $4, $5, $6)"
 PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FREE: Final = "SELECT tenant_no, topic_no, id FROM headgate.free_ready_v1($1)"
 MEND: Final = "SELECT tenant_no, child_id, met, parent_id, mended FROM headgate.mend_waits_v1($1, $2, $3, $4, $5)"
@@ -60,36 +60,36 @@ class Pushed:
 
     holder: UUID
     call_id: UUID  # the submit's own
-    links: Links
+    asked: Dependencies
     run_at: datetime | None
     delay_ms: int | None
     payload: bytes
     priority: int
 
 
-async def link(
+async def add(
     db: Connection,
     tenant_no: int,
     ids: Sequence[UUID],
     topic_nos: Sequence[int],
-    links: Sequence[Links],
+    asked: Sequence[Dependencies],
     stale: Sequence[bool],
 ) -> dict[int, tuple[int, UUID]]:
-    """Write the links of jobs about to be submitted; by 0-based place, what stands in the way of some (see link_v1)."""
-    unique = [(ord_, one.unique.key) for ord_, one in enumerate(links, 1) if one.unique is not None]
-    parents = [(ord_, parent) for ord_, one in enumerate(links, 1) for parent in one.depends_on]
-    batches = [(ord_, one.batch) for ord_, one in enumerate(links, 1) if one.batch is not None]
-    scopes, scope_nos, scope_topics = _scopes(links)
+    """Write what jobs about to be submitted depend on; by 0-based place, what stands in the way of some (see add_dependencies_v1)."""
+    unique = [(ord_, one.unique.key) for ord_, one in enumerate(asked, 1) if one.unique is not None]
+    parents = [(ord_, parent) for ord_, one in enumerate(asked, 1) for parent in one.depends_on]
+    batches = [(ord_, one.batch) for ord_, one in enumerate(asked, 1) if one.batch is not None]
+    scopes, scope_nos, scope_topics = _scopes(asked)
     rows = await db.fetch(
-        LINK,
+        ADD,
         tenant_no,
         ids,
         topic_nos,
         stale,
         [ord_ for ord_, _ in unique],
         [key for _, key in unique],
-        [int(one.needs) for one in links],
-        [int(one.on_parent_failure) for one in links],
+        [int(one.needs) for one in asked],
+        [int(one.on_parent_failure) for one in asked],
         [ord_ for ord_, _ in parents],
         [parent for _, parent in parents],
         [ord_ for ord_, _ in batches],
@@ -101,13 +101,13 @@ async def link(
     return {ord_ - 1: (code, job_id) for ord_, code, job_id in rows}
 
 
-def _scopes(links: Sequence[Links]) -> tuple[list[int], list[int], list[str]]:
+def _scopes(asked: Sequence[Dependencies]) -> tuple[list[int], list[int], list[str]]:
     """What callers whose token permits some topics may refer to: a number for each job (0: anything), and the topics
     by number. Empty lists when none is limited so, which is nearly always."""
-    if all(one.sees is None for one in links):
+    if all(one.sees is None for one in asked):
         return [], [], []
     numbers: dict[frozenset[str], int] = {}
-    of_jobs = [0 if one.sees is None else numbers.setdefault(one.sees, len(numbers) + 1) for one in links]
+    of_jobs = [0 if one.sees is None else numbers.setdefault(one.sees, len(numbers) + 1) for one in asked]
     pairs = [(number, topic) for topics, number in numbers.items() for topic in sorted(topics)]
     return of_jobs, [number for number, _ in pairs], [topic for _, topic in pairs]
 
@@ -119,17 +119,17 @@ def refusal(code: int, subject: UUID) -> HeadgateError:
     return NotFound("parent job" if code == NO_PARENT else "batch", str(subject))
 
 
-async def unlink(db: Connection, tenant_no: int, jobs: Iterable[tuple[UUID, Links]]) -> None:
-    """Take back the links of jobs that were not made after all."""
+async def remove(db: Connection, tenant_no: int, jobs: Iterable[tuple[UUID, Dependencies]]) -> None:
+    """Take back what `add` wrote for jobs that were not made after all."""
     found = list(jobs)
     if not found:
         return
-    parents = [(job_id, parent) for job_id, links in found for parent in links.depends_on]
-    members = [(job_id, links.batch) for job_id, links in found if links.batch is not None]
+    parents = [(job_id, parent) for job_id, asked in found for parent in asked.depends_on]
+    members = [(job_id, asked.batch) for job_id, asked in found if asked.batch is not None]
     await db.execute(
-        UNLINK,
+        REMOVE,
         tenant_no,
-        [job_id for job_id, links in found if links.unique is not None],
+        [job_id for job_id, asked in found if asked.unique is not None],
         [child for child, _ in parents],
         [parent for _, parent in parents],
         [member for member, _ in members],
@@ -139,10 +139,10 @@ async def unlink(db: Connection, tenant_no: int, jobs: Iterable[tuple[UUID, Link
 
 async def push(db: Connection, tenant_no: int, jobs: Iterable[Pushed]) -> None:
     """Replace or put off live jobs, in this order; running ones stay as they are."""
-    found = [job for job in jobs if job.links.unique is not None and job.links.unique.mode]
+    found = [job for job in jobs if job.asked.unique is not None and job.asked.unique.mode]
     if not found:
         return
-    uniques = [job.links.unique for job in found if job.links.unique is not None]
+    uniques = [job.asked.unique for job in found if job.asked.unique is not None]
     await db.execute(
         PUSH,
         tenant_no,
@@ -186,7 +186,7 @@ async def holder_of(db: Connection, tenant_no: int, job_id: UUID) -> UUID | None
     return holder
 
 
-async def relations(db: Connection, tenant_no: int, job_id: UUID) -> LinksView:
+async def relations(db: Connection, tenant_no: int, job_id: UUID) -> DependencyView:
     """What hangs on a job: its unique key, batch, parents and children."""
     with translating(writing=False):
         rows = await db.fetch(RELATIONS, tenant_no, job_id, _COUNTED_MAX)
@@ -201,7 +201,7 @@ async def relations(db: Connection, tenant_no: int, job_id: UUID) -> LinksView:
         else:
             found[kind].append(Relation(job_id=other, needs=Needs(needs), met=met))
             counts[kind] = count
-    return LinksView(
+    return DependencyView(
         unique_key=key,
         parents=tuple(found["parent"]),
         parent_count=counts["parent"],

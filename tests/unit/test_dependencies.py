@@ -8,11 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from headgate.domain import limits, links
+from headgate.domain import dependencies, limits
+from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure, Unique, waves
 from headgate.domain.errors import DependencyCycle, HeadgateError, InvalidInput
+from headgate.domain.flags import JobFlag
 from headgate.domain.ids import TenantName, TopicName, new_job_id
 from headgate.domain.jobs import Submission
-from headgate.domain.links import Needs, NewBatch, OnParentFailure, Unique, waves
 
 A, B, C, D = (new_job_id(now_ms=1_760_000_000_000, random_bits=bytes([bits] * 10)) for bits in range(4))
 
@@ -21,24 +22,24 @@ def job(**words: Any) -> Submission:
     return Submission(tenant=TenantName("acme"), topic=TopicName("mail"), **{"id": A, **words})
 
 
-def test_a_job_without_links_has_none() -> None:
-    assert job().links is None
+def test_a_job_without_dependencies_has_none() -> None:
+    assert job().dependencies is None
 
 
 @pytest.mark.parametrize(
     ("words", "flags"),
     [
-        ({"unique": Unique(key="k")}, links.UNIQUE),
-        ({"depends_on": [B]}, links.WAITS | links.HAS_PARENTS),
-        ({"batch": B}, links.AWAITED | links.IN_BATCH),
+        ({"unique": Unique(key="k")}, JobFlag.UNIQUE),
+        ({"depends_on": [B]}, JobFlag.WAITS | JobFlag.HAS_PARENTS),
+        ({"batch": B}, JobFlag.HAS_DEPENDANTS | JobFlag.IN_BATCH),
         (
             {"unique": Unique(key="k"), "depends_on": [B, C, B], "batch": D},
-            links.UNIQUE | links.WAITS | links.HAS_PARENTS | links.AWAITED | links.IN_BATCH,
+            JobFlag.UNIQUE | JobFlag.WAITS | JobFlag.HAS_PARENTS | JobFlag.HAS_DEPENDANTS | JobFlag.IN_BATCH,
         ),
     ],
 )
-def test_links_are_seen_in_the_flags_a_job_begins_with(words: dict[str, Any], flags: int) -> None:
-    found = job(**words).links
+def test_dependencies_are_seen_in_the_flags_a_job_begins_with(words: dict[str, Any], flags: int) -> None:
+    found = job(**words).dependencies
     assert found is not None
     assert found.flags == flags
     assert len(set(found.depends_on)) == len(found.depends_on)
@@ -102,7 +103,9 @@ def test_the_numbers_of_domain_and_wire_are_the_same() -> None:
     assert [one.name for one in OnParentFailure] == [
         name.removeprefix("ON_PARENT_FAILURE_") for name in jobs_pb2.OnParentFailure.DESCRIPTOR.values_by_name
     ]
-    assert [one.name for one in links.OnConflict] == list(producer_pb2.Unique.OnConflict.DESCRIPTOR.values_by_name)
+    assert [one.name for one in dependencies.OnConflict] == list(
+        producer_pb2.Unique.OnConflict.DESCRIPTOR.values_by_name
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a job hangs together with others: only one live job per key, jobs that wait for jobs, batches.
+"""How a job depends on others: one live job per unique key, jobs that wait for jobs, batches.
 
 The numbers are stored in rows (`unique_jobs`, `job_dependencies`, `batches`) and read by the SQL functions.
 """
@@ -9,22 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.errors import DependencyCycle, InvalidInput, TooLarge
+from headgate.domain.flags import JobFlag
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.states import State, Word
-
-# Bits of jobs.flags that belong to links; the base migration lists the others.
-AWAITED: Final = 32
-WAITS: Final = 256
-HAS_PARENTS: Final = 512
-IN_BATCH: Final = 1024
-UNIQUE: Final = 2048
-LINKED: Final = AWAITED | UNIQUE | HAS_PARENTS | IN_BATCH
 
 
 class OnConflict(Word):
@@ -98,7 +90,7 @@ class Unique:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class Dependencies:
     """What a submission says about other jobs."""
 
     unique: Unique | None = None
@@ -110,15 +102,15 @@ class Links:
 
     @property
     def flags(self) -> int:
-        """The bits a job with these links begins its life with."""
+        """The bits that a job with these begins its life with."""
         return (
-            (UNIQUE if self.unique else 0)
-            | (WAITS | HAS_PARENTS if self.depends_on else 0)
-            | (AWAITED | IN_BATCH if self.batch else 0)
+            (JobFlag.UNIQUE if self.unique else 0)
+            | (JobFlag.WAITS | JobFlag.HAS_PARENTS if self.depends_on else 0)
+            | (JobFlag.HAS_DEPENDANTS | JobFlag.IN_BATCH if self.batch else 0)
         )
 
 
-def checked_links(
+def checked_dependencies(
     job_id: JobId,
     *,
     unique: Unique | None,
@@ -127,8 +119,8 @@ def checked_links(
     on_parent_failure: object,
     batch: UUID | None,
     sees: frozenset[str] | None = None,
-) -> Links | None:
-    """The links of one submission, checked; None if it has none."""
+) -> Dependencies | None:
+    """What one submission says about other jobs, checked; None if nothing."""
     if unique is None and not depends_on and batch is None:
         return None
     if unique is not None and not isinstance(unique, Unique):
@@ -136,7 +128,7 @@ def checked_links(
     parents = check_parents(depends_on)
     if job_id in parents:
         raise DependencyCycle(f"job {job_id} cannot wait for itself; leave its own id out of depends_on")
-    return Links(
+    return Dependencies(
         unique=unique,
         depends_on=parents,
         needs=Needs.parse(needs, field="needs"),
@@ -234,7 +226,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinksView:
+class DependencyView:
     """What hangs on a job; the lists are cut at 100, the counts are not (up to 10,000)."""
 
     unique_key: str = ""

@@ -1,19 +1,19 @@
--- What comes before the submit of jobs with links, for one tenant and in the submit's transaction: takes unique keys,
+-- What comes before the submit of jobs with dependencies, for one tenant and in the submit's transaction: takes unique keys,
 -- writes dependencies and batch membership. Returns the ords that are not to be submitted as they are:
 --   1 job_id is live under the unique key (and locked by us)   2 this very submit has changed job_id before
 --   10 no such parent: job_id   11 no such batch: job_id
 --   12 that batch is sealed: job_id                            13 somebody was in between: try again
---   20 the id is known already, so its links stand: submit it without
+--   20 the id is known already, so its dependencies stand: submit it without
 -- scopes_: for each job 0, or a number in scope_nos_: its caller sees the topics scope_topics_ of that number and no others,
 -- so parents and batches of other topics do not exist for it (10, 11). Empty: all callers see everything.
--- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by unlink_v1 if the submit
+-- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by remove_dependencies_v1 if the submit
 -- then finds that it is no new job.
 --
 -- Locks: job rows in id order (holders of unique keys and parents together), then finished parents, batches, and unique
 -- keys in their order. All job rows come first, because whoever ends a job holds its row when it comes to the rest. So a
 -- holder or parent that we hold is live until we commit, and one that we could not lock has ended and says so in a later
 -- statement: no submit is swallowed by a job that has already ended, and no end of a parent is missed.
-CREATE FUNCTION headgate.link_v1(
+CREATE FUNCTION headgate.add_dependencies_v1(
     tenant_ int, ids_ uuid[], topics_ int[], stale_ boolean[], unique_ords_ int[], unique_keys_ text[],
     needs_ smallint[], on_failures_ smallint[], parent_ords_ int[], parents_ uuid[], batch_ords_ int[], batches_ uuid[],
     scopes_ int[], scope_nos_ int[], scope_topics_ text[])
@@ -43,7 +43,7 @@ DECLARE
 BEGIN
     -- In one snapshot for all statements, a holder or parent that has ended meanwhile would still look alive.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'headgate.link_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
+        RAISE EXCEPTION 'headgate.add_dependencies_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     END IF;
     IF EXISTS (SELECT FROM headgate.retention_days r WHERE r.leaving) THEN      -- rare, and soon over
         PERFORM headgate.forget_first_lives_v1(tenant_, ARRAY(
@@ -249,9 +249,9 @@ BEGIN
     RETURN QUERY SELECT o.ord, o.code, o.job_id FROM unnest(v_ords, v_codes, v_jobs) AS o(ord, code, job_id);
 END $$;
 
--- Takes back what link_v1 wrote for jobs that the submit then did not make (their id or key was used before): the very
+-- Takes back what add_dependencies_v1 wrote for jobs that the submit then did not make (their id or key was used before): the very
 -- rows, for there may be older ones of the same id. A check that was noted finds nothing to free.
-CREATE FUNCTION headgate.unlink_v1(
+CREATE FUNCTION headgate.remove_dependencies_v1(
     tenant_ int, unique_ids_ uuid[], children_ uuid[], parents_ uuid[], members_ uuid[], batches_ uuid[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
