@@ -361,7 +361,7 @@ async def test_neither_a_pause_nor_a_lost_database_nor_a_failing_claim_ends_a_st
         )
         await both_get_one()
 
-        names = ("claim", "hand_over", "submit_claim")  # by any of them a job comes to run
+        names = ("claim", "submit_running", "submit_claim")  # by any of them a job comes to run
         functions = [
             await rows.fetchval("SELECT $1::text::regproc::regprocedure::text", f"headgate.{name}_v1") for name in names
         ]

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.store.restored import RANGES_AHEAD
+from headgate.store.restore_fence import RANGES_AHEAD
 from tests.failover.cluster import Cluster, Node, as_account, printed_command
 from tests.failover.load import LEASE, Stack
 from tests.failover.report import Report

@@ -146,7 +146,7 @@ async def unblocked(queue: Queue, other: Other, clock: Clock) -> UUID:
     epoch = await claimed(queue, parent)
     await passed(queue, other, clock)
     await queue.settle((parent, epoch, Completed()))
-    freed, _ = await dependencies.free_ready(queue.db)
+    freed, _ = await dependencies.unblock_ready(queue.db)
     assert [job_id for _, _, job_id in freed] == [job]
     return job
 
@@ -483,7 +483,7 @@ NEVER_PENDING = {
     "cancel_v1": "sets a flag",
     "claim_v1": "to running",
     "fire_v1": "sets a flag of what submit_v1 made",
-    "hand_over_v1": "made as running",
+    "submit_running_v1": "made as running",
     "add_dependencies_v1": "sets a flag",
     "progress_v1": "the progress",
     "reap_v1": "the lease; settle_other_v1 writes the arrivals of what it ends",

@@ -168,7 +168,7 @@ async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, datab
             for part in range(nth, 40, 4):  # 40 flushes of 250, four at a time
                 ids = claimed[part // 4].ids[part % 4 * 250 :][:250]
                 await who.settle(*((job_id, 1, Completed()) for job_id in ids))
-                found, _ = await dependencies.free_ready(who.db)
+                found, _ = await dependencies.unblock_ready(who.db)
                 freed.extend(job_id for _, _, job_id in found)
 
         async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:

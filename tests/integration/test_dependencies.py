@@ -38,7 +38,7 @@ async def free(queue: Queue) -> list[UUID]:
     freed: list[UUID] = []
     more = True
     while more:
-        found, more = await dependencies.free_ready(queue.db)
+        found, more = await dependencies.unblock_ready(queue.db)
         freed += [job_id for _, _, job_id in found]
     return freed
 
@@ -405,7 +405,7 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
 
         async def release() -> None:
             while len(ended) < 120:
-                await dependencies.free_ready(freer.db)
+                await dependencies.unblock_ready(freer.db)
                 await asyncio.sleep(0)
 
         async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
@@ -531,7 +531,7 @@ async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_w
         await foreign.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked[0])
         await run(queue, parent)
         # No call waits for the lock; and once the other is decided, asking again at once would free nothing.
-        told = [(await asyncio.wait_for(dependencies.free_ready(queue.db), 5))[1] for _ in range(3)]
+        told = [(await asyncio.wait_for(dependencies.unblock_ready(queue.db), 5))[1] for _ in range(3)]
         assert told == [True, False, False]
         assert await state(queue, other[0]) is State.PENDING
         assert await state(queue, locked[0]) is State.BLOCKED

@@ -230,7 +230,7 @@ async def test_a_child_waits_for_its_parent_through_any_number_of_redrives(queue
         claimed = await queue.claim()
         assert claimed.ids == (parent,)
         await queue.settle((parent, claimed.epochs[0], outcome))
-        return [job_id for _, _, job_id in (await dependencies.free_ready(queue.db))[0]]
+        return [job_id for _, _, job_id in (await dependencies.unblock_ready(queue.db))[0]]
 
     for _ in range(2):
         assert await ends(DIES) == []

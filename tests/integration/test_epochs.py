@@ -13,7 +13,7 @@ from headgate.store import verbs
 from headgate.store.claim import ClaimRequest
 from headgate.store.connect import Connection
 from headgate.store.flush import fill
-from headgate.store.restored import restored
+from headgate.store.restore_fence import fence_restore
 from headgate.store.submit_claim import submit_and_claim
 from tests.support.dispatching import Instance
 from tests.support.queue import Queue
@@ -116,7 +116,7 @@ async def test_a_redrive_goes_on_counting_and_after_a_restore_begins_above_all_t
     tenant = await queue.tenant_no()
     await verbs.redrive(queue.db, tenant, [ids[0]])
     assert await claim_one(queue, ids[0]) == epochs[ids[0]] + 1
-    await restored(queue.db, actor="a test")
+    await fence_restore(queue.db, actor="a test")
     newest = await queue.db.fetchval("SELECT last_value FROM headgate.epoch_ranges")
     await verbs.redrive(queue.db, tenant, [ids[1]])
     assert await claim_one(queue, ids[1]) > newest << 10

@@ -72,7 +72,7 @@ async def race(queue: Queue, seed: int, names: Sequence[str], made: set[UUID], r
         if dice.random() < 0.2:
             await leases.promote(queue.db)
         if dice.random() < 0.1:
-            await queue.db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+            await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
         if dice.random() < 0.2 and made:
             some = dice.sample(sorted(made), min(3, len(made)))
             if dice.random() < 0.5:
@@ -85,7 +85,7 @@ async def race(queue: Queue, seed: int, names: Sequence[str], made: set[UUID], r
 async def work_off(queue: Queue, names: Sequence[str]) -> None:
     while await queue.db.fetchval("SELECT count(*) FROM headgate.jobs"):
         await leases.promote(queue.db)
-        await queue.db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+        await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
         got = await queue.claim(20, *names)
         await queue.settle(*((job, epoch, Completed()) for job, epoch in zip(got.ids, got.epochs, strict=True)))
 
@@ -166,7 +166,7 @@ async def test_limits_that_change_while_jobs_run_leave_nothing_behind(database: 
                     "fair_by_key": dice.random() < 0.3,
                 }
                 await topics.set_topic(first.db, first.names, tenant_no, "mail", changes=changes)
-                await first.db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+                await first.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
 
         await asyncio.gather(
             change(), *(race(queue, seed, ("mail",), made, 30) for seed, queue in enumerate(racers, 100))

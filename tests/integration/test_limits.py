@@ -187,13 +187,13 @@ async def test_raising_or_removing_a_limit_frees_who_waits(db: Connection) -> No
         await queue.add(3, limit_key=f"k{number}")
     assert (await states(queue))[State.PENDING] == 30
     await limit(queue, max_running_per_key=2)
-    freed = {row[0] for row in await db.fetch("SELECT topic_no FROM headgate.free_due_v1(20)")}
+    freed = {row[0] for row in await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(20)")}
     assert freed == {(await queue.topic()).no}
     assert (await states(queue))[State.PENDING] == 50  # in bounded parts
-    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(20)")
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(20)")
     assert (await states(queue))[State.PENDING] == 60
     await limit(queue, max_running_per_key=None)
-    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
     assert await states(queue) == {State.PENDING: 90}
     await no_drift(db)
 
@@ -265,13 +265,13 @@ async def test_a_key_starts_no_more_than_its_rate_allows(db: Connection) -> None
     ((_, at),) = got.waits
     assert at is not None
     assert 0.1 <= at <= 0.101
-    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
     assert State.PENDING not in await states(queue)
     await clock.advance(seconds=at)
-    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
     assert len(await queue.claim(10)) == 1
     await clock.advance(seconds=30)
-    await db.fetch("SELECT topic_no FROM headgate.free_due_v1(100)")
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
     assert len(await queue.claim(10)) == 2
     await no_drift(db)
 

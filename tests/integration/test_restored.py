@@ -11,7 +11,7 @@ from headgate.domain.errors import InstanceForgotten
 from headgate.domain.outcomes import Completed, Snooze
 from headgate.domain.states import Receipt
 from headgate.store.connect import Connection
-from headgate.store.restored import restored
+from headgate.store.restore_fence import fence_restore
 from headgate.store.service import Store
 from tests.support.queue import Queue
 
@@ -21,7 +21,7 @@ async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection
     queue = Queue(db)
     await queue.add(3)
     old = await queue.claim(2)
-    done = await restored(db, actor="a test")
+    done = await fence_restore(db, actor="a test")
     assert done.jobs == 3
     told = await queue.settle(
         *((job_id, epoch, Completed()) for job_id, epoch in zip(old.ids, old.epochs, strict=True))
@@ -39,7 +39,7 @@ async def test_an_instance_that_the_database_does_not_know_is_told_so(database: 
     try:
         await store.register("one", "0")
         await store.tick([])
-        await restored(db, actor="a test")
+        await fence_restore(db, actor="a test")
         with pytest.raises(InstanceForgotten, match="start it again"):
             await store.tick([])
     finally:

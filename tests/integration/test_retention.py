@@ -279,7 +279,7 @@ async def everything(queue: Queue, clock: Clock) -> None:
         await seal_batch(db, tenant, batch.id)
     (waiting,) = await queue.add(1, "keyed", limit_key="customer")
     await end_all(queue, "keyed", None, [waiting])
-    while (await dependencies.free_ready(db))[1]:
+    while (await dependencies.unblock_ready(db))[1]:
         pass
     await end_all(queue, "children", Completed())
     await end_all(queue, "done", Completed())
@@ -319,7 +319,7 @@ async def end_all(queue: Queue, topic: str, outcome: Outcome | None, jobs: Seque
 async def aged(queue: Queue, clock: Clock, *, days: int) -> None:
     await later(clock, queue.db, days=days)
     await all_passes(queue.db)
-    while (await dependencies.free_ready(queue.db))[1]:
+    while (await dependencies.unblock_ready(queue.db))[1]:
         pass
 
 
@@ -404,11 +404,11 @@ async def test_a_live_child_of_a_parent_that_is_gone_goes_on_waiting_for_the_oth
     await later(clock, queue.db, days=9)
     await all_passes(queue.db)
     assert await known(queue, [first, second, child]) == [second, child]
-    assert (await dependencies.free_ready(queue.db))[0] == []
+    assert (await dependencies.unblock_ready(queue.db))[0] == []
     assert (await reads.get(queue.db, await queue.tenant_no(), child)).state is State.BLOCKED
     claimed = await queue.claim(1, "parents")
     await queue.settle((claimed.ids[0], claimed.epochs[0], Completed()))
-    assert [job for _, _, job in (await dependencies.free_ready(queue.db))[0]] == [child]
+    assert [job for _, _, job in (await dependencies.unblock_ready(queue.db))[0]] == [child]
 
 
 async def test_a_child_that_waits_for_the_redrive_of_a_dead_parent_is_cancelled_when_that_is_removed(
@@ -421,7 +421,7 @@ async def test_a_child_that_waits_for_the_redrive_of_a_dead_parent_is_cancelled_
     await topics.set_topic(queue.db, queue.names, tenant, "parents", rules={"keep_dead": 2 * DAY})
     await later(clock, queue.db, days=4)
     assert (await all_passes(queue.db)).jobs == 1  # by row, not by day
-    await dependencies.free_ready(queue.db)
+    await dependencies.unblock_ready(queue.db)
     assert (await reads.get(queue.db, tenant, child)).state is State.CANCELLED
     assert (await reads.events(queue.db, tenant, child))[-1].reason == f"it waited for {parent}, which is gone"
 
@@ -440,9 +440,9 @@ async def test_a_batch_goes_on_counting_members_that_are_gone_until_its_last_job
     assert status.counts == {State.COMPLETED: 2, State.CANCELLED: 1, State.PENDING: 1}
     await seal_batch(db, tenant, batch.id)
     assert (await batch_status(db, tenant, batch.id)).total == 4
-    assert (await dependencies.free_ready(db))[0] == []
+    assert (await dependencies.unblock_ready(db))[0] == []
     await end_all(queue, "mail", Completed())
-    assert [job for _, _, job in (await dependencies.free_ready(db))[0]] == [callback.id]
+    assert [job for _, _, job in (await dependencies.unblock_ready(db))[0]] == [callback.id]
     await later(clock, db, days=9)
     await all_passes(db)
     assert await known(queue, [slow]) == []
@@ -571,7 +571,7 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_has_nothing_of_its
         own = {"depends_on": [parent], "batch": first.id, "unique": Unique(key=f"u{n}")}
         await queue.submit(queue.job(payload=b"l" * 3_000, tags=["red", "green"], limit_key="k", **own))
     await end_all(queue, "parents", Completed())
-    while (await dependencies.free_ready(db))[1]:
+    while (await dependencies.unblock_ready(db))[1]:
         pass
     await end_all(queue, "mail", Completed())
     await seal_batch(db, tenant, first.id)

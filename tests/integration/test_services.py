@@ -40,7 +40,7 @@ CALLS = {
     "claims": ("coordinator", "claim_once"),
     "ticks": ("coordinator", "tick_once"),
     "announcements": ("store", "notify"),
-    "limits": ("store", "free_due"),
+    "limits": ("store", "admit_due"),
     "outcomes": ("outcomes.writer", "_take"),
     "unmatched outcomes": ("unmatched_outcomes.writer", "_take"),
     "submits": ("submitter.writer", "_take"),

@@ -23,7 +23,7 @@ ALTER TABLE headgate.jobs ADD COLUMN claimed_with text NOT NULL DEFAULT '';
 ALTER TABLE headgate.archive ADD COLUMN claimed_with text NOT NULL DEFAULT '';
 -- include: functions/claim_v2.sql
 -- include: functions/submit_claim_v2.sql
--- include: functions/hand_over_v2.sql
+-- include: functions/submit_running_v2.sql
 """
 _INDEX = """\
 -- headgate: no transaction
@@ -51,7 +51,7 @@ class LaterRelease:
         claim = claim.replace(taken, f"{taken} claimed_with = 'v2',").replace("headgate.claim_v1", "headgate.claim_v2")
         self._write("functions/claim_v2.sql", claim)
         changes = {
-            "hand_over": (
+            "submit_running": (
                 ("headgate.submit_claim_v1(", "headgate.submit_claim_v2("),
                 ("topic_no, rank_class, priority, attempt,", "topic_no, rank_class, priority, claimed_with, attempt,"),
                 ("coalesce(priority_, 0), 1,", "coalesce(priority_, 0), 'v2', 1,"),

@@ -8,7 +8,7 @@ import os
 
 from headgate.cli.database import chosen_database, connected
 from headgate.ops.settings import Settings
-from headgate.store.restored import restored
+from headgate.store.restore_fence import fence_restore
 
 
 def restored_command(*, database_url: str | None = None) -> None:
@@ -32,7 +32,7 @@ async def _run(database_url: str | None) -> None:
         chosen_database(url, data=settings.data) as database,
         connected(database, command="restored") as connection,
     ):
-        done = await restored(connection, actor=_who())
+        done = await fence_restore(connection, actor=_who())
         print(
             f"{database.title}: the epochs of {done.jobs} live jobs moved on, {done.instances} instances forgotten; "
             "start the servers now"

@@ -432,7 +432,7 @@ class Coordinator:
         if not self._wakes or self._stopped.is_set():
             return
         for demand in self._by_topic.get(topic_no, ()):
-            # Without a snapshot seen it would look from the head, and go on so: it tells none (hand_over_v1).
+            # Without a snapshot seen it would look from the head, and go on so: it tells none (submit_running_v1).
             if demand.waits and demand.marks.seen is not None and not self.is_paused(demand.tenant_no, topic_no):
                 try:
                     await self._claim_for(demand, claim)
@@ -726,9 +726,9 @@ class Coordinator:
             if self._stopped.is_set():
                 return
             try:
-                waits = await self._store.free_due()
+                waits = await self._store.admit_due()
             except HeadgateError as error:
-                log.debug("free_due_failed error=%s", error)
+                log.debug("admit_due_failed error=%s", error)
             else:
                 now = {topic_no for topic_no, seconds in waits if seconds <= 0}
                 if now:

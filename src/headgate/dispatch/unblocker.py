@@ -39,7 +39,7 @@ class Unblocker:
         """Decide all that is noted; returns how many jobs became claimable."""
         count, more = 0, True
         while more:
-            freed, more = await self._store.free_ready()
+            freed, more = await self._store.unblock_ready()
             if freed:
                 self._on_unblocked([(topic_no, job_id) for _, topic_no, job_id in freed])
             count += len(freed)

@@ -72,9 +72,9 @@ SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
  UNION ALL
 SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
-FREE_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.free_due_v1($1)"
+ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
 RESCUE: Final = "SELECT kind, tenant_no, topic_no, id, at FROM headgate.rescue_v1($1, $2, $3)"
-FREE_AT_ONCE: Final = 500
+ADMIT_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
 FRESH_SPAN: Final = timedelta(minutes=15)
@@ -160,7 +160,7 @@ class Store:
         self._quiet: frozenset[tuple[int, str]] = frozenset()
         self.on_locked: Callable[[int, UUID], None] = _nobody  # a claim may have passed over this job of that tenant
         self.on_operations: Callable[[], None] = _nobody  # a tick saw some that are not over
-        self.on_checks: Callable[[], None] = _nobody  # jobs that waited for others may be free: see free_ready
+        self.on_checks: Callable[[], None] = _nobody  # jobs that waited for others may be free: see unblock_ready
 
     def lane(self, name: str) -> Lane:
         """A lane by name."""
@@ -432,9 +432,9 @@ class Store:
             self.on_checks()
         return settled
 
-    async def free_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
+    async def unblock_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
         async with self._lanes["free"].use("free") as db:
-            return await dependencies.free_ready(db)
+            return await dependencies.unblock_ready(db)
 
     async def mend_waits(self, *, limit: int) -> list[str]:
         """Look at the next `limit` unmet dependencies, and from the beginning after the last; what was mended."""
@@ -620,11 +620,11 @@ class Store:
         self.stuck.found("reap", problems)
         return len(reaped)
 
-    async def free_due(self) -> list[tuple[int, float]]:
+    async def admit_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
-                rows = await db.fetch(FREE_DUE, FREE_AT_ONCE)
+                rows = await db.fetch(ADMIT_DUE, ADMIT_AT_ONCE)
         return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
 
     def _tick(self, rows: Sequence[tuple[Any, ...]]) -> Tick:

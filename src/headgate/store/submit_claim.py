@@ -18,8 +18,8 @@ from headgate.store.submit import SubmitAnswer, answers_of
 _COLUMNS: Final = """
 SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,
        created_at, lease_until, worker, headers, payload"""
-HAND_OVER: Final = f"""{_COLUMNS}
-  FROM headgate.hand_over_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
+SUBMIT_RUNNING: Final = f"""{_COLUMNS}
+  FROM headgate.submit_running_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
                              $20, $21, $22, $23, $24)"""
 SUBMIT_AND_CLAIM: Final = f"""{_COLUMNS}
   FROM headgate.submit_claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
@@ -36,7 +36,7 @@ async def submit_and_claim(
     """
     with translating(writing=True):
         if len(flush.ids) == 1 and not request.hints and request.ranges is not None:
-            rows = await db.fetch(HAND_OVER, *_of_one(flush, request, request.ranges))
+            rows = await db.fetch(SUBMIT_RUNNING, *_of_one(flush, request, request.ranges))
             if len(rows) == 1 and rows[0][0] is None:  # made and claimed, as nearly always
                 return {}, claimed([rows[0][4:]])
         else:
@@ -52,7 +52,7 @@ async def submit_and_claim(
 
 
 def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tuple[object, ...]:
-    """The arguments of `hand_over_v1`. Nothing is checked again: on an idle system each step of Python is a delay."""
+    """The arguments of `submit_running_v1`. Nothing is checked again: on an idle system each step of Python is a delay."""
     return (
         request.tenant_no,
         flush.ids[0],

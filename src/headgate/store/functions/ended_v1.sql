@@ -1,5 +1,5 @@
 -- These parents have ended: their dependencies (those of the given children; NULL: all) are fulfilled or broken, and each
--- child concerned is noted for free_ready_v1. True if there was one. Each dependency is written once, by the end of its one
+-- child concerned is noted for unblock_ready_v1. True if there was one. Each dependency is written once, by the end of its one
 -- parent; the child's row is not touched.
 CREATE FUNCTION headgate.meet_v1(tenant_ int, ids_ uuid[], states_ smallint[], children_ uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -21,7 +21,7 @@ BEGIN
 END $$;
 
 -- Called by whatever ends jobs, in its transaction, for those with flag 32 (others wait for it) or 2048 (unique key): the
--- key is free again, and who waited is noted. True if a child may be free now (see free_ready_v1).
+-- key is free again, and who waited is noted. True if a child may be free now (see unblock_ready_v1).
 -- states_: how each ended, 5 completed, 6 dead, 7 cancelled, or 8: it is gone for good.
 CREATE FUNCTION headgate.ended_v1(tenant_ int, ids_ uuid[], states_ smallint[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
 -- One flush of outcomes, any mix. Returns only what needs telling: (ord, receipt, state, run_at). A Completed that was
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
 -- 3 unknown). ords count the completed ones first, then the others, in the order given. Two kinds of rows concern no
--- outcome: ord 0 (receipt 9), jobs that waited for some of these may be free, see free_ready_v1; a negative ord, the topic
+-- outcome: ord 0 (receipt 9), jobs that waited for some of these may be free, see unblock_ready_v1; a negative ord, the topic
 -- of that number has room, or new pending jobs, since something ended.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the

@@ -3,7 +3,7 @@
 --   promoted  a job made claimable just now                   problem  why a job could not be (one_by_one_ only)
 --   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
 --   running   when the oldest attempt that still runs began
---   checks    jobs that waited for others may be free (see free_ready_v1)      operations   some are not over
+--   checks    jobs that waited for others may be free (see unblock_ready_v1)      operations   some are not over
 --   room      a topic of a limited sort with claimable jobs now, or (at) later
 --   names     topics were made or changed by transactions that the snapshot names_seen_ does not show (store/names.py)
 --   in flight a snapshot's oldest transaction that has not ended, and the next one to begin: as numbers behind these words
@@ -50,7 +50,7 @@ BEGIN
                                  WHERE t.changed_by >= pg_snapshot_xmin(names_seen_)
                                    AND NOT pg_visible_in_snapshot(t.changed_by, names_seen_));
     IF EXISTS (SELECT FROM headgate.topic_limits) THEN
-        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.free_due_v1(500) AS f;
+        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.admit_due_v1(500) AS f;
     END IF;
     RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
                   WHERE j.state = 1 AND j.claimed_at >= running_floor_ AND j.owner = instance_ AND j.flags & 16 <> 0

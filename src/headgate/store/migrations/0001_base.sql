@@ -410,7 +410,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql
 -- include: functions/submit_claim_v1.sql
--- include: functions/hand_over_v1.sql
+-- include: functions/submit_running_v1.sql
 -- include: functions/lock_jobs_v1.sql
 -- include: functions/settle_other_v1.sql
 -- include: functions/settle_v1.sql

@@ -26,7 +26,7 @@ CREATE INDEX unique_calls_expiry ON headgate.unique_calls (expires_at);
 COMMENT ON TABLE headgate.job_dependencies IS 'which job waits for which';
 
 -- Children that may be free now. Only ever appended to by what ends a parent, so two that end the last two parents of a
--- child do not wait for each other; decided afterwards, with a newer snapshot, by free_ready_v1. A row with a parent says
+-- child do not wait for each other; decided afterwards, with a newer snapshot, by unblock_ready_v1. A row with a parent says
 -- that this one has ended with very many children, of whom those after an id are still to be noted.
 CREATE TABLE headgate.dependency_checks (
     check_no   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -76,5 +76,5 @@ CREATE INDEX batch_jobs_of_job ON headgate.batch_jobs (tenant_no, job_id);
 -- include: functions/add_dependencies_v1.sql
 -- include: functions/push_unique_v1.sql
 -- include: functions/retake_unique_v1.sql
--- include: functions/free_ready_v1.sql
+-- include: functions/unblock_ready_v1.sql
 -- include: functions/seal_batch_v1.sql

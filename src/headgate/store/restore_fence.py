@@ -34,14 +34,14 @@ UPDATE headgate.arrivals_floor SET generation = generation + 2, snapshot = pg_cu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class Fenced:
     """What was done."""
 
     jobs: int
     instances: int
 
 
-async def restored(db: Connection, *, actor: str) -> Restored:
+async def fence_restore(db: Connection, *, actor: str) -> Fenced:
     """Move every live job's epoch on and forget all instances, in one transaction, with an entry in the audit."""
     await check_schema(db)
     with translating(writing=True):
@@ -56,7 +56,7 @@ async def restored(db: Connection, *, actor: str) -> Restored:
             await db.execute(_NEW_FLOOR)
             await db.execute(_RENUMBER_TOPICS)
             await record(db, 0, actor=actor, verb="restored", target="database", detail={"jobs": jobs})
-    return Restored(jobs=jobs, instances=instances)
+    return Fenced(jobs=jobs, instances=instances)
 
 
 def _rows(status: str) -> int:

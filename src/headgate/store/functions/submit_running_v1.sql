@@ -5,7 +5,7 @@
 -- neither an index entry nor a row version that is dead at once. It is what submit_v1 and claim_v1 would have done, one
 -- right after the other: under the pause lock, with no pause, no limit, no better job in sight and nothing remembered
 -- as sent again. In any other case those two do it.
-CREATE FUNCTION headgate.hand_over_v1(
+CREATE FUNCTION headgate.submit_running_v1(
     tenant_ int, id_ uuid, topic_ int, payload_ bytea, priority_ int, rank_class_ int, rank_offset_ bigint,
     max_attempts_ int, policy_no_ int, headers_ jsonb, fresh_until_ timestamptz,
     topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
