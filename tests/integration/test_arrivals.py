@@ -489,6 +489,7 @@ NEVER_PENDING = {
     "reap_v1": "the lease; settle_other_v1 writes the arrivals of what it ends",
     "renew_v1": "the lease",
     "set_limits_v1": "sets a flag",
+    "take_limited_v1": "back to blocked, into the line of its key",
     "trigger_v1": "sets a flag of what submit_v1 made",
 }
 

@@ -210,12 +210,10 @@ async def own_settings(db: Connection, function: str) -> dict[str, str]:
 
 
 def _source_of(function: str) -> str:
-    """The text of one function; a file may hold several."""
+    """The text of one function."""
     path = resources.files("headgate.store") / "functions" / f"{function}.sql"
     text = path.read_text(encoding="utf-8")
-    begin = text.index(f"CREATE FUNCTION headgate.{function}(")
-    end = text.find("\nCREATE FUNCTION ", begin)
-    return text[begin:] if end < 0 else text[begin:end]
+    return text[text.index(f"CREATE FUNCTION headgate.{function}(") :]
 
 
 def _types(function: str, source: str) -> dict[str, str]:

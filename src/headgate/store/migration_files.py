@@ -1,7 +1,7 @@
 """The migrations that this release brings: numbered plain SQL files, read from the package, checked when they are read.
 
     migrations/NNNN_name.sql   0001, 0002, … without a gap. Never edited once released: the database keeps the checksum.
-    functions/NAME_vN.sql      hot statements, one PL/pgSQL function a file; the EXPLAIN tests read the same files.
+    functions/NAME_vN.sql      hot statements, one function a file; the EXPLAIN tests read the same files.
 
 Three lines have a meaning; the first two stand in the comment at the top:
 

@@ -3,7 +3,7 @@
 A number never changes its meaning, so a cached one cannot be wrong. The rules of a topic (ageing, attempts, policy) can
 change at run time, and other processes make topics: `refresh()` reads what has changed since it was last called. An
 instance calls it when its tick says that something has. A tenant has a quota of topics and of policies, which the
-database checks (intern_v1.sql).
+database checks (intern_topics_v1, intern_policies_v1).
 """
 
 from __future__ import annotations

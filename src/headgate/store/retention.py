@@ -2,7 +2,7 @@
 
 One pass is bounded in rows and in time, and every step of it commits by itself, so that it may be cut off anywhere and
 run on every instance at once. Days that are old as a whole are dropped (partitions.py); in others rows are deleted in
-chunks (functions/retire_v1.sql).
+chunks (functions/retire_chunk_v1.sql).
 """
 
 from __future__ import annotations

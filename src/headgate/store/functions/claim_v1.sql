@@ -5,7 +5,7 @@
 -- rank_to)), in order within a topic. Without a watermark that is one whole range per topic; with one, the ranges leave
 -- out the dead prefix of each class (dispatch/watermark.py). hints_ are ids known to have come back below the mark.
 --
--- seen_ and generation_ are what the claim before this one has told: which arrivals it has seen (arrivals_v1.sql). Where
+-- seen_ and generation_ are what the claim before this one has told: which arrivals it has seen (arrived_v1.sql). Where
 -- others have arrived since, outside of the ranges given, this claim looks as well. NULL: look at the ranges given only.
 --
 -- runs_ and workers_ say who gets what: the first runs_[1] jobs in order go to workers_[1], and so on.
@@ -13,7 +13,7 @@
 -- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
 -- lock was taken, and a candidate another instance has claimed meanwhile is seen as such.
 --
--- Limits (limits_v1.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
+-- Limits (0004_limits.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
 -- present time in created_at): now, at a time, or (NULL) when something of it ends.
 --
 -- One more row without an id tells what to pass next time: seen_ (worker) and generation_ (rank_at). Its headers are NULL,

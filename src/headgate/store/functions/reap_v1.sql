@@ -61,24 +61,3 @@ BEGIN
          WHERE g.ids IS NOT NULL;
     END LOOP;
 END $$;
-
--- Ends these attempts of one tenant as lapsed: locked by the caller.
-CREATE FUNCTION headgate.lapse_v1(tenant_ int, ids_ uuid[], epochs_ bigint[])
-RETURNS TABLE (id uuid, state smallint, run_at timestamptz)
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT ids_[o.ord], o.state, o.run_at
-      FROM headgate.settle_other_v1(
-               tenant_, ids_, epochs_, array_fill(5::smallint, ARRAY[cardinality(ids_)]),
-               array_fill(NULL::bigint, ARRAY[cardinality(ids_)]), array_fill(false, ARRAY[cardinality(ids_)]),
-               array_fill(NULL::text, ARRAY[cardinality(ids_)]),
-               array_fill('LeaseExpired'::text, ARRAY[cardinality(ids_)]),
-               array_fill('lease expired: the worker did not renew it in time'::text, ARRAY[cardinality(ids_)]),
-               array_fill(NULL::text, ARRAY[cardinality(ids_)])) AS o
-     WHERE o.receipt = 0
-$$;
-
--- Where the next sweep may start: the start of the oldest attempt that still runs.
-CREATE FUNCTION headgate.oldest_running_v1(floor_ timestamptz) RETURNS timestamptz
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-    SELECT j.claimed_at FROM headgate.jobs j WHERE j.state = 1 AND j.claimed_at >= floor_ ORDER BY j.claimed_at LIMIT 1
-$$;

@@ -1,11 +1,3 @@
--- The headers of a job as they are stored: a deadline given as a span from now becomes a time (domain/headers.py).
-CREATE FUNCTION headgate.deadline_v1(headers_ jsonb, now_ timestamptz) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN headers_ ? '.deadline_ms' THEN headers_ - '.deadline_ms' || jsonb_build_object('.deadline_us', (
-               (extract(epoch FROM now_) * 1000000)::bigint + (headers_ ->> '.deadline_ms')::bigint * 1000)::text)
-           ELSE headers_ END
-$$;
-
 -- One flush of submits. Returns only what was NOT simply created: (ord, receipt, job_id) with receipt 1 duplicate or
 -- 2 conflict, job_id the job that was there first; 3 refused, its topic's backlog is full (detail: the limit, and how many
 -- wait). No row for an ord means: created, as asked.
@@ -144,7 +136,7 @@ BEGIN
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT m.tenant_no, m.topic_no, -1, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4),
-    arrived AS (      -- one range per topic and priority: the ranks of a flush are neighbours (arrivals_v1.sql)
+    arrived AS (      -- one range per topic and priority: the ranks of a flush are neighbours (arrived_v1.sql)
         INSERT INTO headgate.arrivals (topic_no, rank_class, rank_from, rank_to)
         SELECT m.topic_no, m.rank_class, min(m.rank_at), max(m.rank_at) FROM made m WHERE m.state = 0 GROUP BY 1, 2)
     SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
@@ -206,11 +198,11 @@ BEGIN
           FROM unnest(tenant_nos_, ids_, payloads_) WITH ORDINALITY AS u(tenant_no, id, payload, n)
          WHERE octet_length(u.payload) > 1024 AND u.n <> ALL (v_undo)
            AND (u.tenant_no, u.id) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
-        -- The job is new: what is there is of one with its id that retention is removing (retire_v1.sql).
+        -- The job is new: what is there is of one with its id that retention is removing (retire_chunk_v1.sql).
         ON CONFLICT (tenant_no, id) DO UPDATE SET payload = excluded.payload;
     END IF;
     IF cardinality(tag_ords_) > 0 THEN
-        -- The jobs are new: a tag that is there is of one with its id that retention is removing (retire_v1.sql).
+        -- The jobs are new: a tag that is there is of one with its id that retention is removing (retire_chunk_v1.sql).
         IF EXISTS (SELECT FROM headgate.retention_days r WHERE r.leaving) THEN
             DELETE FROM headgate.job_tags t USING unnest(tag_ords_) AS o(n)
              WHERE o.n <> ALL (v_undo) AND t.tenant_no = tenant_nos_[o.n] AND t.job_id = ids_[o.n]

@@ -8,7 +8,7 @@
 CREATE TABLE headgate.tenants (
     tenant_no   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE CHECK (name ~ '^[a-z0-9][a-z0-9-]{0,62}$'),
-    -- How many names it may have, checked by intern_v1.sql when one is made: names are never removed, and every instance
+    -- How many names it may have, checked by intern_topics_v1 and intern_policies_v1 when one is made: names are never removed, and every instance
     -- keeps all of them in memory (ADR 28). domain/limits.py has the same defaults.
     max_topics    int NOT NULL DEFAULT 10000 CHECK (max_topics >= 0),
     max_policies  int NOT NULL DEFAULT 1000 CHECK (max_policies >= 0),
@@ -181,7 +181,7 @@ CREATE TABLE headgate.payloads (
 );
 ALTER TABLE headgate.payloads ALTER COLUMN payload SET STORAGE EXTERNAL;   -- compressing costs more than it saves here
 
--- Where jobs have become claimable lately (functions/arrivals_v1.sql), by the transaction that made them so.
+-- Where jobs have become claimable lately (functions/arrived_v1.sql), by the transaction that made them so.
 CREATE TABLE headgate.arrivals (
     xid         xid8 NOT NULL DEFAULT pg_current_xact_id(),
     topic_no    int NOT NULL,
@@ -400,13 +400,67 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 
 -- include: functions/clock_v1.sql
 -- include: functions/ensure_partitions_v1.sql
--- include: functions/retire_v1.sql
+
+-- Retention: which finished jobs are old enough to be removed, and their removal in bounded chunks.
+--
+-- Ages are counted by whole UTC days: a job is old when its day ended longer ago than its rule says. So each day is walked
+-- once per rule that falls due, not once per tick. A day in which every rule is due is detached and dropped whole; in any
+-- other, rows are deleted by key. headgate.retention_days remembers how far a walk is: its row is locked by the instance that works
+-- on the day, so that two instances never walk the same day, and a walk that was cut off goes on where it stopped.
+-- include: functions/rules_due_v1.sql
+-- include: functions/keep_bounds_v1.sql
+-- include: functions/days_due_v1.sql
+-- include: functions/empty_days_v1.sql
+-- include: functions/forget_jobs_v1.sql
+-- include: functions/forget_first_lives_v1.sql
+-- include: functions/retire_chunk_v1.sql
+-- include: functions/detach_day_v1.sql
+-- include: functions/retire_day_v1.sql
+
 -- include: functions/retry_delay_ms_v1.sql
 -- include: functions/receipts_v1.sql
--- include: functions/intern_v1.sql
--- include: functions/arrivals_v1.sql
+
+-- Numbers for tenants, topics and retry policies, made on first use. Read first: names are almost always known, and
+-- an INSERT … ON CONFLICT burns an identity value even when it inserts nothing.
+--
+-- A tenant has a quota of topics and of policies. It is checked here, and only for names that are new: so all instances and
+-- SQL submits agree, and a known name costs nothing. If the new names of a call do not all fit, none of them is made: they have
+-- no row in the answer, and one row without a name tells the quota. Nothing is locked for it: transactions that make names at
+-- the same moment do not see each other's, and may pass the quota by as many.
+-- include: functions/intern_tenant_v1.sql
+-- include: functions/intern_topics_v1.sql
+-- include: functions/intern_policies_v1.sql
+-- include: functions/topic_changed_v1.sql
+
+-- Arrivals: where jobs have become claimable, so that no claim anywhere passes them by (ADR 0021).
+--
+-- A claim leaves out the dead entries below its watermark. A job may become claimable there: a retry and a hand-back keep
+-- their rank, a transaction commits long after its jobs were ranked. So all code that makes jobs claimable writes the key
+-- ranges of their ranks here, in the same transaction: they are seen from its commit on, like the jobs. A claim reads what
+-- was committed since the claim before it (the snapshot of that one says what it has seen), and looks there as well.
+-- include: functions/key_ranges_v1.sql
+-- include: functions/arrived_v1.sql
+-- include: functions/with_arrivals_v1.sql
+-- include: functions/forget_arrivals_v1.sql
+
+-- include: functions/deadline_v1.sql
 -- include: functions/submit_v1.sql
--- include: functions/roles.sql
+
+-- Who may do what in the database (ADR 26). The owner of the schema migrates; servers log in as members of headgate_runtime,
+-- people who look as members of headgate_reader, applications as roles of their own that may call headgate.submit only.
+-- include: functions/grant_roles_v1.sql
+
+-- Which roles may submit for which tenants by headgate.submit. A role's members may, too.
+CREATE TABLE headgate.role_tenants (
+    role    name NOT NULL,
+    tenant  text NOT NULL CHECK (tenant ~ '^[a-z0-9][a-z0-9-]{0,62}$'),
+    PRIMARY KEY (role, tenant)
+);
+
+-- include: functions/allow_submit.sql
+-- include: functions/disallow_submit.sql
+-- include: functions/may_submit_v1.sql
+
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql
 -- include: functions/submit_claim_v1.sql
@@ -415,11 +469,16 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/settle_other_v1.sql
 -- include: functions/settle_v1.sql
 -- include: functions/settle_unlocked_v1.sql
+-- include: functions/locked_ords_v1.sql
 -- include: functions/renew_v1.sql
 -- include: functions/promote_v1.sql
+-- include: functions/promote_rows_v1.sql
 -- include: functions/reap_v1.sql
+-- include: functions/lapse_v1.sql
+-- include: functions/oldest_running_v1.sql
 -- include: functions/rescue_v1.sql
 -- include: functions/pause_v1.sql
+-- include: functions/resume_v1.sql
 -- include: functions/cancel_v1.sql
 -- include: functions/redrive_v1.sql
 -- include: functions/reprioritise_v1.sql

@@ -64,5 +64,7 @@ ALTER TABLE headgate.schedule_jobs
 CREATE INDEX schedule_jobs_open ON headgate.schedule_jobs (tenant_no, schedule_no, open_at) WHERE open_at IS NOT NULL;
 
 -- include: functions/open_runs_v1.sql
+-- include: functions/made_by_v1.sql
+-- include: functions/look_again_v1.sql
 -- include: functions/fire_v1.sql
 -- include: functions/trigger_v1.sql

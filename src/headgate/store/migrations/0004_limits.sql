@@ -1,5 +1,30 @@
 -- Limits, order and fair shares by key.
 -- compatible with: 1
 
--- include: functions/limits_v1.sql
+-- Limits by topic and by key. A topic's own limits (key '') are kept by the claim itself: it locks the topic's usage row,
+-- takes no more than there is room for, and marks what it took (flag 128), so that leaving `running` gives the room back.
+--
+-- Limits by key are kept by a line per key. A job with a key (flag 4) that is due is `blocked` and stands in
+-- headgate.limit_line until its key has room; then it is `pending` ("admitted") and claimed like any other. So the claim
+-- index holds only what may run, and a million jobs of one key cost a claim nothing.
+--
+-- Lock order, for everybody: job rows (by tenant, id), then usage rows of one tenant after the other: its topics' own
+-- by number, then its keys' by (topic, key). Behind a usage lock, job rows are only taken with SKIP LOCKED. Whoever
+-- locks a blocked job with a key lets its key be looked at again before it commits: it may have been passed over.
+-- include: functions/tokens_v1.sql
+-- include: functions/tokens_at_v1.sql
+-- include: functions/topic_room_v1.sql
+-- include: functions/close_claim_v1.sql
+-- include: functions/admit_v1.sql
+-- include: functions/line_up_v1.sql
+-- include: functions/lock_usage_v1.sql
+-- include: functions/take_limited_v1.sql
+-- include: functions/left_running_v1.sql
+-- include: functions/left_line_v1.sql
+-- include: functions/admit_due_v1.sql
+-- include: functions/enter_line_v1.sql
+-- include: functions/over_backlog_v1.sql
+
 -- include: functions/set_limits_v1.sql
+-- include: functions/limit_drift_v1.sql
+-- include: functions/mend_limits_v1.sql

@@ -72,9 +72,14 @@ CREATE TABLE headgate.batch_jobs (
 );
 CREATE INDEX batch_jobs_of_job ON headgate.batch_jobs (tenant_no, job_id);
 
+-- include: functions/meet_v1.sql
 -- include: functions/ended_v1.sql
 -- include: functions/add_dependencies_v1.sql
+-- include: functions/remove_dependencies_v1.sql
 -- include: functions/push_unique_v1.sql
 -- include: functions/retake_unique_v1.sql
 -- include: functions/unblock_ready_v1.sql
+-- include: functions/mend_waits_v1.sql
 -- include: functions/seal_batch_v1.sql
+-- include: functions/expire_batches_v1.sql
+-- include: functions/forget_batches_v1.sql

@@ -1,0 +1,7 @@
+-- The headers of a job that a schedule makes: its handler sees the name and the occurrence. Under names that no caller may
+-- use (they begin with a dot), beside the caller's own: so a job that no schedule made has nothing more to carry.
+CREATE FUNCTION headgate.made_by_v1(headers_ jsonb, name_ text, occurrence_ timestamptz) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(headers_, '{}') || jsonb_build_object(
+        '.schedule', name_, '.occurrence_us', (extract(epoch FROM occurrence_) * 1000000)::bigint::text)
+$$;

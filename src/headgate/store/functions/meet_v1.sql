@@ -1,0 +1,21 @@
+-- These parents have ended: their dependencies (those of the given children; NULL: all) are fulfilled or broken, and each
+-- child concerned is noted for unblock_ready_v1. True if there was one. Each dependency is written once, by the end of its one
+-- parent; the child's row is not touched.
+CREATE FUNCTION headgate.meet_v1(tenant_ int, ids_ uuid[], states_ smallint[], children_ uuid[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
+SET enable_nestloop = on SET jit = off AS $$
+BEGIN
+    WITH told AS (
+        UPDATE headgate.job_dependencies d
+           SET met = CASE WHEN e.state = 5 OR d.needs = 1 OR d.on_failure = 1 THEN 1 ELSE e.state END
+          FROM unnest(ids_, states_) AS e(id, state)
+         WHERE d.tenant_no = tenant_ AND d.parent_id = e.id AND d.met = 0
+           AND (children_ IS NULL OR d.child_id = ANY (children_))
+           -- on_failure 2: it waits on, for the parent may be redriven; until that is gone for good.
+           AND (e.state IN (5, 8) OR d.needs = 1 OR d.on_failure <> 2)
+        RETURNING d.child_id)
+    INSERT INTO headgate.dependency_checks (tenant_no, child_id)
+    SELECT DISTINCT tenant_, t.child_id FROM told t;
+    RETURN FOUND;
+END $$;
