@@ -46,7 +46,7 @@ class LaterRelease:
         self._write(f"migrations/{KNOWN + 1:04}_expand.sql", _EXPAND.format(header=header))
         self._write(f"migrations/{KNOWN + 2:04}_index.sql", _INDEX.format(header=header))
         claim = (self.source / "functions/claim_v1.sql").read_text()
-        taken = "SET state = 1,"
+        taken = "SET state = 1 /* running */,"
         assert claim.count(taken) == 1
         claim = claim.replace(taken, f"{taken} claimed_with = 'v2',").replace("headgate.claim_v1", "headgate.claim_v2")
         self._write("functions/claim_v2.sql", claim)

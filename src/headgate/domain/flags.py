@@ -25,3 +25,7 @@ class JobFlag(IntFlag):
 
 HAS_RELATIONS: Final = JobFlag.HAS_DEPENDANTS | JobFlag.UNIQUE | JobFlag.HAS_PARENTS | JobFlag.IN_BATCH
 """Rows in other tables connect it with jobs, a batch or a key."""
+HAS_OTHER_ROWS: Final = (
+    HAS_RELATIONS | JobFlag.PAYLOAD_APART | JobFlag.TAGGED | JobFlag.LIMIT_KEY | JobFlag.FROM_SCHEDULE
+)
+"""Rows in other tables go with it when retention removes it."""

@@ -36,7 +36,7 @@ WITH bound AS (
     INSERT INTO headgate.job_dependencies (tenant_no, parent_id, child_id, needs, on_failure, met)
     VALUES ($1, $2, $3, 0, 0, 0))
 INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason)
-VALUES ($1, $3, headgate.clock_v1(), 20, 0, 0, 4, 'waits for batch ' || $2::uuid)"""
+VALUES ($1, $3, headgate.clock_v1(), 20 /* blocked */, 0, 0, 4 /* blocked */, 'waits for batch ' || $2::uuid)"""
 # Also its topics: who opens another topic's batch again must not be shown it.
 SAME: Final = """
 SELECT name = $3 AND needs = $4 AND on_failure = $5 AND topics IS NOT DISTINCT FROM $6::text[]

@@ -1,7 +1,7 @@
 """The calls around `submit_v1` for jobs with a unique key, parents or a batch, and unblocking jobs that waited.
 
-A job without any of these never comes here. `add` and the submit share one transaction, of one tenant: locks are taken in the
-order that functions/add_dependencies_v1.sql explains.
+A job without any of these never comes here. `add` and the submit share one transaction, of one tenant: locks are taken
+in the order that functions/add_dependencies_v1.sql explains.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def add(
     asked: Sequence[Dependencies],
     stale: Sequence[bool],
 ) -> dict[int, tuple[int, UUID]]:
-    """Write what jobs about to be submitted depend on; by 0-based place, what stands in the way of some (see add_dependencies_v1)."""
+    """Write what new jobs depend on; by 0-based place, what stands in the way of some (see add_dependencies_v1)."""
     unique = [(ord_, one.unique.key) for ord_, one in enumerate(asked, 1) if one.unique is not None]
     parents = [(ord_, parent) for ord_, one in enumerate(asked, 1) for parent in one.depends_on]
     batches = [(ord_, one.batch) for ord_, one in enumerate(asked, 1) if one.batch is not None]

@@ -121,7 +121,8 @@ async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime |
     with translating(writing=False, names=("floor",)):
         due: datetime | None = await db.fetchval(
             # The partial index holds exactly these rows, in this order.
-            "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) AND run_at >= $1 ORDER BY run_at LIMIT 1",
+            "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) /* scheduled, retrying */ AND run_at >= $1"
+            " ORDER BY run_at LIMIT 1",
             floor,
         )
     return due

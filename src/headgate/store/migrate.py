@@ -33,6 +33,7 @@ import asyncpg
 from headgate.domain import failpoints
 from headgate.domain.errors import MigrationFailed, OutcomeUnknown, ReadOnly, StorageFull, StoreUnavailable
 from headgate.ops.settings import version
+from headgate.store.advisory_locks import MIGRATION
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load
@@ -45,8 +46,6 @@ LOCK_TIMEOUT = timedelta(seconds=10)
 LOCK_ATTEMPTS = 3
 _TRY_AGAIN = timedelta(milliseconds=200)
 _NO_LIMIT = 7 * 86_400.0  # seconds; for the driver None would mean the connection's own timeout
-
-_LOCK_KEY = 0x4845_4144_4741_5445  # "HEADGATE"; PostgreSQL keeps advisory locks of different databases apart
 
 
 class Phase(StrEnum):
@@ -227,7 +226,7 @@ class _Runner:
             await transaction.start()
             try:
                 await self._connection.execute(_SET_FOR_TRANSACTION, _milliseconds(self._lock_timeout))
-                locked = await self._connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _LOCK_KEY)
+                locked = await self._connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", MIGRATION)
                 if locked:
                     yield
             except BaseException:
@@ -242,7 +241,7 @@ class _Runner:
 
     @asynccontextmanager
     async def _session_lock(self, migration: Migration) -> AsyncIterator[None]:
-        while not await self._connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK_KEY):
+        while not await self._connection.fetchval("SELECT pg_try_advisory_lock($1)", MIGRATION):
             await self._wait_for_other_runner(migration)
         try:
             yield
@@ -250,7 +249,7 @@ class _Runner:
             with suppress(*DRIVER_ERRORS):  # a broken session has taken its lock and settings with it
                 for setting in ("RESET lock_timeout", "RESET statement_timeout", "RESET search_path"):
                     await self._connection.execute(setting)
-                await self._connection.execute("SELECT pg_advisory_unlock($1)", _LOCK_KEY)
+                await self._connection.execute("SELECT pg_advisory_unlock($1)", MIGRATION)
 
     async def _wait_for_other_runner(self, migration: Migration) -> None:
         self._report(Progress(phase=Phase.WAITING, migration=migration, detail="another runner is migrating"))

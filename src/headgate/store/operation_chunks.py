@@ -52,12 +52,12 @@ SLOW_MOST: Final = 4
 TAKE: Final = """
 SELECT tenant_no, id, verb, filter, topics, parameters, per_second, as_of, below, failures, who, reason
   FROM headgate.operations
- WHERE state IN (0, 1) AND rest_until <= headgate.clock_v1()                                 -- index: operations_active
+ WHERE state IN (0, 1) /* pending, running */ AND rest_until <= headgate.clock_v1()  -- index: operations_active
    AND verb = ANY ($1::smallint[])                   -- one that a newer release brought is left to its instances
  ORDER BY touched_at LIMIT 1 FOR UPDATE SKIP LOCKED"""
 TAKE_AGAIN: Final = """
 SELECT id FROM headgate.operations
- WHERE tenant_no = $1 AND id = $2 AND below = $3 AND state IN (0, 1) FOR UPDATE SKIP LOCKED"""
+ WHERE tenant_no = $1 AND id = $2 AND below = $3 AND state IN (0, 1) /* pending, running */ FOR UPDATE SKIP LOCKED"""
 HOLD: Final = "SELECT headgate.hold_matched_v1($1, $2, $3)"
 ADVANCE: Final = """
 UPDATE headgate.operations
@@ -72,11 +72,12 @@ STUMBLE: Final = """
 UPDATE headgate.operations
    SET failures = failures + 1, error = $4, touched_at = headgate.clock_v1(), instance_no = $5,
        rest_until = headgate.clock_v1() + $6::interval
- WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) AND below = $3"""
+ WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ AND below = $3"""
 FAIL: Final = """
 UPDATE headgate.operations
-   SET state = 4, error = $3, instance_no = $4, touched_at = headgate.clock_v1(), finished_at = headgate.clock_v1()
- WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING id"""
+   SET state = 4 /* failed */, error = $3, instance_no = $4, touched_at = headgate.clock_v1(),
+       finished_at = headgate.clock_v1()
+ WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ RETURNING id"""
 MOVE: Final = "SELECT ord, changed, topic_no FROM headgate.move_v1($1, $2, $3, $4, $5)"
 KNOWN: Final = [int(verb) for verb in Verb]
 _PASSING: Final = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)

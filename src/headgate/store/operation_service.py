@@ -20,7 +20,7 @@ from headgate.store.service import Store
 # When the next operation may go on; NULL when there is none. index: operations_active
 NEXT: Final = """
 SELECT extract(epoch FROM min(rest_until) - headgate.clock_v1())::float8 FROM headgate.operations
- WHERE state IN (0, 1)"""
+ WHERE state IN (0, 1) /* pending, running */"""
 
 
 class OperationStore:

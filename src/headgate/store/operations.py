@@ -44,7 +44,8 @@ SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.
        o.looked, o.matched, o.changed, o.skipped, o.errors, o.error, o.who, o.reason, o.created_at, o.started_at,
        o.touched_at, o.finished_at, coalesce(i.name, '')
   FROM headgate.operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
- WHERE o.tenant_no = $1 AND o.id < $2 AND (NOT $3 OR o.state IN (0, 1)) AND ($4::text[] IS NULL OR o.topics <@ $4)
+ WHERE o.tenant_no = $1 AND o.id < $2 AND (NOT $3 OR o.state IN (0, 1) /* pending, running */)
+   AND ($4::text[] IS NULL OR o.topics <@ $4)
  ORDER BY o.id DESC LIMIT $5"""
 INSERT: Final = """
 INSERT INTO headgate.operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
@@ -52,16 +53,18 @@ INSERT INTO headgate.operations (tenant_no, id, verb, filter, topics, parameters
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $8, $8, $8)
 ON CONFLICT (tenant_no, id) DO NOTHING RETURNING id"""
 ACTIVE: Final = """
-SELECT count(*) FROM (SELECT FROM headgate.operations WHERE tenant_no = $1 AND state IN (0, 1) LIMIT $2) AS o"""
+SELECT count(*) FROM (SELECT FROM headgate.operations
+                       WHERE tenant_no = $1 AND state IN (0, 1) /* pending, running */ LIMIT $2) AS o"""
 # Waits for a chunk that is under way, a moment; when it returns, nothing more is changed.
 CANCEL: Final = """
-UPDATE headgate.operations SET state = 3, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
- WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) RETURNING changed"""
+UPDATE headgate.operations
+   SET state = 3 /* cancelled */, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
+ WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ RETURNING changed"""
 # index: operations_active
 STARTED: Final = """
 SELECT tenant_no, tenants.name AS tenant, operations.id, credential, topics, who
   FROM headgate.operations JOIN headgate.tenants USING (tenant_no)
- WHERE state IN (0, 1) AND credential <> ''"""
+ WHERE state IN (0, 1) /* pending, running */ AND credential <> ''"""
 FORGET: Final = """
 DELETE FROM headgate.operations
  WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations

@@ -26,12 +26,14 @@ from headgate.store.errors import translating
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
-       j.flags & 16 <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at, j.claimed_at,
+       j.flags & 16 /* cancel_requested */ <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at,
+       j.claimed_at,
        j.lease_until, NULL::timestamptz, j.last_error, j.headers, j.rank_class, j.rank_at, j.flags
   FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
 SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
-       a.flags & 16 <> 0, a.owner, split_part(a.worker, chr(31), 1), a.created_at, a.run_at, a.claimed_at,
+       a.flags & 16 /* cancel_requested */ <> 0, a.owner, split_part(a.worker, chr(31), 1), a.created_at, a.run_at,
+       a.claimed_at,
        NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags
   FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 PAYLOAD: Final = """
@@ -56,7 +58,7 @@ SELECT s.topic_no, s.state, sum(s.n)::bigint
         SELECT d.topic_no, d.to_state, d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1
          UNION ALL
         SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1) AS s
- WHERE s.state >= 0 GROUP BY 1, 2 HAVING sum(s.n) <> 0"""
+ WHERE s.state >= 0 /* pending */ GROUP BY 1, 2 HAVING sum(s.n) <> 0"""
 _KEY: Final = ("tenant_no", "job_id")
 
 

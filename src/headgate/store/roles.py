@@ -74,7 +74,7 @@ DO $$
 DECLARE
     v_name text;
 BEGIN
-    PERFORM pg_advisory_xact_lock(4847423, 26);
+    PERFORM pg_advisory_xact_lock(4847423, 4 /* roles */);
     FOREACH v_name IN ARRAY ARRAY['headgate_owner', 'headgate_runtime', 'headgate_reader'] LOOP
         IF to_regrole(v_name) IS NULL THEN EXECUTE format('CREATE ROLE %I', v_name); END IF;
         EXECUTE format('ALTER ROLE %I LOGIN', v_name);

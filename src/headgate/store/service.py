@@ -354,7 +354,7 @@ class Store:
             return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
 
     def _look_again(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
-        """Some submits had dependencies: parents may have ended before, and a claim may have passed over what was locked."""
+        """Some submits had dependencies: parents may have ended before, a claim may have passed over what was locked."""
         if not isinstance(rows, SubmitFlush) or not rows.dependencies:
             return
         self.on_checks()

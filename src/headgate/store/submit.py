@@ -115,7 +115,7 @@ def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
 
 
 async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
-    """Write rows with ids that all differ: the plain ones first, then those with dependencies, parents before children."""
+    """Write rows with ids that all differ: the plain ones first, then those with dependencies, parents first."""
     if not flush.dependencies:
         return await _submit_plain(db, flush)
     asked = {ord_ - 1: one for ord_, one in zip(flush.dependency_ords, flush.dependencies, strict=True)}

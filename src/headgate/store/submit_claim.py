@@ -52,7 +52,7 @@ async def submit_and_claim(
 
 
 def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tuple[object, ...]:
-    """The arguments of `submit_running_v1`. Nothing is checked again: on an idle system each step of Python is a delay."""
+    """The arguments of `submit_running_v1`. Nothing is checked again: on an idle system each step costs time."""
     return (
         request.tenant_no,
         flush.ids[0],

@@ -46,7 +46,7 @@ SELECT c.topic_no, c.state, sum(c.n)::bigint
         UNION ALL
         SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d
          WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)) AS c
- WHERE c.state >= 0 GROUP BY 1, 2"""
+ WHERE c.state >= 0 /* pending */ GROUP BY 1, 2"""
 SET_RULES: Final = """
 UPDATE headgate.topics
    SET ageing_step_us = $2, max_attempts = $3, policy_no = $4, keep_completed_ms = $5, keep_dead_ms = $6,

@@ -14,7 +14,7 @@ BEGIN
     PERFORM set_config('lock_timeout', '100', true);
     SELECT array_agg(u.id), array_agg(u.epoch), count(*) INTO v_ids, v_epochs, v_n
       FROM (SELECT j.id, j.epoch FROM headgate.jobs j
-             WHERE j.state = 1 AND j.tenant_no = tenant_ AND j.worker = worker_ AND j.id <> ALL (held_)
+             WHERE j.state = 1 /* running */ AND j.tenant_no = tenant_ AND j.worker = worker_ AND j.id <> ALL (held_)
              LIMIT 5000 FOR UPDATE SKIP LOCKED) AS u;
     IF v_n = 0 THEN RETURN; END IF;
     RETURN QUERY

@@ -133,12 +133,13 @@ BEGIN
         -- Who waits on for a finished parent to be redriven must be told when that ends: the mark goes with the row.
         SELECT array_agg(DISTINCT p.id) INTO v_kept
           FROM unnest(parent_ords_, parents_) AS p(o, id)
-          JOIN unnest(v_done, v_states) AS d(id, state) ON d.id = p.id AND d.state IN (6, 7)
+          JOIN unnest(v_done, v_states) AS d(id, state) ON d.id = p.id AND d.state IN (6, 7) /* dead, cancelled */
          WHERE p.o <> ALL (v_ords) AND needs_[p.o] = 0 AND on_failures_[p.o] = 2;
         IF v_kept IS NOT NULL THEN
             PERFORM FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (v_kept) ORDER BY a.id FOR UPDATE;
             WITH marked AS (
-                UPDATE headgate.archive a SET flags = a.flags | 32 WHERE a.tenant_no = tenant_ AND a.id = ANY (v_kept)
+                UPDATE headgate.archive a SET flags = a.flags | 32 /* has_dependants */
+                 WHERE a.tenant_no = tenant_ AND a.id = ANY (v_kept)
                 RETURNING a.id)
             SELECT array_agg(p.o), array_agg(13::smallint), array_agg(p.id) INTO v_new_ords, v_new_codes, v_new_jobs
               FROM unnest(parent_ords_, parents_) AS p(o, id)
@@ -178,15 +179,15 @@ BEGIN
     END IF;
 
     IF v_parents THEN
-        UPDATE headgate.jobs j SET flags = j.flags | 32
-         WHERE j.tenant_no = tenant_ AND j.flags & 32 = 0
+        UPDATE headgate.jobs j SET flags = j.flags | 32 /* has_dependants */
+         WHERE j.tenant_no = tenant_ AND j.flags & 32 /* has_dependants */ = 0
            AND j.id = ANY (ARRAY(SELECT p.id FROM unnest(parent_ords_, parents_) AS p(o, id)
                                   WHERE p.o <> ALL (v_ords) AND p.id = ANY (v_live)));
         WITH made AS (
             INSERT INTO headgate.job_dependencies AS d (tenant_no, parent_id, child_id, needs, on_failure, met)
             SELECT tenant_, p.id, ids_[p.o], needs_[p.o], on_failures_[p.o],
                    CASE WHEN f.state IS NULL THEN 0
-                        WHEN f.state = 5 OR needs_[p.o] = 1 OR on_failures_[p.o] = 1 THEN 1
+                        WHEN f.state = 5 /* completed */ OR needs_[p.o] = 1 OR on_failures_[p.o] = 1 THEN 1
                         WHEN on_failures_[p.o] = 2 THEN 0 ELSE f.state END
               FROM unnest(parent_ords_, parents_) AS p(o, id)
               LEFT JOIN unnest(v_done, v_states) AS f(id, state) ON f.id = p.id
@@ -229,7 +230,7 @@ BEGIN
     IF v_made IS NOT NULL THEN
         v_out := ARRAY(SELECT ids_[o.n] FROM unnest(v_ords) AS o(n));
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, reason, detail)
-        SELECT tenant_, m.child, v_now, 20, 0, 0, 4,
+        SELECT tenant_, m.child, v_now, 20 /* blocked */, 0, 0, 4 /* blocked */,
                'waits for ' || count(*) || CASE count(*) WHEN 1 THEN ' other job' ELSE ' other jobs' END,
                jsonb_build_object('parents', count(*), 'unmet', count(*) FILTER (WHERE m.met <> 1))
           FROM unnest(v_children, v_mets) AS m(child, met) WHERE m.child <> ALL (v_out) GROUP BY m.child;

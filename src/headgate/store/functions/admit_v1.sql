@@ -58,13 +58,13 @@ BEGIN
     IF v_ids IS NOT NULL THEN
         SELECT array_agg(l.id) INTO v_got
           FROM (SELECT j.id FROM headgate.jobs j
-                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 4
+                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 4 /* blocked */
                  ORDER BY j.id FOR UPDATE SKIP LOCKED) AS l;
     END IF;
     IF v_got IS NOT NULL THEN
         -- Fair: the rank is that of the admission, so keys take turns, whoever came first with how many.
         UPDATE headgate.jobs j
-           SET state = 0,
+           SET state = 0 /* pending */,
                rank_at = CASE WHEN v_fairs[v_of[width_bucket(j.id, v_ids)]] THEN v_now_us + v_nths[width_bucket(j.id, v_ids)]
                                    - coalesce(j.priority * (SELECT p.ageing_step_us FROM headgate.topics p
                                                              WHERE p.topic_no = j.topic_no), 0)
@@ -73,14 +73,15 @@ BEGIN
         PERFORM headgate.arrived_v1(tenant_, v_got);
         DELETE FROM headgate.limit_line w WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_got);
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, v_topics[v_of[width_bucket(g.id, v_ids)]], 4, 0, count(*), v_now FROM unnest(v_got) AS g(id) GROUP BY 2;
+        SELECT tenant_, v_topics[v_of[width_bucket(g.id, v_ids)]], 4 /* blocked */, 0 /* pending */, count(*), v_now
+          FROM unnest(v_got) AS g(id) GROUP BY 2;
     END IF;
     IF coalesce(cardinality(v_got), 0) < coalesce(cardinality(v_ids), 0) THEN
         -- Picked and not got: somebody is at it, or it is not there any more, and must not stand in the others' way.
         DELETE FROM headgate.limit_line w
          WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_ids)
            AND NOT EXISTS (SELECT FROM headgate.jobs j
-                            WHERE j.tenant_no = tenant_ AND j.id = w.job_id AND j.state + 0 = 4 OFFSET 0);
+                            WHERE j.tenant_no = tenant_ AND j.id = w.job_id AND j.state + 0 = 4 /* blocked */ OFFSET 0);
     END IF;
     RETURN QUERY
     WITH rules AS MATERIALIZED (

@@ -13,10 +13,11 @@ DECLARE
     v_keyed   uuid[];
     v_pending uuid[];          -- those of them that their key had let in
 BEGIN
-    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 1 AND h.flags & 16 = 0),
-           array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 2080 <> 0),
-           array_agg(h.id) FILTER (WHERE h.state <> 1 AND h.flags & 4 <> 0),
-           array_agg(h.id) FILTER (WHERE h.state = 0 AND h.flags & 4 <> 0)
+    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1 /* running */),
+           array_agg(h.id) FILTER (WHERE h.state = 1 /* running */ AND h.flags & 16 /* cancel_requested */ = 0),
+           array_agg(h.id) FILTER (WHERE h.state <> 1 /* running */ AND h.flags & 2080 /* has_dependants | unique */ <> 0),
+           array_agg(h.id) FILTER (WHERE h.state <> 1 /* running */ AND h.flags & 4 /* limit_key */ <> 0),
+           array_agg(h.id) FILTER (WHERE h.state = 0 /* pending */ AND h.flags & 4 /* limit_key */ <> 0)
       INTO v_queued, v_running, v_related, v_keyed, v_pending
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) ORDER BY j.id FOR UPDATE) AS h;
@@ -25,11 +26,13 @@ BEGIN
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_queued || v_running)),
     told AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker, actor, reason)
-        SELECT tenant_, h.id, v_now, CASE WHEN h.state = 1 THEN 6 ELSE 7 END, h.epoch, h.attempt,
-               CASE WHEN h.state = 1 THEN 1 ELSE 7 END, h.claimed_at, h.worker, who_, reason_
+        SELECT tenant_, h.id, v_now, CASE WHEN h.state = 1 /* running */ THEN 6 /* cancel_requested */ ELSE 7 /* cancelled */ END,
+               h.epoch, h.attempt,
+               CASE WHEN h.state = 1 /* running */ THEN 1 /* running */ ELSE 7 /* cancelled */ END, h.claimed_at, h.worker, who_, reason_
           FROM held h)
     INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-    SELECT tenant_, h.topic_no, h.state, 7, count(*), v_now FROM held h WHERE h.state <> 1 GROUP BY 2, 3;
+    SELECT tenant_, h.topic_no, h.state, 7 /* cancelled */, count(*), v_now
+      FROM held h WHERE h.state <> 1 /* running */ GROUP BY 2, 3;
     WITH gone AS (
         DELETE FROM headgate.jobs j
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_queued)
@@ -44,10 +47,11 @@ BEGIN
            g.payload
       FROM gone g;
     IF v_related IS NOT NULL THEN
-        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(7::smallint, ARRAY[cardinality(v_related)]));
+        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(7 /* cancelled */::smallint, ARRAY[cardinality(v_related)]));
     END IF;
     IF v_keyed IS NOT NULL THEN PERFORM headgate.left_line_v1(tenant_, v_keyed, v_pending, false); END IF;
-    UPDATE headgate.jobs j SET flags = j.flags | 16 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_running);
+    UPDATE headgate.jobs j SET flags = j.flags | 16 /* cancel_requested */ 
+     WHERE j.tenant_no = tenant_ AND j.id = ANY (v_running);
     RETURN QUERY
     SELECT u.n::int, f.state, u.id = ANY (coalesce(v_queued, '{}')) OR u.id = ANY (coalesce(v_running, '{}'))
       FROM unnest(ids_) WITH ORDINALITY AS u(id, n)

@@ -76,7 +76,7 @@ BEGIN
         RAISE EXCEPTION 'headgate.claim_v1 must run at READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     END IF;
     -- Pause takes this lock exclusively: once it has returned, no claim that read "open" can still commit.
-    PERFORM pg_advisory_xact_lock_shared(4847423, 1);
+    PERFORM pg_advisory_xact_lock_shared(4847423, 1 /* dispatch */);
     SELECT array_agg(c.topic_no) INTO v_paused FROM headgate.dispatch_control c
      WHERE c.tenant_no IN (0, tenant_) AND c.paused
        AND (c.paused_until IS NULL OR c.paused_until > v_now);
@@ -154,7 +154,7 @@ BEGIN
                               -- What is hinted at is chosen by its id, below: with two places in the list it would take
                               -- that of another job of its rank, which the next round, looking beyond it, would miss.
                               (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j     -- index: jobs_claim_order
-                                WHERE r.class_from < r.class_to AND j.topic_no = t.topic_no AND j.state = 0
+                                WHERE r.class_from < r.class_to AND j.topic_no = t.topic_no AND j.state = 0 /* pending */
                                   AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from)
                                   AND j.rank_class < r.class_to
                                   AND (v_round = 0 OR (j.rank_class, j.rank_at) > (v_class, v_rank))
@@ -162,7 +162,7 @@ BEGIN
                                 ORDER BY j.rank_class, j.rank_at LIMIT v_look)
                               UNION ALL
                               (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j     -- index: jobs_claim_order
-                                WHERE r.class_from <= r.class_to AND j.topic_no = t.topic_no AND j.state = 0
+                                WHERE r.class_from <= r.class_to AND j.topic_no = t.topic_no AND j.state = 0 /* pending */
                                   AND j.rank_class = r.class_to AND j.rank_at < r.rank_to
                                   AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
                                                         ELSE '-9223372036854775808'::bigint END
@@ -175,18 +175,19 @@ BEGIN
                 SELECT h.id, h.rank_class, h.rank_at, h.topic_no
                   FROM (SELECT j.id, j.topic_no, j.rank_class, j.rank_at, j.state FROM headgate.jobs j
                          WHERE v_round = 0 AND j.tenant_no = tenant_ AND j.id = ANY (hints_) OFFSET 0) AS h
-                 WHERE h.state = 0 AND h.topic_no = ANY (v_topics)
+                 WHERE h.state = 0 /* pending */ AND h.topic_no = ANY (v_topics)
                  ORDER BY 2, 3, 1 LIMIT v_look) AS k;
         -- explain: end
         EXIT WHEN v_chosen IS NULL;
         v_class := v_classes[cardinality(v_classes)];
         v_rank := v_ranks[cardinality(v_ranks)];
         -- explain: lock
-        SELECT array_agg(l.id), array_agg(l.topic_no), bool_or(l.flags & 4 <> 0) INTO v_got, v_got_topics, v_keyed
+        SELECT array_agg(l.id), array_agg(l.topic_no), bool_or(l.flags & 4 /* limit_key */ <> 0) 
+          INTO v_got, v_got_topics, v_keyed
           FROM (SELECT j.id, j.topic_no, j.flags FROM headgate.jobs j
                  -- No plain test of the state: it would invite the partial index instead of the key. A candidate that
                  -- another claimer has taken fails it after the lock (the row is checked again in its newest version).
-                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_chosen) AND j.state + 0 = 0
+                 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_chosen) AND j.state + 0 = 0 /* pending */
                  ORDER BY j.rank_class, j.rank_at, j.id LIMIT n_ - cardinality(v_ids)
                    FOR UPDATE SKIP LOCKED) AS l;      -- never waits, so it can never be part of a deadlock
         -- explain: end
@@ -255,22 +256,23 @@ BEGIN
     -- explain: take
     WITH taken AS (
         UPDATE headgate.jobs j
-           SET state = 1, attempt = j.attempt + 1, claimed_at = v_now, owner = owner_,
+           SET state = 1 /* running */, attempt = j.attempt + 1, claimed_at = v_now, owner = owner_,
                -- At the end of its range, on in a new one: no other row of this id can have had that (ADR 19).
                epoch = CASE WHEN j.epoch & 1023 = 1023 THEN nextval('headgate.epoch_ranges') << 10 ELSE j.epoch END + 1,
                lease_until = v_now + lease_ms_ * interval '1 ms', lease_ms = lease_ms_,
-               flags = CASE WHEN j.topic_no = ANY (v_limited) THEN j.flags | 128 ELSE j.flags & ~128 END,
+               flags = CASE WHEN j.topic_no = ANY (v_limited) THEN j.flags | 128 /* counted */
+                            ELSE j.flags & ~128 /* counted */ END,
                worker = CASE WHEN v_slots IS NULL THEN workers_[1]
                              ELSE workers_[v_slots[width_bucket(j.id, v_sorted)]] END
-         WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 0
+         WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 0 /* pending */
         RETURNING j.id, j.topic_no, j.epoch, j.attempt, j.max_attempts, j.priority, j.rank_class, j.rank_at,
                   j.created_at, j.lease_until, j.worker, j.headers, j.payload, j.flags),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, t.topic_no, 0, 1, count(*), v_now FROM taken t GROUP BY 2)
+        SELECT tenant_, t.topic_no, 0 /* pending */, 1 /* running */, count(*), v_now FROM taken t GROUP BY 2)
     SELECT t.id, t.topic_no, t.epoch, t.attempt, t.max_attempts, t.priority, t.rank_class, t.rank_at, t.created_at,
            t.lease_until, t.worker, t.headers,
-           CASE WHEN t.flags & 1 = 0 THEN t.payload
+           CASE WHEN t.flags & 1 /* payload_apart */ = 0 THEN t.payload
                 ELSE (SELECT p.payload FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = t.id) END
       FROM taken t;
     -- explain: end

@@ -12,8 +12,8 @@ BEGIN
     WITH newest AS MATERIALIZED (
         -- Its beginning only: some 20,000 errors of 8,000 characters each would all be in the server's memory at once.
         SELECT a.id, a.topic_no, a.state, left(a.last_error, 1000) AS last_error, a.finished_at FROM headgate.archive a
-         WHERE a.tenant_no = tenant_ AND a.state IN (6, 7) ORDER BY a.id DESC LIMIT n_)
+         WHERE a.tenant_no = tenant_ AND a.state IN (6, 7) /* dead, cancelled */ ORDER BY a.id DESC LIMIT n_)
     SELECT w.topic_no, w.last_error, count(*), min(w.finished_at), max(w.finished_at),
            (array_agg(w.id ORDER BY w.finished_at DESC))[1], (SELECT count(*) FROM newest)
-      FROM newest w WHERE w.state = 6 AND (topics_ IS NULL OR w.topic_no = ANY (topics_)) GROUP BY 1, 2;
+      FROM newest w WHERE w.state = 6 /* dead */ AND (topics_ IS NULL OR w.topic_no = ANY (topics_)) GROUP BY 1, 2;
 END $$;

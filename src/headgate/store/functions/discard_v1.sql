@@ -7,25 +7,28 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_now timestamptz := headgate.clock_v1();
     v_ids uuid[];
-    v_related uuid[];           -- flags 32, 512, 1024 or 2048: something hangs on it besides
+    v_related uuid[];           -- rows in other tables connect it with jobs, a batch or a key
 BEGIN
     -- Locked first, in id order, as a redrive does: a DELETE comes to its rows day by day.
     SELECT array_agg(l.id) INTO v_ids
       FROM (SELECT a.id FROM headgate.archive a
-             WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_) AND a.state + 0 IN (6, 7) ORDER BY a.id FOR UPDATE) AS l;
+             WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_) AND a.state + 0 IN (6, 7) /* dead, cancelled */
+             ORDER BY a.id FOR UPDATE) AS l;
     WITH gone AS (
         DELETE FROM headgate.archive a
-         WHERE a.tenant_no = tenant_ AND a.id = ANY (v_ids) AND a.state + 0 IN (6, 7)
+         WHERE a.tenant_no = tenant_ AND a.id = ANY (v_ids) AND a.state + 0 IN (6, 7) /* dead, cancelled */
         RETURNING a.id, a.topic_no, a.state, a.epoch, a.attempt, a.flags),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason)
-        SELECT tenant_, g.id, v_now, 11, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
+        SELECT tenant_, g.id, v_now, 11 /* discarded */, g.epoch, g.attempt, g.state, who_, reason_ FROM gone g),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 2, 3)
-    SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.flags & 3616 <> 0) INTO v_ids, v_related FROM gone g;
+        SELECT tenant_, g.topic_no, g.state, -1 /* none */, count(*), v_now FROM gone g GROUP BY 2, 3)
+    SELECT array_agg(g.id),
+           array_agg(g.id) FILTER (WHERE g.flags & 3616 /* has_dependants | has_parents | in_batch | unique */ <> 0)
+      INTO v_ids, v_related FROM gone g;
     IF v_related IS NOT NULL THEN      -- who waits on for a redrive waits in vain
-        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(8::smallint, ARRAY[cardinality(v_related)]));
+        PERFORM headgate.ended_v1(tenant_, v_related, array_fill(8 /* gone */::smallint, ARRAY[cardinality(v_related)]));
         DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_related);
         DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (v_related);
         DELETE FROM headgate.batch_jobs m WHERE m.tenant_no = tenant_ AND m.job_id = ANY (v_related);

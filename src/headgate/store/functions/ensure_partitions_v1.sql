@@ -10,7 +10,7 @@ DECLARE
     v_name   text;
 BEGIN
     -- Two instances may come at the same moment; the second then finds everything made.
-    PERFORM pg_advisory_xact_lock(4847423, 2);
+    PERFORM pg_advisory_xact_lock(4847423, 2 /* partitions */);
     FOREACH v_parent IN ARRAY ARRAY['archive', 'job_events'] LOOP
         FOR v_day IN SELECT d::date FROM generate_series((headgate.clock_v1() AT TIME ZONE 'UTC')::date - 1,
                                                           (headgate.clock_v1() AT TIME ZONE 'UTC')::date + least(days_ahead_, 366),

@@ -127,7 +127,8 @@ BEGIN
         FOR v_tenant, v_ids IN
             SELECT u.tenant_no, array_agg(u.id) FROM unnest(v_tenants, v_jobs) AS u(tenant_no, id) GROUP BY 1 ORDER BY 1
         LOOP
-            UPDATE headgate.jobs j SET flags = j.flags | 64 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids);
+            UPDATE headgate.jobs j SET flags = j.flags | 64 /* from_schedule */
+             WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids);
         END LOOP;
         IF cardinality(v_refused) > 0 THEN
             IF EXISTS (SELECT FROM unnest(v_refused) AS r(o) JOIN headgate.schedules s ON s.schedule_no = v_nos[r.o]

@@ -13,7 +13,7 @@ BEGIN
         SELECT s.tenant_no, s.topic_no, s.state, sum(s.n)
           FROM (SELECT tenant_no, topic_no, to_state AS state, n FROM taken
                 UNION ALL SELECT tenant_no, topic_no, from_state, -n FROM taken) AS s
-         WHERE s.state >= 0 GROUP BY 1, 2, 3 HAVING sum(s.n) <> 0 ORDER BY 1, 2, 3
+         WHERE s.state >= 0 /* pending */ GROUP BY 1, 2, 3 HAVING sum(s.n) <> 0 ORDER BY 1, 2, 3
         ON CONFLICT (tenant_no, topic_no, state) DO UPDATE SET n = c.n + excluded.n),
     minutes AS (
         INSERT INTO headgate.flow_minutes AS m (minute, tenant_no, topic_no, from_state, to_state, n)

@@ -13,23 +13,23 @@ BEGIN
     -- Events of a job lie between its submit and its end; the dependencies of a submit are noted a moment before it.
     DELETE FROM headgate.job_events e USING unnest(tenants_, ids_, created_, finished_) AS u(tenant_no, id, first, last)
      WHERE e.tenant_no = u.tenant_no AND e.job_id = u.id AND e.at >= u.first - interval '1 minute' AND e.at <= u.last;
-    IF v_all & 3687 = 0 THEN RETURN; END IF;
+    IF v_all & 3687 /* has_other_rows */ = 0 THEN RETURN; END IF;
     IF v_all & 1 <> 0 THEN              -- 1: payload in headgate.payloads
         DELETE FROM headgate.payloads p USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 1 <> 0 AND p.tenant_no = u.tenant_no AND p.id = u.id;
+         WHERE u.flags & 1 /* payload_apart */ <> 0 AND p.tenant_no = u.tenant_no AND p.id = u.id;
     END IF;
     IF v_all & 2 <> 0 THEN              -- 2: tags
         DELETE FROM headgate.job_tags t USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 2 <> 0 AND t.tenant_no = u.tenant_no AND t.job_id = u.id;
+         WHERE u.flags & 2 /* tagged */ <> 0 AND t.tenant_no = u.tenant_no AND t.job_id = u.id;
     END IF;
     IF v_all & 4 <> 0 THEN              -- 4: limit key
         DELETE FROM headgate.job_limit_keys k USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 4 <> 0 AND k.tenant_no = u.tenant_no AND k.job_id = u.id;
+         WHERE u.flags & 4 /* limit_key */ <> 0 AND k.tenant_no = u.tenant_no AND k.job_id = u.id;
     END IF;
     IF v_all & 32 <> 0 THEN             -- 32: others wait for it
         -- Children that still wait for a redrive are cancelled: the parent is gone for good.
         FOR v_tenant, v_ids IN SELECT u.tenant_no, array_agg(u.id) FROM unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-                                WHERE u.flags & 32 <> 0 GROUP BY 1 ORDER BY 1 LOOP
+                                WHERE u.flags & 32 /* has_dependants */ <> 0 GROUP BY 1 ORDER BY 1 LOOP
             PERFORM headgate.ended_v1(v_tenant, v_ids, array_fill(8::smallint, ARRAY[cardinality(v_ids)]));
         END LOOP;
         -- Bounded for each parent; what is over goes with the children.
@@ -37,31 +37,33 @@ BEGIN
          USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
          CROSS JOIN LATERAL (SELECT x.child_id FROM headgate.job_dependencies x
                               WHERE x.tenant_no = u.tenant_no AND x.parent_id = u.id AND x.met = 1 LIMIT 1000) AS c
-         WHERE u.flags & 32 <> 0 AND d.tenant_no = u.tenant_no AND d.parent_id = u.id AND d.child_id = c.child_id;
+         WHERE u.flags & 32 /* has_dependants */ <> 0 AND d.tenant_no = u.tenant_no AND d.parent_id = u.id
+           AND d.child_id = c.child_id;
     END IF;
     IF v_all & 512 <> 0 THEN            -- 512: was made to wait for others
         DELETE FROM headgate.job_dependencies d USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 512 <> 0 AND d.tenant_no = u.tenant_no AND d.child_id = u.id;
+         WHERE u.flags & 512 /* has_parents */ <> 0 AND d.tenant_no = u.tenant_no AND d.child_id = u.id;
     END IF;
     IF v_all & 1024 <> 0 THEN           -- 1024: part of a batch, which goes on counting it
         WITH gone AS (
             DELETE FROM headgate.batch_jobs b USING unnest(tenants_, ids_, flags_, states_) AS u(tenant_no, id, flags, state)
-             WHERE u.flags & 1024 <> 0 AND b.tenant_no = u.tenant_no AND b.job_id = u.id
+             WHERE u.flags & 1024 /* in_batch */ <> 0 AND b.tenant_no = u.tenant_no AND b.job_id = u.id
             RETURNING b.tenant_no, b.batch_id, u.state)
         UPDATE headgate.batches b
            SET gone_completed = b.gone_completed + k.completed, gone_dead = b.gone_dead + k.dead,
                gone_cancelled = b.gone_cancelled + k.cancelled
-          FROM (SELECT g.tenant_no, g.batch_id, count(*) FILTER (WHERE g.state = 5) AS completed,
-                       count(*) FILTER (WHERE g.state = 6) AS dead, count(*) FILTER (WHERE g.state = 7) AS cancelled
+          FROM (SELECT g.tenant_no, g.batch_id, count(*) FILTER (WHERE g.state = 5 /* completed */) AS completed,
+                       count(*) FILTER (WHERE g.state = 6 /* dead */) AS dead,
+                       count(*) FILTER (WHERE g.state = 7 /* cancelled */) AS cancelled
                   FROM gone g GROUP BY 1, 2 ORDER BY 1, 2) AS k
          WHERE b.tenant_no = k.tenant_no AND b.id = k.batch_id;
     END IF;
     IF v_all & 2048 <> 0 THEN           -- 2048: had a unique key
         DELETE FROM headgate.unique_jobs q USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 2048 <> 0 AND q.tenant_no = u.tenant_no AND q.job_id = u.id AND NOT q.live;
+         WHERE u.flags & 2048 /* unique */ <> 0 AND q.tenant_no = u.tenant_no AND q.job_id = u.id AND NOT q.live;
     END IF;
     IF v_all & 64 <> 0 THEN             -- 64: made by a schedule
         DELETE FROM headgate.schedule_jobs s USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
-         WHERE u.flags & 64 <> 0 AND s.tenant_no = u.tenant_no AND s.job_id = u.id;
+         WHERE u.flags & 64 /* from_schedule */ <> 0 AND s.tenant_no = u.tenant_no AND s.job_id = u.id;
     END IF;
 END $$;

@@ -1,4 +1,4 @@
--- These jobs have left `running` (flag 4 or 128 was set): wherever they are now, live or in the archive since at_, what
+-- These jobs have left `running` (with the flag limit_key or counted): wherever they are now, live or in the archive since at_, what
 -- they used is free. Says which topics may have room now.
 CREATE FUNCTION headgate.left_running_v1(tenant_ int, ids_ uuid[], at_ timestamptz) RETURNS SETOF int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -13,9 +13,10 @@ DECLARE
     v_topics  int[];
     v_keys    text[];
 BEGIN
-    SELECT array_agg(f.topic_no) FILTER (WHERE f.flags & 128 <> 0), array_agg(f.id) FILTER (WHERE f.flags & 4 <> 0),
-           array_agg(f.id) FILTER (WHERE f.flags & 4 <> 0 AND f.state >= 5),
-           array_agg(f.id) FILTER (WHERE f.flags & 4 <> 0 AND f.state = 4)
+    SELECT array_agg(f.topic_no) FILTER (WHERE f.flags & 128 /* counted */ <> 0),
+           array_agg(f.id) FILTER (WHERE f.flags & 4 /* limit_key */ <> 0),
+           array_agg(f.id) FILTER (WHERE f.flags & 4 /* limit_key */ <> 0 AND f.state >= 5 /* completed */),
+           array_agg(f.id) FILTER (WHERE f.flags & 4 /* limit_key */ <> 0 AND f.state = 4 /* blocked */)
       INTO v_counted, v_keyed, v_ended, v_due
       FROM ((SELECT j.id, j.topic_no, j.flags, j.state FROM headgate.jobs j
               WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) OFFSET 0)

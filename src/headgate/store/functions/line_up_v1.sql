@@ -10,7 +10,8 @@ BEGIN
     SELECT array_agg(s.topic_no), array_agg(s.limit_key) INTO v_topics, v_keys
       FROM (SELECT DISTINCT k.topic_no, k.limit_key
               FROM (SELECT j.id FROM headgate.jobs j
-                     WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 4 AND j.flags & 256 = 0 OFFSET 0) AS j
+                     WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 4 /* blocked */
+                        AND j.flags & 256 /* waits */ = 0 OFFSET 0) AS j
              CROSS JOIN LATERAL (SELECT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
                                   WHERE k.tenant_no = tenant_ AND k.job_id = j.id LIMIT 1) AS k
              ORDER BY 1, 2) AS s;
@@ -22,7 +23,8 @@ BEGIN
     INSERT INTO headgate.limit_line (tenant_no, job_id, topic_no, limit_key, rank_class, rank_at)
     SELECT tenant_, j.id, k.topic_no, k.limit_key, j.rank_class, j.rank_at
       FROM (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j
-             WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 4 AND j.flags & 256 = 0 OFFSET 0) AS j
+             WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 4 /* blocked */
+                AND j.flags & 256 /* waits */ = 0 OFFSET 0) AS j
      CROSS JOIN LATERAL (SELECT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
                           WHERE k.tenant_no = tenant_ AND k.job_id = j.id LIMIT 1) AS k
     ON CONFLICT (tenant_no, job_id) DO NOTHING;

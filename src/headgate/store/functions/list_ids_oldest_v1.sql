@@ -13,11 +13,12 @@ BEGIN
     -- Few as a rule, and in an order of their own. Should they be many, the live jobs are read in the order of their ids.
     IF choice_ = 'running' THEN
         SELECT array_agg(s.id) FILTER (WHERE s.tenant_no = tenant_ AND s.id > above_), count(*) INTO v_ids, v_looked
-          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j WHERE j.state = 1                    -- index: jobs_running
+          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j WHERE j.state = 1 /* running */  -- index: jobs_running
                  ORDER BY j.claimed_at LIMIT look_at_ + 1) AS s;
     ELSIF choice_ = 'waiting' THEN
         SELECT array_agg(s.id) FILTER (WHERE s.tenant_no = tenant_ AND s.id > above_), count(*) INTO v_ids, v_looked
-          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j WHERE j.state IN (2, 3)              -- index: jobs_due
+          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j
+                 WHERE j.state IN (2, 3) /* scheduled, retrying */             -- index: jobs_due
                  ORDER BY j.run_at LIMIT look_at_ + 1) AS s;
     END IF;
     IF v_looked > look_at_ THEN
@@ -40,7 +41,7 @@ BEGIN
                       ORDER BY a.id LIMIT n_;
     WHEN 'unhappy' THEN
         RETURN QUERY SELECT a.id FROM headgate.archive a                                       -- index: archive_unhappy
-                      WHERE a.tenant_no = tenant_ AND a.id > above_ AND a.state IN (6, 7)
+                      WHERE a.tenant_no = tenant_ AND a.id > above_ AND a.state IN (6, 7) /* dead, cancelled */
                       ORDER BY a.id LIMIT n_;
     WHEN 'tagged' THEN
         RETURN QUERY SELECT t.job_id FROM headgate.job_tags t
@@ -65,7 +66,7 @@ BEGIN
                       ORDER BY a.id LIMIT n_;
     WHEN 'ended_badly' THEN
         RETURN QUERY SELECT a.id FROM headgate.archive a                                       -- index: archive_unhappy
-                      WHERE a.tenant_no = tenant_ AND a.id > above_ AND a.state IN (6, 7)
+                      WHERE a.tenant_no = tenant_ AND a.id > above_ AND a.state IN (6, 7) /* dead, cancelled */
                         AND a.finished_at >= from_ AND a.finished_at < before_
                       ORDER BY a.id LIMIT n_;
     ELSE      -- running or waiting, and few

@@ -19,10 +19,12 @@ BEGIN
                           FROM unnest(tenants_, counts_) WITH ORDINALITY AS u(tenant_no, n, o)) AS r) AS p
          GROUP BY 1 ORDER BY 1
     LOOP
-        SELECT array_agg(l.id) FILTER (WHERE l.flags & 4 <> 0), array_agg(l.topic_no) FILTER (WHERE l.flags & 128 <> 0)
+        SELECT array_agg(l.id) FILTER (WHERE l.flags & 4 /* limit_key */ <> 0),
+               array_agg(l.topic_no) FILTER (WHERE l.flags & 128 /* counted */ <> 0)
           INTO v_held, v_topics
           FROM (SELECT j.id, j.topic_no, j.flags FROM headgate.jobs j
-                 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 1 ORDER BY j.id FOR UPDATE) AS l;
+                 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */
+                    ORDER BY j.id FOR UPDATE) AS l;
         IF v_held IS NOT NULL OR v_topics IS NOT NULL THEN
             v_limits := v_limits || jsonb_build_object('tenant', v_tenant, 'topics', v_topics, 'ids', v_held);
         END IF;

@@ -8,12 +8,12 @@ SET enable_nestloop = on SET jit = off AS $$
 BEGIN
     WITH told AS (
         UPDATE headgate.job_dependencies d
-           SET met = CASE WHEN e.state = 5 OR d.needs = 1 OR d.on_failure = 1 THEN 1 ELSE e.state END
+           SET met = CASE WHEN e.state = 5 /* completed */ OR d.needs = 1 OR d.on_failure = 1 THEN 1 ELSE e.state END
           FROM unnest(ids_, states_) AS e(id, state)
          WHERE d.tenant_no = tenant_ AND d.parent_id = e.id AND d.met = 0
            AND (children_ IS NULL OR d.child_id = ANY (children_))
            -- on_failure 2: it waits on, for the parent may be redriven; until that is gone for good.
-           AND (e.state IN (5, 8) OR d.needs = 1 OR d.on_failure <> 2)
+           AND (e.state IN (5, 8) /* completed, gone */ OR d.needs = 1 OR d.on_failure <> 2)
         RETURNING d.child_id)
     INSERT INTO headgate.dependency_checks (tenant_no, child_id)
     SELECT DISTINCT tenant_, t.child_id FROM told t;

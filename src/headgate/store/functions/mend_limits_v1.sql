@@ -8,7 +8,7 @@ DECLARE
     v_keys  text[];
 BEGIN
     mended := 0;
-    IF NOT pg_try_advisory_xact_lock(4847423, 2) THEN      -- two that saw the same difference would put it right twice
+    IF NOT pg_try_advisory_xact_lock(4847423, 3 /* limit_drift */) THEN      -- two that saw the same difference would put it right twice
         topic := topic_;
         key := key_;
         RETURN;

@@ -20,7 +20,7 @@ BEGIN
                CASE WHEN e.ended = 0
                       OR (e.ended IN (6, 7) AND e.needs = 0 AND e.on_failure = 2)    -- it waits on: for a redrive
                       OR NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = e.tenant_no AND j.id = e.child_id
-                                        AND j.state + 0 = 4 AND j.flags & 256 <> 0) THEN false
+                                        AND j.state + 0 = 4 /* blocked */ AND j.flags & 256 /* waits */ <> 0) THEN false
                     -- Noted: the child itself, or the end of a parent that has very many.
                     ELSE NOT EXISTS (SELECT FROM headgate.dependency_checks k
                                       WHERE k.tenant_no = e.tenant_no

@@ -17,8 +17,9 @@ BEGIN
     SELECT t.name, t.ageing_step_us INTO v_topic, v_step FROM headgate.topics t
      WHERE t.topic_no = topic_ AND t.tenant_no = tenant_;
     IF NOT FOUND THEN RETURN; END IF;
-    SELECT array_agg(h.id) FILTER (WHERE h.state IN (0, 2, 3) AND h.flags & 2052 = 0),
-           array_agg(h.id) FILTER (WHERE h.flags & 2052 <> 0)
+    SELECT array_agg(h.id) FILTER (WHERE h.state IN (0, 2, 3) /* pending, scheduled, retrying */
+                                       AND h.flags & 2052 /* limit_key | unique */ = 0),
+           array_agg(h.id) FILTER (WHERE h.flags & 2052 /* limit_key | unique */ <> 0)
       INTO v_ids, v_keyed
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_)
              ORDER BY j.id FOR UPDATE) AS h;
@@ -27,7 +28,7 @@ BEGIN
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids)),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason, detail)
-        SELECT tenant_, h.id, v_now, 13, h.epoch, h.attempt, h.state, who_, reason_,
+        SELECT tenant_, h.id, v_now, 13 /* moved */, h.epoch, h.attempt, h.state, who_, reason_,
                jsonb_build_object('old', (SELECT o.name FROM headgate.topics o WHERE o.topic_no = h.topic_no), 'new', v_topic)
           FROM held h WHERE h.topic_no <> topic_)
     INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)

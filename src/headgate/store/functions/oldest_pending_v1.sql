@@ -15,7 +15,7 @@ BEGIN
         v_since := NULL;
         FOR v_round IN 1..16 LOOP
             SELECT j.rank_class, j.run_at INTO v_head FROM headgate.jobs j          -- index: jobs_claim_order
-             WHERE j.topic_no = v_topic AND j.state = 0 AND j.rank_class > v_class
+             WHERE j.topic_no = v_topic AND j.state = 0 /* pending */ AND j.rank_class > v_class
              ORDER BY j.rank_class, j.rank_at LIMIT 1;
             EXIT WHEN NOT FOUND;
             v_since := least(v_since, v_head.run_at);

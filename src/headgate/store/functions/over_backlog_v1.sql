@@ -16,9 +16,10 @@ BEGIN
           FROM headgate.topic_limits l
          CROSS JOIN LATERAL (
                SELECT greatest(0, coalesce((SELECT sum(s.n) FROM headgate.state_counts s
-                                 WHERE s.tenant_no = l.tenant_no AND s.topic_no = l.topic_no AND s.state IN (0, 2, 3, 4)), 0)
-                      + coalesce((SELECT sum(CASE WHEN d.to_state IN (0, 2, 3, 4) THEN d.n ELSE 0 END
-                                             - CASE WHEN d.from_state IN (0, 2, 3, 4) THEN d.n ELSE 0 END)
+                                 WHERE s.tenant_no = l.tenant_no AND s.topic_no = l.topic_no
+                                   AND s.state IN (0, 2, 3, 4) /* pending, scheduled, retrying, blocked */), 0)
+                      + coalesce((SELECT sum(CASE WHEN d.to_state IN (0, 2, 3, 4) /* the same */ THEN d.n ELSE 0 END
+                                             - CASE WHEN d.from_state IN (0, 2, 3, 4) /* the same */ THEN d.n ELSE 0 END)
                                     FROM headgate.flow_deltas d WHERE d.topic_no = l.topic_no), 0)) AS n) AS c
          WHERE l.max_backlog IS NOT NULL AND l.topic_no = ANY (topic_nos_)
     LOOP

@@ -6,7 +6,7 @@ CREATE FUNCTION headgate.pause_v1(tenant_ int, topic_ int, reason_ text, who_ te
 RETURNS timestamptz LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_at timestamptz;
 BEGIN
-    PERFORM pg_advisory_xact_lock(4847423, 1);
+    PERFORM pg_advisory_xact_lock(4847423, 1 /* dispatch */);
     INSERT INTO headgate.dispatch_control AS c (tenant_no, topic_no, paused, reason, paused_by, paused_at, paused_until)
     SELECT tenant_, topic_, true, reason_, who_, headgate.clock_v1(), until_
      WHERE tenant_ = 0 OR EXISTS (SELECT FROM headgate.tenants t WHERE t.tenant_no = tenant_ AND topic_ = 0)

@@ -8,5 +8,6 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
          WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE headgate.jobs j SET progress = progress_[width_bucket(j.id, ids_)]
      WHERE j.tenant_no = tenant_
-       AND j.id = ANY (ARRAY(SELECT l.id FROM locked l WHERE l.state = 1 AND l.epoch = epochs_[width_bucket(l.id, ids_)]))
+       AND j.id = ANY (ARRAY(SELECT l.id FROM locked l WHERE l.state = 1 /* running */
+          AND l.epoch = epochs_[width_bucket(l.id, ids_)]))
 $$;

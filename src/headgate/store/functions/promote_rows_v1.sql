@@ -11,7 +11,7 @@ BEGIN
     SELECT u.tenant_no, u.topic_no, u.state, u.goes, count(*), now_
       FROM unnest(tenants_, topics_, states_, tos_) AS u(tenant_no, topic_no, state, goes) GROUP BY 1, 2, 3, 4;
     RETURN QUERY
-    UPDATE headgate.jobs j SET state = j.flags & 4
+    UPDATE headgate.jobs j SET state = j.flags & 4 /* limit_key, which makes it 4, blocked; else 0, pending */
      WHERE j.tenant_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(tenants_) AS t)) AND j.id = ANY (ids_)
        -- Locked by us, so still as seen; the pair is checked because one id may live under two tenants.
        AND ((j.tenant_no, j.id) IN (SELECT u.t, u.i FROM unnest(tenants_, ids_) AS u(t, i))) IS TRUE
@@ -19,10 +19,10 @@ BEGIN
     FOR v_one IN SELECT DISTINCT t FROM unnest(tenants_) AS t ORDER BY t LOOP
         PERFORM headgate.arrived_v1(v_one, ids_);
     END LOOP;
-    IF 4 = ANY (tos_) THEN
-        FOR v_one IN SELECT DISTINCT u.t FROM unnest(tenants_, tos_) AS u(t, goes) WHERE u.goes = 4 ORDER BY 1 LOOP
+    IF 4 /* blocked */ = ANY (tos_) THEN
+        FOR v_one IN SELECT DISTINCT u.t FROM unnest(tenants_, tos_) AS u(t, goes) WHERE u.goes = 4 /* blocked */ ORDER BY 1 LOOP
             PERFORM headgate.line_up_v1(v_one, (SELECT array_agg(u.i) FROM unnest(tenants_, ids_, tos_) AS u(t, i, goes)
-                                                 WHERE u.t = v_one AND u.goes = 4));
+                                                 WHERE u.t = v_one AND u.goes = 4 /* blocked */));
         END LOOP;
     END IF;
 END $$;

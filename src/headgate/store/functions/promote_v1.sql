@@ -19,10 +19,10 @@ DECLARE
 BEGIN
     -- explain: due
     SELECT array_agg(d.tenant_no), array_agg(d.id), array_agg(d.topic_no), array_agg(d.state),
-           array_agg((d.flags & 4)::smallint)
+           array_agg((d.flags & 4 /* limit_key */)::smallint)
       INTO v_tenants, v_ids, v_topics, v_states, v_tos
       FROM (SELECT j.tenant_no, j.id, j.topic_no, j.state, j.flags FROM headgate.jobs j                       -- index: jobs_due
-             WHERE j.state IN (2, 3) AND j.run_at >= floor_ AND j.run_at <= v_now
+             WHERE j.state IN (2, 3) /* scheduled, retrying */ AND j.run_at >= floor_ AND j.run_at <= v_now
              ORDER BY j.run_at LIMIT n_ FOR UPDATE SKIP LOCKED) AS d;
     -- explain: end
     IF v_ids IS NULL THEN RETURN; END IF;

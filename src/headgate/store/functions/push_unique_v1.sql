@@ -22,17 +22,19 @@ BEGIN
     FOR i IN 1 .. cardinality(ids_) LOOP
         SELECT j.state, j.flags, j.created_at, j.topic_no, j.epoch, j.attempt, j.priority INTO v_job
           FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
-        CONTINUE WHEN NOT FOUND OR v_job.state = 1 OR modes_[i] = 0;
+        CONTINUE WHEN NOT FOUND OR v_job.state = 1 /* running */ OR modes_[i] = 0;
         v_run := coalesce(run_ats_[i], v_now + delays_ms_[i] * interval '1 ms', v_now);
         v_run := coalesce(least(v_run, v_job.created_at + max_ms_[i] * interval '1 ms'), v_run);
-        IF v_job.flags & 4 <> 0 AND v_job.flags & 256 = 0 AND v_job.state IN (0, 4) THEN
+        IF v_job.flags & 4 /* limit_key */ <> 0 AND v_job.flags & 256 /* waits */ = 0
+           AND v_job.state IN (0, 4) /* pending, blocked */ THEN
             v_run := NULL;            -- it stands in the line of its limit, or was let in: it keeps its place and its time
         END IF;
-        v_state := CASE WHEN v_job.state = 4 OR v_run IS NULL THEN v_job.state
-                        WHEN v_job.flags & 4 <> 0 AND v_job.state = 3 AND modes_[i] = 2 THEN 3
-                        WHEN v_job.flags & 4 <> 0 THEN 2      -- also if due: promotion puts it into its line
-                        WHEN v_run <= v_now THEN 0
-                        WHEN v_job.state = 3 AND modes_[i] = 2 THEN 3 ELSE 2 END;
+        v_state := CASE WHEN v_job.state = 4 /* blocked */ OR v_run IS NULL THEN v_job.state
+                        WHEN v_job.flags & 4 /* limit_key */ <> 0 AND v_job.state = 3 /* retrying */ AND modes_[i] = 2 THEN 3 /* retrying */
+                        WHEN v_job.flags & 4 /* limit_key */ <> 0 THEN 2 /* scheduled; also if due: promotion puts it into its line */
+                        WHEN v_run <= v_now THEN 0 /* pending */
+                        WHEN v_job.state = 3 /* retrying */ AND modes_[i] = 2 THEN 3 /* retrying */
+                        ELSE 2 /* scheduled */ END;
         IF modes_[i] = 1 THEN
             DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ids_[i];
             IF octet_length(payloads_[i]) > 1024 THEN
@@ -40,15 +42,16 @@ BEGIN
             END IF;
             UPDATE headgate.jobs j
                SET state = v_state, run_at = coalesce(v_run, j.run_at), attempt = 0,
-                   -- 8: another body than the one it was submitted with; a repeat of that submit is still a repeat.
-                   flags = (j.flags & ~1) | 8 | CASE WHEN octet_length(payloads_[i]) > 1024 THEN 1 ELSE 0 END,
+                   -- Another body than the one it was submitted with; a repeat of that submit is still a repeat.
+                   flags = (j.flags & ~1 /* payload_apart */) | 8 /* payload_edited */
+                           | CASE WHEN octet_length(payloads_[i]) > 1024 THEN 1 /* payload_apart */ ELSE 0 END,
                    payload = CASE WHEN octet_length(payloads_[i]) <= 1024 THEN payloads_[i] END,
                    -- One that stands in the line of a limit keeps its place there.
                    (priority, rank_class, rank_at) = (
-                       SELECT CASE WHEN j.flags & 4 <> 0 THEN j.priority ELSE n.priority END,
-                              CASE WHEN j.flags & 4 <> 0 THEN j.rank_class
+                       SELECT CASE WHEN j.flags & 4 /* limit_key */ <> 0 THEN j.priority ELSE n.priority END,
+                              CASE WHEN j.flags & 4 /* limit_key */ <> 0 THEN j.rank_class
                                    WHEN t.ageing_step_us IS NULL THEN -1 - n.priority ELSE -1 END,
-                              CASE WHEN j.flags & 4 <> 0 THEN j.rank_at
+                              CASE WHEN j.flags & 4 /* limit_key */ <> 0 THEN j.rank_at
                                    ELSE j.rank_at + coalesce(j.priority * t.ageing_step_us, 0)
                                         - coalesce(n.priority * t.ageing_step_us, 0) END
                          FROM headgate.topics t, (SELECT coalesce(priorities_[i], 0) AS priority) AS n
@@ -57,7 +60,7 @@ BEGIN
         ELSE
             UPDATE headgate.jobs j SET state = v_state, run_at = coalesce(v_run, j.run_at) WHERE j.tenant_no = tenant_ AND j.id = ids_[i];
         END IF;
-        IF v_state = 0 THEN PERFORM headgate.arrived_v1(tenant_, ARRAY[ids_[i]]); END IF;
+        IF v_state = 0 /* pending */ THEN PERFORM headgate.arrived_v1(tenant_, ARRAY[ids_[i]]); END IF;
         IF v_state <> v_job.state THEN
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
             VALUES (tenant_, v_job.topic_no, v_job.state, v_state, 1, v_now);

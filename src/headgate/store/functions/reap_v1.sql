@@ -27,7 +27,7 @@ BEGIN
       INTO v_tenants, v_ids, v_epochs, v_ahead
       FROM (SELECT j.tenant_no, j.id, j.epoch, j.lease_until >= v_now AS ahead
               FROM headgate.jobs j                -- index: jobs_running
-             WHERE j.state = 1 AND j.claimed_at >= floor_
+             WHERE j.state = 1 /* running */ AND j.claimed_at >= floor_
                AND (j.lease_until < v_now OR j.lease_until > v_now + j.lease_ms * interval '1 ms')
              ORDER BY j.claimed_at LIMIT n_ FOR UPDATE SKIP LOCKED) AS l;
     -- explain: end

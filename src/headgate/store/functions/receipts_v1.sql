@@ -7,13 +7,14 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
     SELECT first_ord_ + t.n::int - 1,
            CASE WHEN f.id IS NULL THEN 3
-                WHEN f.epoch = t.epoch AND f.state <> 1 AND f.last_outcome = t.kind THEN 1
+                WHEN f.epoch = t.epoch AND f.state <> 1 /* running */ AND f.last_outcome = t.kind THEN 1
                 ELSE 2 END::smallint,
            f.state, f.run_at
       FROM unnest(ids_, epochs_, kinds_) WITH ORDINALITY AS t(id, epoch, kind, n)
       LEFT JOIN LATERAL (
            (SELECT j.id, j.epoch, j.state, j.last_outcome,
-                   CASE WHEN j.state IN (2, 3) THEN j.run_at END AS run_at     -- only while it waits: as told when applied
+                   CASE WHEN j.state IN (2, 3) /* scheduled, retrying */
+                      THEN j.run_at END AS run_at     -- only while it waits: as told when applied
               FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = t.id LIMIT 1)
            UNION ALL

@@ -21,8 +21,9 @@ DECLARE
     v_floor  bigint := (SELECT max(f.epoch) FROM headgate.epoch_floors f);
 BEGIN
     -- Locked first, in id order; of two redrives of one job the second finds nothing left.
-    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 <> 0),
-           coalesce(array_agg(l.id) FILTER (WHERE v_due AND (spread_us_ <= 0 OR l.id = ids_[1]) AND l.flags & 4 <> 0), '{}')
+    SELECT array_agg(l.id), array_agg(l.id) FILTER (WHERE l.flags & 2048 /* unique */ <> 0),
+           coalesce(array_agg(l.id) FILTER (WHERE v_due AND (spread_us_ <= 0 OR l.id = ids_[1])
+              AND l.flags & 4 /* limit_key */ <> 0), '{}')
       INTO v_ids, v_unique, v_keyed
       FROM (SELECT a.id, a.flags FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = ANY (ids_)
              ORDER BY a.id FOR UPDATE) AS l;
@@ -52,10 +53,10 @@ BEGIN
         SELECT g.id, v_now_us + t.n - coalesce(g.priority * p.ageing_step_us, 0), g.created_at, t.run_at, tenant_,
                g.topic_no, CASE WHEN p.ageing_step_us IS NULL THEN -1 - g.priority ELSE -1 END, g.priority,
                -- Epochs after this one may have been given out before the database was restored to an earlier state.
-               g.max_attempts, greatest(g.epoch, v_floor), g.policy_no, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END,
-               CASE WHEN t.payload IS NULL THEN g.flags & ~272
-                    WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272) | 1 | 8
-                    ELSE (g.flags & ~273) | 8 END,
+               g.max_attempts, greatest(g.epoch, v_floor), g.policy_no, CASE WHEN g.id = ANY (v_keyed) THEN 4 /* blocked */ ELSE t.state END,
+               CASE WHEN t.payload IS NULL THEN g.flags & ~272 /* cancel_requested | waits */
+                    WHEN octet_length(t.payload) > 1024 THEN (g.flags & ~272 /* cancel_requested | waits */) | 1 | 8
+                    ELSE (g.flags & ~273 /* payload_apart | cancel_requested | waits */) | 8 END,
                g.last_outcome, g.last_error,
                CASE WHEN (g.headers ->> '.deadline_us')::bigint <= (extract(epoch FROM t.run_at) * 1000000)::bigint
                     THEN nullif(g.headers - '.deadline_us', '{}') ELSE g.headers END,
@@ -64,13 +65,13 @@ BEGIN
         RETURNING j.id, j.topic_no, j.rank_class, j.rank_at),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, actor, reason, detail)
-        SELECT tenant_, g.id, v_now, 8, g.epoch, 0, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END, t.run_at, who_,
+        SELECT tenant_, g.id, v_now, 8 /* redriven */, g.epoch, 0, CASE WHEN g.id = ANY (v_keyed) THEN 4 /* blocked */ ELSE t.state END, t.run_at, who_,
                reason_,
                jsonb_build_object('from', g.state, 'attempts', g.attempt, 'edited', t.payload IS NOT NULL)
           FROM gone g JOIN told t ON t.id = g.id),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, g.topic_no, g.state, CASE WHEN g.id = ANY (v_keyed) THEN 4 ELSE t.state END, count(*), v_now
+        SELECT tenant_, g.topic_no, g.state, CASE WHEN g.id = ANY (v_keyed) THEN 4 /* blocked */ ELSE t.state END, count(*), v_now
           FROM gone g JOIN told t ON t.id = g.id GROUP BY 2, 3, 4)
     SELECT t.n, m.id, m.topic_no, m.rank_class, m.rank_at FROM made m JOIN told t ON t.id = m.id;
     PERFORM headgate.arrived_v1(tenant_, v_ids);

@@ -29,7 +29,7 @@ BEGIN
                FOR NO KEY UPDATE SKIP LOCKED),          -- what the update takes, no more
         ours AS MATERIALIZED (
             SELECT l.id, l.epoch FROM locked l
-             WHERE l.state = 1 AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)),
+             WHERE l.state = 1 /* running */ AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)),
         held AS (
             UPDATE headgate.jobs j
                -- Never shortened: a handler may have asked for longer.
@@ -39,12 +39,12 @@ BEGIN
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (ARRAY(SELECT o.id FROM ours o))
                -- Claimed since this statement first saw it: the table's checks would look at the row as it was then.
                AND j.lease_until IS NOT NULL
-            RETURNING j.id, j.epoch, j.flags & 16 <> 0 AS cancel),
+            RETURNING j.id, j.epoch, j.flags & 16 /* cancel_requested */ <> 0 AS cancel),
         busy AS (
             -- Seen here under that epoch, and not to be had. What is seen under another one, or not at all, is lost for
             -- good, locked or not: epochs only grow.
             SELECT j.id, j.epoch FROM headgate.jobs j
-             WHERE j.tenant_no = tenants_[v_run] AND j.state + 0 = 1
+             WHERE j.tenant_no = tenants_[v_run] AND j.state + 0 = 1 /* running */
                AND j.id = ANY (ARRAY(SELECT t.id FROM told t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
         SELECT v_from + t.n - 1, h.id IS NULL AND o.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false),
                h.id IS NULL AND (o.id IS NOT NULL OR b.id IS NOT NULL)

@@ -11,12 +11,13 @@ DECLARE
     v_ids   uuid[];
     v_keyed uuid[];
 BEGIN
-    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1), array_agg(h.id) FILTER (WHERE h.state = 4 AND h.flags & 4 <> 0)
+    SELECT array_agg(h.id) FILTER (WHERE h.state <> 1 /* running */),
+           array_agg(h.id) FILTER (WHERE h.state = 4 /* blocked */ AND h.flags & 4 /* limit_key */ <> 0)
       INTO v_ids, v_keyed
       FROM (SELECT j.id, j.state, j.flags FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_)
              ORDER BY j.id FOR UPDATE) AS h;
     INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, actor, reason, detail)
-    SELECT tenant_, j.id, v_now, 9, j.epoch, j.attempt, j.state, who_, reason_,
+    SELECT tenant_, j.id, v_now, 9 /* reprioritised */, j.epoch, j.attempt, j.state, who_, reason_,
            jsonb_build_object('old', j.priority, 'new', priority_)
       FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids);
     UPDATE headgate.jobs j

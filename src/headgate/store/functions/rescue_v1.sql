@@ -16,12 +16,13 @@ BEGIN
         BEGIN
             -- The states are hidden from the planner: a partial index would lead to every page.
             SELECT array_agg(d.tenant_no) AS tenants, array_agg(d.id) AS ids, array_agg(d.topic_no) AS topics,
-                   array_agg(d.state) AS states, array_agg((d.flags & 4)::smallint) AS tos, array_agg(d.epoch) AS epochs
+                   array_agg(d.state) AS states, array_agg((d.flags & 4 /* limit_key */)::smallint) AS tos,
+                          array_agg(d.epoch) AS epochs
               INTO v_rows
               FROM (SELECT j.tenant_no, j.id, j.topic_no, j.state, j.flags, j.epoch FROM headgate.jobs j
                      WHERE j.ctid >= format('(%s,0)', v_block)::tid AND j.ctid < format('(%s,0)', v_block + 1)::tid
-                       AND ((j.state + 0 IN (2, 3) AND j.run_at <= v_now)
-                            OR (reap_ AND j.state + 0 = 1 AND j.lease_until < v_now))
+                       AND ((j.state + 0 IN (2, 3) /* scheduled, retrying */ AND j.run_at <= v_now)
+                            OR (reap_ AND j.state + 0 = 1 /* running */ AND j.lease_until < v_now))
                        FOR UPDATE SKIP LOCKED) AS d;
             FOR v_one IN 1 .. coalesce(cardinality(v_rows.ids), 0) LOOP
                 BEGIN

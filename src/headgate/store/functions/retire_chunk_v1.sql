@@ -67,44 +67,45 @@ BEGIN
                 RETURNING a.tenant_no, a.id, a.flags, a.state, a.created_at, a.finished_at, a.topic_no),
             counted AS (
                 INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-                SELECT g.tenant_no, g.topic_no, g.state, -1, count(*), $3 FROM gone g GROUP BY 1, 2, 3)
+                SELECT g.tenant_no, g.topic_no, g.state, -1 /* none */, count(*), $3 FROM gone g GROUP BY 1, 2, 3)
             SELECT array_agg(g.tenant_no), array_agg(g.id), array_agg(g.flags), array_agg(g.state), array_agg(g.created_at),
                    array_agg(g.finished_at) FROM gone g $sql$, v_table)
            INTO v_tenants, v_ids, v_flags, v_states, v_created, v_finished USING v_tenants, v_ids, v_now;
     END IF;
-    IF v_old > 0 AND whole_ AND (SELECT bit_or(f) FROM unnest(v_flags) AS f) & 3687 <> 0 THEN
+    IF v_old > 0 AND whole_ AND (SELECT bit_or(f) FROM unnest(v_flags) AS f) & 3687 /* has_other_rows */ <> 0 THEN
         -- Since the detach a job with the same id may have been submitted. Of what both have, the rows are the new one's: its
         -- submit has removed or replaced the old ones (forget_first_lives_v1, submit_v1). Locked before it is looked for: a
         -- submit that does so either is seen here, or finds the rows gone.
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.payloads p ON p.tenant_no = u.tenant_no AND p.id = u.id
-          WHERE u.flags & 1 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF p;
+          WHERE u.flags & 1 /* payload_apart */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF p;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.job_limit_keys k ON k.tenant_no = u.tenant_no AND k.job_id = u.id
-          WHERE u.flags & 4 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF k;
+          WHERE u.flags & 4 /* limit_key */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF k;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.job_tags t ON t.tenant_no = u.tenant_no AND t.job_id = u.id
-          WHERE u.flags & 2 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF t;
+          WHERE u.flags & 2 /* tagged */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF t;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.job_dependencies d ON d.tenant_no = u.tenant_no AND d.child_id = u.id
-          WHERE u.flags & 512 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF d;
+          WHERE u.flags & 512 /* has_parents */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF d;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.batch_jobs b ON b.tenant_no = u.tenant_no AND b.job_id = u.id
-          WHERE u.flags & 1024 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF b;
+          WHERE u.flags & 1024 /* in_batch */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF b;
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.unique_jobs q ON q.tenant_no = u.tenant_no AND q.job_id = u.id
-          WHERE u.flags & 2048 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF q;
+          WHERE u.flags & 2048 /* unique */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF q;
         -- And the new ones themselves, which may just now get a first child, or another body.
         PERFORM FROM unnest(v_tenants, v_ids, v_flags) AS u(tenant_no, id, flags)
            JOIN headgate.jobs j ON j.tenant_no = u.tenant_no AND j.id = u.id
-          WHERE u.flags & 3687 <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF j;
+          WHERE u.flags & 3687 /* has_other_rows */ <> 0 ORDER BY u.tenant_no, u.id FOR UPDATE OF j;
         SELECT array_agg(u.flags & ~coalesce(n.flags, 0::smallint) ORDER BY u.n) INTO v_flags
           FROM unnest(v_tenants, v_ids, v_flags) WITH ORDINALITY AS u(tenant_no, id, flags, n)
           LEFT JOIN LATERAL (
-               (SELECT j.flags FROM headgate.jobs j WHERE j.tenant_no = u.tenant_no AND j.id = u.id AND u.flags & 3687 <> 0)
+               (SELECT j.flags FROM headgate.jobs j
+                 WHERE j.tenant_no = u.tenant_no AND j.id = u.id AND u.flags & 3687 /* has_other_rows */ <> 0)
                UNION ALL
                (SELECT a.flags FROM headgate.archive a
-                 WHERE a.tenant_no = u.tenant_no AND a.id = u.id AND u.flags & 3687 <> 0)
+                 WHERE a.tenant_no = u.tenant_no AND a.id = u.id AND u.flags & 3687 /* has_other_rows */ <> 0)
                LIMIT 1) AS n ON true;
     END IF;
     IF v_ids IS NOT NULL THEN

@@ -12,7 +12,7 @@ DECLARE
     v_is     boolean;
     v_ids    uuid[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(4847423, 1);
+    PERFORM pg_advisory_xact_lock(4847423, 1 /* dispatch */);
     SELECT t.tenant_no INTO STRICT v_tenant FROM headgate.topics t WHERE t.topic_no = topic_;
     SELECT l.counted INTO v_was FROM headgate.topic_limits l WHERE l.topic_no = topic_;
     INSERT INTO headgate.topic_limits AS l (topic_no, tenant_no, max_running, rate_count, rate_period_ms, rate_burst,
@@ -31,10 +31,10 @@ BEGIN
     UPDATE headgate.topics t SET changed_by = pg_current_xact_id() WHERE t.topic_no = topic_;     -- instances remember `keyed`
     IF v_is AND v_was IS NOT TRUE THEN
         SELECT array_agg(r.id) INTO v_ids
-          FROM (SELECT j.id FROM headgate.jobs j WHERE j.state = 1 AND j.topic_no = topic_     -- index: jobs_running
+          FROM (SELECT j.id FROM headgate.jobs j WHERE j.state = 1 /* running */ AND j.topic_no = topic_  -- index: jobs_running
                  ORDER BY j.id FOR UPDATE) AS r;
-        UPDATE headgate.jobs j SET flags = j.flags | 128
-         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 1;
+        UPDATE headgate.jobs j SET flags = j.flags | 128 /* counted */
+         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */;
         INSERT INTO headgate.limit_usage AS u (tenant_no, topic_no, limit_key, running)
         VALUES (v_tenant, topic_, '', coalesce(cardinality(v_ids), 0))
         ON CONFLICT (topic_no, limit_key) DO UPDATE SET running = excluded.running;

@@ -33,26 +33,29 @@ BEGIN
                WITH ORDINALITY AS u(id, epoch, kind, delay_ms, permanent, message, n)),
     held AS MATERIALIZED (
         SELECT j.id, j.epoch, j.attempt, j.max_attempts, j.policy_no, j.flags FROM headgate.jobs j
-         WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 1
+         WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 1 /* running */
          ORDER BY j.id FOR UPDATE),          -- one order for everybody who waits for locks
     judged AS MATERIALIZED (
         SELECT h.id, t.n, t.kind, left(t.message, 1000) AS message,
                -- how long until it may run again; NULL: never
-               CASE WHEN h.flags & 16 <> 0 THEN NULL                                          -- cancel was requested
-                    WHEN t.kind IN (3, 4) THEN coalesce(t.delay_ms, 0)                         -- abandon, snooze: free
+               CASE WHEN h.flags & 16 /* cancel_requested */ <> 0 THEN NULL  -- cancel was requested
+                    WHEN t.kind IN (3, 4) /* abandon, snooze */ THEN coalesce(t.delay_ms, 0)                         -- abandon, snooze: free
                     WHEN t.permanent OR h.attempt >= h.max_attempts THEN NULL
-                    WHEN t.kind = 2 THEN t.delay_ms                                            -- nack: its own delay
+                    WHEN t.kind = 2 /* nack */ THEN t.delay_ms                                            -- nack: its own delay
                     ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
                             FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
-               h.flags & 16 <> 0 AS cancelled, h.flags & 2080 <> 0 AS related, h.flags & 132 <> 0 AS limited,
-               h.flags & 4 <> 0 AS keyed
+               h.flags & 16 /* cancel_requested */ <> 0 AS cancelled,
+                      h.flags & 2080 /* has_dependants | unique */ <> 0 AS related,
+                             h.flags & 132 /* limit_key | counted */ <> 0 AS limited,
+               h.flags & 4 /* limit_key */ <> 0 AS keyed
           FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
            array_agg(v.message ORDER BY v.id),
-           array_agg((CASE WHEN v.cancelled THEN 7 WHEN v.wait_ms IS NULL THEN 6
-                           WHEN v.wait_ms = 0 AND v.keyed THEN 4 WHEN v.wait_ms = 0 THEN 0      -- 4: into its key's line
-                           WHEN v.kind = 4 THEN 2 ELSE 3 END)::smallint ORDER BY v.id),
-           array_agg(CASE WHEN v.kind = 3 THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
+           array_agg((CASE WHEN v.cancelled THEN 7 /* cancelled */ WHEN v.wait_ms IS NULL THEN 6 /* dead */
+                           WHEN v.wait_ms = 0 AND v.keyed THEN 4 /* blocked: into its key's line */
+                           WHEN v.wait_ms = 0 THEN 0 /* pending */
+                           WHEN v.kind = 4 /* snooze */ THEN 2 /* scheduled */ ELSE 3 /* retrying */ END)::smallint ORDER BY v.id),
+           array_agg(CASE WHEN v.kind = 3 /* abandon */ THEN NULL ELSE v_now + v.wait_ms * interval '1 ms' END ORDER BY v.id),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.wait_ms IS NULL AND v.related),
            array_agg(v.id ORDER BY v.id) FILTER (WHERE v.limited)
@@ -64,7 +67,8 @@ BEGIN
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, claimed_at, worker,
                                          reason, error_type, error_message, error_trace)
         SELECT tenant_, j.id, v_now,
-               CASE d.kind WHEN 1 THEN 1 WHEN 2 THEN 2 WHEN 3 THEN 4 WHEN 4 THEN 5 ELSE 3 END,
+               CASE d.kind WHEN 1 THEN 1 /* failed */ WHEN 2 THEN 2 /* nacked */ WHEN 3 THEN 4 /* abandoned */
+                           WHEN 4 THEN 5 /* snoozed */ ELSE 3 /* lapsed */ END,
                j.epoch, j.attempt, d.state, d.run_at, j.claimed_at, j.worker,
                d.reason, d.error_type, d.error_message, d.error_trace
           FROM (SELECT j.id, j.epoch, j.attempt, j.claimed_at, j.worker FROM headgate.jobs j
@@ -76,7 +80,7 @@ BEGIN
 
         WITH ended AS (
             DELETE FROM headgate.jobs j
-             WHERE v_final IS NOT NULL AND j.tenant_no = tenant_ AND j.id = ANY (v_final) AND j.state + 0 = 1
+             WHERE v_final IS NOT NULL AND j.tenant_no = tenant_ AND j.id = ANY (v_final) AND j.state + 0 = 1 /* running */
             RETURNING j.id, j.created_at, j.run_at, j.claimed_at, j.topic_no, j.priority, j.attempt, j.max_attempts,
                       j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
         kept AS (
@@ -96,13 +100,13 @@ BEGIN
                    last_outcome = v_kinds[width_bucket(j.id, v_ids)],
                    last_error = coalesce(v_errors[width_bucket(j.id, v_ids)], j.last_error),
                    -- Hand-back and snooze are free: the attempt is refunded, the epoch is not.
-                   attempt = j.attempt - CASE WHEN v_kinds[width_bucket(j.id, v_ids)] IN (3, 4) THEN 1 ELSE 0 END,
+                   attempt = j.attempt - CASE WHEN v_kinds[width_bucket(j.id, v_ids)] IN (3, 4) /* abandon, snooze */ THEN 1 ELSE 0 END,
                    owner = NULL, lease_until = NULL
-             WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 1
+             WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */
                AND (v_final IS NULL OR j.id <> ALL (v_final))
             RETURNING j.topic_no, j.state)
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT tenant_, x.topic_no, 1, x.state, count(*), v_now
+        SELECT tenant_, x.topic_no, 1 /* running */, x.state, count(*), v_now
           FROM (SELECT topic_no, state FROM kept UNION ALL SELECT topic_no, state FROM moved) AS x GROUP BY 2, 4;
 
         IF v_related IS NOT NULL AND headgate.ended_v1(tenant_, v_related, ARRAY(
@@ -113,8 +117,8 @@ BEGIN
             RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
                            FROM headgate.left_running_v1(tenant_, v_limited, v_now) AS r(topic_no);
         END IF;
-        IF 0 = ANY (v_states) THEN PERFORM headgate.arrived_v1(tenant_, v_ids); END IF;
-        RETURN QUERY SELECT d.n, 0::smallint, d.state, CASE WHEN d.state IN (2, 3) THEN d.run_at END
+        IF 0 /* pending */ = ANY (v_states) THEN PERFORM headgate.arrived_v1(tenant_, v_ids); END IF;
+        RETURN QUERY SELECT d.n, 0 /* applied */::smallint, d.state, CASE WHEN d.state IN (2, 3) /* scheduled, retrying */ THEN d.run_at END
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
     END IF;
     IF coalesce(cardinality(v_ids), 0) < cardinality(ids_) THEN

@@ -55,24 +55,25 @@ BEGIN
             -- turning that list into a join. The newest version of the row is what counts: a renewal that commits
             -- meanwhile is waited for and the checks are made again.
             DELETE FROM headgate.jobs j
-             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1
+             WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */
                AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM told t)) IS TRUE
             RETURNING j.id, j.created_at, j.run_at, j.claimed_at, j.topic_no, j.priority, j.attempt, j.max_attempts,
                       j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
         counted AS (
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-            SELECT tenants_[v_run], g.topic_no, 1, 5, count(*), v_now FROM gone g GROUP BY 2),
+            SELECT tenants_[v_run], g.topic_no, 1 /* running */, 5 /* completed */, count(*), v_now FROM gone g GROUP BY 2),
         kept AS (
             INSERT INTO headgate.archive (id, created_at, run_at, claimed_at, finished_at, tenant_no, topic_no, priority,
                                           attempt, max_attempts, epoch, policy_no, owner, state, flags, last_outcome,
                                           worker, last_error, headers, progress, payload, result)
             SELECT g.id, g.created_at, g.run_at, g.claimed_at, v_now, tenants_[v_run], g.topic_no, g.priority, g.attempt,
-                   g.max_attempts, g.epoch, g.policy_no, g.owner, 5, g.flags, 0, g.worker, g.last_error, g.headers,
+                   g.max_attempts, g.epoch, g.policy_no, g.owner, 5 /* completed */, g.flags, 0 /* completed */, g.worker, g.last_error, g.headers,
                    g.progress, g.payload, t.result
               FROM gone g JOIN told t ON t.id = g.id
             RETURNING id, flags)
-        SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 <> 0),
-               array_agg(k.id) FILTER (WHERE k.flags & 2080 <> 0), array_agg(k.id) FILTER (WHERE k.flags & 132 <> 0),
+        SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 /* cancel_requested */ <> 0),
+               array_agg(k.id) FILTER (WHERE k.flags & 2080 /* has_dependants | unique */ <> 0),
+                      array_agg(k.id) FILTER (WHERE k.flags & 132 /* limit_key | counted */ <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
           INTO v_applied, v_odd, v_related, v_limited, v_gone FROM kept k;
         -- explain: end
@@ -82,11 +83,12 @@ BEGIN
         END IF;
         IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
-            SELECT a.tenant_no, a.id, v_now, 10, a.epoch, a.attempt, 5, a.claimed_at, a.worker FROM headgate.archive a
+            SELECT a.tenant_no, a.id, v_now, 10 /* completed_after_cancel */, a.epoch, a.attempt, 5 /* completed */, a.claimed_at,
+                   a.worker FROM headgate.archive a
              WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_odd) AND a.finished_at = v_now;
         END IF;
         IF v_related IS NOT NULL
-           AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5::smallint, ARRAY[cardinality(v_related)])) THEN
+           AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5 /* completed */::smallint, ARRAY[cardinality(v_related)])) THEN
             RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
@@ -100,7 +102,7 @@ BEGIN
                       FROM unnest(v_ids, v_epochs) WITH ORDINALITY AS u(id, epoch, n)
                      WHERE u.id <> ALL (coalesce(v_gone, '{}'))) AS m
              CROSS JOIN LATERAL headgate.receipts_v1(tenants_[v_run], m.ids, m.epochs,
-                                                     array_fill(0::smallint, ARRAY[cardinality(m.ids)]), 1) AS r;
+                                                     array_fill(0 /* completed */::smallint, ARRAY[cardinality(m.ids)]), 1) AS r;
         END IF;
         v_from := v_to + 1;
     END LOOP;

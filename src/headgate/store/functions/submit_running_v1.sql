@@ -26,7 +26,7 @@ BEGIN
     IF seen_ IS NOT NULL THEN v_running := ARRAY(SELECT pg_snapshot_xip(v_seen)); END IF;
     IF topic_ = ANY (topics_) AND octet_length(payload_) <= 1024
        AND current_setting('transaction_isolation') = 'read committed' THEN
-        PERFORM pg_advisory_xact_lock_shared(4847423, 1);      -- see claim_v1
+        PERFORM pg_advisory_xact_lock_shared(4847423, 1 /* dispatch */);      -- see claim_v1
         v_now := headgate.clock_v1();
         IF (fresh_until_ <= v_now) IS NOT TRUE AND NOT EXISTS (
             -- explain: look
@@ -51,12 +51,12 @@ BEGIN
              CROSS JOIN LATERAL (
                    -- Without a sort nothing would say that the index is to be read in its order, and from its place.
                    (SELECT FROM headgate.jobs j     -- index: jobs_claim_order
-                     WHERE r.class_from < r.class_to AND j.topic_no = r.topic_no AND j.state = 0
+                     WHERE r.class_from < r.class_to AND j.topic_no = r.topic_no AND j.state = 0 /* pending */
                        AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from) AND j.rank_class < r.class_to
                      ORDER BY j.rank_class, j.rank_at LIMIT 1)
                    UNION ALL
                    (SELECT FROM headgate.jobs j     -- index: jobs_claim_order
-                     WHERE r.class_from <= r.class_to AND j.topic_no = r.topic_no AND j.state = 0
+                     WHERE r.class_from <= r.class_to AND j.topic_no = r.topic_no AND j.state = 0 /* pending */
                        AND j.rank_class = r.class_to AND j.rank_at < r.rank_to
                        AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
                                              ELSE '-9223372036854775808'::bigint END

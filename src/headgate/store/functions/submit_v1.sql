@@ -113,7 +113,7 @@ BEGIN
         SELECT u.id, v_now_us + u.n + coalesce(u.rank_offset, 0), v_now, d.run_at, u.tenant_no, u.topic_no,
                coalesce(u.rank_class, -1), coalesce(u.priority, 0), coalesce(u.max_attempts, 20),
                v_epoch, coalesce(u.policy_no, 1),
-               CASE WHEN u.flags & 256 <> 0 THEN 4
+               CASE WHEN u.flags & 256 /* waits */ <> 0 THEN 4
                     WHEN d.run_at > v_now THEN 2
                     -- With a limit key: into its key's line, below.
                     WHEN cardinality(limit_ords_) > 0 AND limit_ords_[width_bucket(u.n::int, limit_ords_)] = u.n THEN 4
@@ -135,10 +135,11 @@ BEGIN
         RETURNING tenant_no, id, topic_no, state, rank_class, rank_at),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT m.tenant_no, m.topic_no, -1, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4),
+        SELECT m.tenant_no, m.topic_no, -1 /* none */, m.state, count(*), v_now FROM made m GROUP BY 1, 2, 4),
     arrived AS (      -- one range per topic and priority: the ranks of a flush are neighbours (arrived_v1.sql)
         INSERT INTO headgate.arrivals (topic_no, rank_class, rank_from, rank_to)
-        SELECT m.topic_no, m.rank_class, min(m.rank_at), max(m.rank_at) FROM made m WHERE m.state = 0 GROUP BY 1, 2)
+        SELECT m.topic_no, m.rank_class, min(m.rank_at), max(m.rank_at) FROM made m WHERE m.state = 0 /* pending */ GROUP BY 1,
+               2)
     SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
 
     -- The plain case ends here: everything was fresh, everything is in, and nobody has sent anything twice lately.
@@ -163,7 +164,7 @@ BEGIN
                    AND ((j.tenant_no, j.id) IN (SELECT tenant_nos_[o], ids_[o] FROM unnest(v_undo) AS o)) IS TRUE
                 RETURNING j.tenant_no, j.topic_no, j.state)
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-            SELECT g.tenant_no, g.topic_no, g.state, -1, count(*), v_now FROM gone g GROUP BY 1, 2, 3;
+            SELECT g.tenant_no, g.topic_no, g.state, -1 /* none */, count(*), v_now FROM gone g GROUP BY 1, 2, 3;
         END IF;
         INSERT INTO headgate.resent_ids (tenant_no, id, expires_at)
         SELECT tenant_nos_[s.o], ids_[s.o], v_now + interval '1 hour' FROM unnest(stale_ords_) AS s(o)
@@ -171,7 +172,7 @@ BEGIN
         ON CONFLICT (tenant_no, id) DO UPDATE SET expires_at = excluded.expires_at;
         -- What was there first, live or finished, in one snapshot; an edited body counts as the same one.
         SELECT array_agg(u.n::int), array_agg((
-               CASE WHEN f.id IS NULL OR f.flags & 8 <> 0
+               CASE WHEN f.id IS NULL OR f.flags & 8 /* payload_edited */ <> 0
                       OR (f.topic_no = u.topic_no AND coalesce(f.payload, p.payload) = u.payload)
                     THEN 1 ELSE 2 END)::smallint)
           INTO v_old_ords, v_old_receipts
@@ -184,7 +185,8 @@ BEGIN
                  WHERE a.tenant_no = u.tenant_no AND a.id = u.id LIMIT 1)
                LIMIT 1) AS f ON true
           LEFT JOIN LATERAL (SELECT x.payload FROM headgate.payloads x
-                              WHERE x.tenant_no = u.tenant_no AND x.id = u.id AND f.flags & 1 <> 0 LIMIT 1) AS p ON true
+                              WHERE x.tenant_no = u.tenant_no AND x.id = u.id AND f.flags & 1 /* payload_apart */ <> 0
+                                 LIMIT 1) AS p ON true
          WHERE u.n <> ALL (v_skip)
            AND (u.n = ANY (v_undo)
                 OR NOT EXISTS (SELECT FROM unnest(v_new_tenants, v_new_ids) AS w(tenant_no, id)

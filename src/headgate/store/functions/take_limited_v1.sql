@@ -115,7 +115,7 @@ BEGIN
                array_agg(s.taken::int) FILTER (WHERE s.again)
           INTO v_refused, v_passed, v_again, v_again_keys, v_most FROM summed s;
         IF v_refused IS NOT NULL THEN
-            UPDATE headgate.jobs j SET state = 4 WHERE j.tenant_no = tenant_ AND j.id = ANY (v_refused);
+            UPDATE headgate.jobs j SET state = 4 /* blocked */ WHERE j.tenant_no = tenant_ AND j.id = ANY (v_refused);
             INSERT INTO headgate.limit_line (tenant_no, job_id, topic_no, limit_key, rank_class, rank_at)
             SELECT tenant_, j.id, k.topic_no, k.limit_key, j.rank_class, j.rank_at
               FROM (SELECT j.id, j.rank_class, j.rank_at FROM headgate.jobs j
@@ -124,7 +124,7 @@ BEGIN
                                   WHERE k.tenant_no = tenant_ AND k.job_id = j.id LIMIT 1) AS k
             ON CONFLICT (tenant_no, job_id) DO NOTHING;
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-            SELECT tenant_, k.topic_no, 0, 4, count(*), v_now FROM headgate.job_limit_keys k
+            SELECT tenant_, k.topic_no, 0 /* pending */, 4 /* blocked */, count(*), v_now FROM headgate.job_limit_keys k
              WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_refused) GROUP BY 2;
         END IF;
         IF v_refused IS NOT NULL OR v_passed IS NOT NULL THEN

@@ -53,7 +53,8 @@ BEGIN
         RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.admit_due_v1(500) AS f;
     END IF;
     RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
-                  WHERE j.state = 1 AND j.claimed_at >= running_floor_ AND j.owner = instance_ AND j.flags & 16 <> 0
+                  WHERE j.state = 1 /* running */ AND j.claimed_at >= running_floor_ AND j.owner = instance_
+                     AND j.flags & 16 /* cancel_requested */ <> 0
                   LIMIT 1000;
     RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::bigint, o.at
                    FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
@@ -63,10 +64,10 @@ BEGIN
                         AS r(no, class_from, rank_from, class_to, rank_to)
                   -- Each range in two parts, as in claim_v1.                                    -- index: jobs_claim_order
                   WHERE EXISTS (SELECT FROM headgate.jobs j
-                                 WHERE r.class_from < r.class_to AND j.topic_no = r.no AND j.state = 0
+                                 WHERE r.class_from < r.class_to AND j.topic_no = r.no AND j.state = 0 /* pending */
                                    AND (j.rank_class, j.rank_at) >= (r.class_from, r.rank_from) AND j.rank_class < r.class_to)
                      OR EXISTS (SELECT FROM headgate.jobs j
-                                 WHERE j.topic_no = r.no AND j.state = 0 AND j.rank_class = r.class_to
+                                 WHERE j.topic_no = r.no AND j.state = 0 /* pending */ AND j.rank_class = r.class_to
                                    AND j.rank_at < r.rank_to
                                    AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
                                                          ELSE '-9223372036854775808'::bigint END);
@@ -74,8 +75,10 @@ BEGIN
     RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
     RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
-                  WHERE EXISTS (SELECT FROM headgate.operations o WHERE o.state IN (0, 1));   -- index: operations_active
+                  WHERE EXISTS (SELECT FROM headgate.operations o
+                     WHERE o.state IN (0, 1) /* pending, running */);   -- index: operations_active
     RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at
-                   FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) AND j.run_at >= promote_floor_
+                   FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) /* scheduled, retrying */
+                      AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;
 END $$;

@@ -30,7 +30,7 @@ BEGIN
         headers_ => ARRAY[v_made.headers], stale_ords_ => ARRAY[1], key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}',
         key_windows_ms_ => '{}', tag_ords_ => array_fill(1, ARRAY[cardinality(v_made.tags)]), tags_ => v_made.tags) AS x;
     IF v_receipt IS NULL THEN
-        UPDATE headgate.jobs j SET flags = j.flags | 64 WHERE j.tenant_no = tenant_ AND j.id = id_;
+        UPDATE headgate.jobs j SET flags = j.flags | 64 /* from_schedule */ WHERE j.tenant_no = tenant_ AND j.id = id_;
         LOOP      -- the moment of the trigger stands for its occurrence; a microsecond later, should it be taken
             INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, open_at, triggered)
             VALUES (tenant_, schedule_, v_now, id_, v_now, true) ON CONFLICT DO NOTHING;

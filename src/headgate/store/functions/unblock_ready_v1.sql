@@ -57,13 +57,15 @@ BEGIN
     FOR v_tenant, v_ids IN SELECT u.t, array_agg(u.c) FROM unnest(v_tenants, v_children) AS u(t, c) GROUP BY 1 ORDER BY 1 LOOP
         SELECT array_agg(l.id) INTO v_held
           FROM (SELECT j.id FROM headgate.jobs j
-                 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 4 AND j.flags & 256 <> 0
+                 WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 4 /* blocked */
+                    AND j.flags & 256 /* waits */ <> 0
                  ORDER BY j.id FOR UPDATE SKIP LOCKED) AS l;
         -- Locked elsewhere: not forgotten, since the holder may have seen less than we would. A check that finds its child
         -- decided does no harm.
         INSERT INTO headgate.dependency_checks (tenant_no, child_id)
         SELECT v_tenant, j.id FROM headgate.jobs j
-         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 4 AND j.flags & 256 <> 0
+         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_ids) AND j.state + 0 = 4 /* blocked */
+            AND j.flags & 256 /* waits */ <> 0
            AND j.id <> ALL (coalesce(v_held, '{}'));
         GET DIAGNOSTICS v_locked = ROW_COUNT;
         v_decided := v_decided + cardinality(v_ids) - v_locked;
@@ -80,28 +82,32 @@ BEGIN
                                        || CASE v_met WHEN 6 THEN 'dead' WHEN 7 THEN 'cancelled' ELSE 'gone' END);
         END LOOP;
         -- A later statement: what was cancelled just now is no more in jobs.
-        SELECT array_agg(j.id), array_agg(j.id) FILTER (WHERE j.flags & 4 <> 0 AND j.run_at <= v_now) INTO v_free, v_lined
+        SELECT array_agg(j.id), array_agg(j.id) FILTER (WHERE j.flags & 4 /* limit_key */ <> 0 AND j.run_at <= v_now)
+           INTO v_free, v_lined
           FROM headgate.jobs j
-         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_held) AND j.state + 0 = 4
+         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_held) AND j.state + 0 = 4 /* blocked */
            AND NOT EXISTS (SELECT FROM headgate.job_dependencies d                       -- index: job_dependencies_unmet
                             WHERE d.tenant_no = v_tenant AND d.child_id = j.id AND d.met <> 1);
         CONTINUE WHEN v_free IS NULL;
         WITH moved AS (
             UPDATE headgate.jobs j
-               SET flags = j.flags & ~256,
-                   state = CASE WHEN j.run_at > v_now THEN 2 WHEN j.flags & 4 <> 0 THEN 4 ELSE 0 END
+               SET flags = j.flags & ~256 /* waits */,
+                   state = CASE WHEN j.run_at > v_now THEN 2 /* scheduled */
+                                WHEN j.flags & 4 /* limit_key */ <> 0 THEN 4 /* blocked */ ELSE 0 /* pending */ END
              WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free)
             RETURNING j.id, j.topic_no, j.state, j.epoch, j.attempt, j.run_at),
         noted AS (
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, reason)
-            SELECT v_tenant, m.id, v_now, 12, m.epoch, m.attempt, m.state, CASE WHEN m.state = 2 THEN m.run_at END,
+            SELECT v_tenant, m.id, v_now, 12 /* unblocked */, m.epoch, m.attempt, m.state, CASE WHEN m.state = 2 /* scheduled */
+               THEN m.run_at END,
                    'all it waited for has been done' FROM moved m)
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-        SELECT v_tenant, m.topic_no, 4, m.state, count(*), v_now FROM moved m WHERE m.state <> 4 GROUP BY 2, 4;
+        SELECT v_tenant, m.topic_no, 4 /* blocked */, m.state, count(*), v_now
+          FROM moved m WHERE m.state <> 4 /* blocked */ GROUP BY 2, 4;
         PERFORM headgate.arrived_v1(v_tenant, v_free);
         IF v_lined IS NOT NULL THEN PERFORM headgate.line_up_v1(v_tenant, v_lined); END IF;
         RETURN QUERY SELECT v_tenant, j.topic_no, j.id FROM headgate.jobs j
-                      WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free) AND j.state + 0 = 0;
+                      WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free) AND j.state + 0 = 0 /* pending */;
     END LOOP;
     -- Also when what was cancelled here has children of its own. Not when all that we took is locked.
     RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid

@@ -138,25 +138,22 @@ CREATE TABLE headgate.jobs (
     policy_no     int NOT NULL,
     owner         int,                                   -- the instance that claimed it
     lease_ms      int,                                   -- how long the newest lease is: it ends no later than in that time
-    state         smallint NOT NULL,
-    flags         smallint NOT NULL DEFAULT 0,           -- 1 payload in headgate.payloads, 2 tags, 4 limit key,
-                                                         -- 8 body edited, 16 cancel requested, 32 others wait for it,
-                                                         -- 64 made by a schedule, 128 counted against its topic's limit
-                                                         -- while it runs, 256 waits for other jobs, 512 was made to,
-                                                         -- 1024 is part of a batch, 2048 has a unique key
+    state         smallint NOT NULL,                     -- see domain/states.py
+    flags         smallint NOT NULL DEFAULT 0,           -- see domain/flags.py
     last_outcome  smallint,                              -- of the epoch that was settled last
     worker        text,                                  -- its id; on a Work stream then chr(31) and its incarnation
     last_error    text,
     headers       jsonb,
     progress      jsonb,
-    payload       bytea,                                 -- NULL when flag 1 is set
+    payload       bytea,                                 -- NULL with the flag payload_apart
     PRIMARY KEY (tenant_no, id),
-    CONSTRAINT jobs_live CHECK (state BETWEEN 0 AND 4),
-    CONSTRAINT jobs_lease CHECK ((state = 1) = (lease_until IS NOT NULL) AND (state = 1) = (owner IS NOT NULL)),
+    CONSTRAINT jobs_live CHECK (state BETWEEN 0 AND 4 /* pending to blocked */),
+    CONSTRAINT jobs_lease CHECK ((state = 1 /* running */) = (lease_until IS NOT NULL)
+       AND (state = 1 /* running */) = (owner IS NOT NULL)),
     CONSTRAINT jobs_attempts CHECK (attempt BETWEEN 0 AND max_attempts AND attempt <= epoch
-                                    AND (state = 1 OR attempt < max_attempts)),
-    CONSTRAINT jobs_cancel CHECK (flags & 16 = 0 OR state = 1),
-    CONSTRAINT jobs_payload CHECK ((payload IS NULL) = (flags & 1 <> 0))
+                                    AND (state = 1 /* running */ OR attempt < max_attempts)),
+    CONSTRAINT jobs_cancel CHECK (flags & 16 /* cancel_requested */ = 0 OR state = 1 /* running */),
+    CONSTRAINT jobs_payload CHECK ((payload IS NULL) = (flags & 1 /* payload_apart */ <> 0))
 ) WITH (
     fillfactor = 90,                                     -- room for HOT renewals and progress
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
@@ -168,9 +165,9 @@ CREATE TABLE headgate.jobs (
 ALTER TABLE headgate.jobs ALTER COLUMN tenant_no SET STATISTICS 0;
 -- Four indexes and no more: a claim is never HOT, so each one costs every job. A topic belongs to one tenant, so its
 -- number alone leads the claim order.
-CREATE INDEX jobs_claim_order ON headgate.jobs (topic_no, rank_class, rank_at) WHERE state = 0;
-CREATE INDEX jobs_due ON headgate.jobs (run_at) WHERE state IN (2, 3);
-CREATE INDEX jobs_running ON headgate.jobs (claimed_at) WHERE state = 1;
+CREATE INDEX jobs_claim_order ON headgate.jobs (topic_no, rank_class, rank_at) WHERE state = 0 /* pending */;
+CREATE INDEX jobs_due ON headgate.jobs (run_at) WHERE state IN (2, 3) /* scheduled, retrying */;
+CREATE INDEX jobs_running ON headgate.jobs (claimed_at) WHERE state = 1 /* running */;
 
 -- Payloads over 1 KiB, written once: in the job row they would be rewritten by every claim and settle.
 CREATE TABLE headgate.payloads (
@@ -217,7 +214,7 @@ CREATE TABLE headgate.archive (
     epoch         bigint NOT NULL,
     policy_no     int NOT NULL,
     owner         int,
-    state         smallint NOT NULL,
+    state         smallint NOT NULL,                     -- see domain/states.py
     flags         smallint NOT NULL,
     last_outcome  smallint,
     worker        text,                                  -- its id; on a Work stream then chr(31) and its incarnation
@@ -227,11 +224,11 @@ CREATE TABLE headgate.archive (
     payload       bytea,
     result        bytea,
     PRIMARY KEY (tenant_no, id, finished_at),
-    CONSTRAINT archive_final CHECK (state BETWEEN 5 AND 7)
+    CONSTRAINT archive_final CHECK (state BETWEEN 5 AND 7 /* completed to cancelled */)
 ) PARTITION BY RANGE (finished_at);
 ALTER TABLE headgate.archive ALTER COLUMN result SET STORAGE EXTERNAL;
 -- Dead letters and cancellations are few; completed jobs, the hot path, never touch this index.
-CREATE INDEX archive_unhappy ON headgate.archive (tenant_no, id) WHERE state IN (6, 7);
+CREATE INDEX archive_unhappy ON headgate.archive (tenant_no, id) WHERE state IN (6, 7) /* dead, cancelled */;
 
 CREATE SEQUENCE headgate.event_no CACHE 32;
 CREATE TABLE headgate.job_events (
@@ -374,7 +371,7 @@ CREATE TABLE headgate.limit_usage (
     tenant_no    int NOT NULL,
     topic_no     int NOT NULL,
     limit_key    text COLLATE "C" NOT NULL DEFAULT '',
-    running      int NOT NULL DEFAULT 0,                 -- running jobs counted here (a topic's: those with flag 128)
+    running      int NOT NULL DEFAULT 0,                 -- running jobs counted here (a topic's: those with the flag counted)
     admitted     int NOT NULL DEFAULT 0,                 -- pending jobs of the key
     tokens       double precision,                       -- at refilled_at; NULL: a full bucket
     refilled_at  timestamptz,

@@ -2,9 +2,9 @@
 -- compatible with: 1
 
 -- Limits by topic and by key. A topic's own limits (key '') are kept by the claim itself: it locks the topic's usage row,
--- takes no more than there is room for, and marks what it took (flag 128), so that leaving `running` gives the room back.
+-- takes no more than there is room for, and marks what it took (flag counted), so that leaving `running` gives the room back.
 --
--- Limits by key are kept by a line per key. A job with a key (flag 4) that is due is `blocked` and stands in
+-- Limits by key are kept by a line per key. A job with a key (flag limit_key) that is due is `blocked` and stands in
 -- headgate.limit_line until its key has room; then it is `pending` ("admitted") and claimed like any other. So the claim
 -- index holds only what may run, and a million jobs of one key cost a claim nothing.
 --

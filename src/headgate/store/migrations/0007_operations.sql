@@ -8,7 +8,7 @@ CREATE TABLE headgate.operations (
     tenant_no         int NOT NULL,
     id                uuid NOT NULL,
     verb              smallint NOT NULL CHECK (verb BETWEEN 1 AND 5),
-    state             smallint NOT NULL DEFAULT 0 CHECK (state BETWEEN 0 AND 4),
+    state             smallint NOT NULL DEFAULT 0 CHECK (state BETWEEN 0 AND 4 /* pending to failed */),
     filter            text NOT NULL,
     topics            text[],                            -- what its starter's token permits; NULL: any
     parameters        jsonb NOT NULL DEFAULT '{}',
@@ -35,9 +35,9 @@ CREATE TABLE headgate.operations (
     finished_at       timestamptz,
     PRIMARY KEY (tenant_no, id),
     CHECK (matched = changed + skipped + errors),
-    CHECK ((finished_at IS NOT NULL) = (state >= 2))
+    CHECK ((finished_at IS NOT NULL) = (state >= 2 /* done */))
 ) WITH (fillfactor = 50);
-CREATE INDEX operations_active ON headgate.operations (touched_at) WHERE state IN (0, 1);
+CREATE INDEX operations_active ON headgate.operations (touched_at) WHERE state IN (0, 1) /* pending, running */;
 
 -- include: functions/list_ids_oldest_v1.sql
 -- include: functions/hold_matched_v1.sql
