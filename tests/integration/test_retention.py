@@ -24,6 +24,7 @@ from headgate.domain.states import State, SubmitReceipt
 from headgate.server import Server, ServerOptions
 from headgate.store import (
     control,
+    dependencies,
     operations,
     partitions,
     quiet,

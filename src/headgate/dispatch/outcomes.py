@@ -336,8 +336,8 @@ class OutcomeWriter:
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
                 continue
-            if flush.freed:
-                self._on_limit_opened(flush.freed)
+            if flush.topics_with_capacity:
+                self._on_limit_opened(flush.topics_with_capacity)
             if odd:
                 for (_, rows, answer), places in zip(pieces, placed, strict=True):
                     answer.update({row: odd[place] for row, place in zip(rows, places, strict=True) if place in odd})

@@ -66,9 +66,10 @@ class SettledOutcome(Protocol):
 
 
 class OutcomeRows(Protocol):
-    """One flush of outcomes, being filled; `freed`, once it is settled, are topics in which others may start."""
+    """One flush of outcomes, being filled; once it is settled, what it lets others do."""
 
-    freed: set[int]
+    topics_with_capacity: set[int]  # limits let more jobs of these start, or some became claimable
+    unblocks: bool  # jobs that waited for some of these may be claimable
     unmatched: bool  # reported by a caller that was not given these jobs: on a connection of their own
     skip_locked: bool  # answer rows that others have locked with LOCKED; else they fail the call: StoreBusy.locked
 
@@ -76,8 +77,6 @@ class OutcomeRows(Protocol):
     def add_completed(
         self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
     ) -> range: ...
-    @property
-    def may_free(self) -> bool: ...
 
 
 class UnblockStore(Protocol):

@@ -103,7 +103,7 @@ class Dependencies:
     @property
     def flags(self) -> int:
         """The bits that a job with these begins its life with."""
-        return (
+        return int(
             (JobFlag.UNIQUE if self.unique else 0)
             | (JobFlag.WAITS | JobFlag.HAS_PARENTS if self.depends_on else 0)
             | (JobFlag.HAS_DEPENDANTS | JobFlag.IN_BATCH if self.batch else 0)

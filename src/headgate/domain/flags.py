@@ -1,4 +1,4 @@
-"""The bits of `jobs.flags` and `archive.flags`. SQL writes each number with its name beside it: `flags & 4 /* limit_key */`."""
+"""The bits of `jobs.flags` and `archive.flags`. SQL has the name beside each number: `flags & 4 /* limit_key */`."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, c
         return False
     if callback is not None:
         flush = await fill(db, names, [callback])
-        flush.flags = [JobFlag.WAITS | JobFlag.HAS_PARENTS]
+        flush.flags = [int(JobFlag.WAITS | JobFlag.HAS_PARENTS)]
         answers = await submit(db, flush)
         if answers and answers[0].error is not None:
             raise answers[0].error

@@ -22,7 +22,7 @@ from headgate.store.errors import translating
 # RETURNING has no order, so the rows are sorted here: best first, as the workers are to get them.
 CLAIM: Final = """
 SELECT id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, created_at, lease_until, worker,
-       headers, payload
+       headers, payload, note
   FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
  ORDER BY rank_class, rank_at, id"""
 
@@ -61,6 +61,7 @@ class Claimed:
 
 
 _COLUMNS: Final = Claimed.__slots__[:-2]
+NOTE: Final = len(_COLUMNS)  # behind the columns of a job: what a row is that is none
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes it three times as slow to make
@@ -159,16 +160,16 @@ def claimed(rows: Sequence[Any]) -> Claimed:
     waits: list[tuple[int, float | None]] = []
     news: ClaimNews | None = None
     jobs = len(rows)
-    while jobs and (row := rows[jobs - 1])[0] is None:  # they come last, having no rank
+    while jobs and (note := (row := rows[jobs - 1])[NOTE]) is not None:  # they come last, having no rank
         jobs -= 1
-        if row[10] is not None:
+        if note == "news":
             news = _news(Seen(row[10], row[7]), row[11])
         else:
             waits.append((row[1], None if row[9] is None else (row[9] - row[8]).total_seconds()))
     if not jobs:
         return Claimed(waits=tuple(waits), news=news)
     columns = zip(*rows[:jobs], strict=True)
-    return Claimed(**dict(zip(_COLUMNS, columns, strict=True)), waits=tuple(waits), news=news)
+    return Claimed(**dict(zip(_COLUMNS, columns, strict=False)), waits=tuple(waits), news=news)
 
 
 def _news(seen: Seen, said: str | None) -> ClaimNews:

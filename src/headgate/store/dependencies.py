@@ -24,7 +24,7 @@ SELECT ord, code, job_id
   FROM headgate.add_dependencies_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"""
 REMOVE: Final = "SELECT headgate.remove_dependencies_v1($1, $2, $3, $4, $5, $6)"
 PUSH: Final = "SELECT headgate.push_unique_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-UNBLOCK: Final = "SELECT tenant_no, topic_no, id FROM headgate.unblock_ready_v1($1)"
+UNBLOCK: Final = "SELECT tenant_no, topic_no, id, more FROM headgate.unblock_ready_v1($1)"
 MEND: Final = "SELECT tenant_no, child_id, met, parent_id, mended FROM headgate.mend_waits_v1($1, $2, $3, $4, $5)"
 HOLDER: Final = """
 SELECT h.job_id FROM headgate.unique_jobs q
@@ -162,7 +162,7 @@ async def unblock_ready(db: Connection, *, limit: int = 1_000) -> tuple[list[tup
     check_integer(limit, field="limit", low=1, high=100_000)
     with translating(writing=True):
         rows = await fetch_into_days(db, UNBLOCK, limit)
-    return [(row[0], row[1], row[2]) for row in rows if row[2] is not None], any(row[2] is None for row in rows)
+    return [(row[0], row[1], row[2]) for row in rows if not row[3]], any(row[3] for row in rows)
 
 
 Place: TypeAlias = tuple[int, UUID, int, UUID]

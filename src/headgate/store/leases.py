@@ -143,10 +143,8 @@ async def reap_each(
     """As `reap`, but each attempt by itself: one that cannot be ended keeps no other from it."""
     with translating(writing=True, names=("limit", "floor")):
         rows = await fetch_into_days(db, REAP_EACH, limit, floor)
-    reaped = [
-        Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows if row[2] is not None
-    ]
-    return reaped, [(row[0], row[1], row[4]) for row in rows if row[2] is None]
+    reaped = [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows if row[4] is None]
+    return reaped, [(row[0], row[1], row[4]) for row in rows if row[4] is not None]
 
 
 async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:

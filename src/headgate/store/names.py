@@ -28,8 +28,8 @@ from headgate.store.errors import translating
 DEFAULT_POLICY_NO: Final = 1
 DEFAULT_POLICY: Final = RetryPolicy()
 TOPICS: Final = """
-SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed FROM headgate.intern_topics_v1($1, $2)"""
-POLICIES: Final = "SELECT ord, policy_no FROM headgate.intern_policies_v1($1, $2, $3, $4, $5)"
+SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed, quota FROM headgate.intern_topics_v1($1, $2)"""
+POLICIES: Final = "SELECT ord, policy_no, quota FROM headgate.intern_policies_v1($1, $2, $3, $4, $5)"
 POLICY: Final = "SELECT tenant_no, kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1"
 # What transactions have written that the snapshot of the last look, $1, does not show: none of them is missed, whenever
 # it commits, and each is read once. The first column is the snapshot of this look. index: topics_changed
@@ -151,9 +151,9 @@ class Names:
             except asyncpg.ForeignKeyViolationError as error:
                 raise NotFound("tenant", str(tenant_no)) from error
         quota = 0
-        for name, no, step_us, attempts, policy_no, keyed in rows:
-            if name is None:
-                quota = no
+        for name, no, step_us, attempts, policy_no, keyed, passed in rows:
+            if passed is not None:
+                quota = passed
             # A refresh that came in between has read what may be newer.
             elif (tenant_no, name) not in self._topics:
                 policy = await self.policy_by_no(db, policy_no)
@@ -219,12 +219,12 @@ class Names:
                 [f"{{{','.join(map(str, policy.delays_ms))}}}" for policy in missing],
             )
         quota = 0
-        for ord_, no in rows:
-            if ord_:
+        for ord_, no, passed in rows:
+            if passed is not None:
+                quota = passed
+            else:
                 self._policies[tenant_no, missing[ord_ - 1]] = no
                 self._policies_by_no[no] = missing[ord_ - 1]
-            else:
-                quota = no
         return {
             policy: QuotaExceeded(
                 "retry: this policy", quota=quota, column="max_policies", hint="use one that other jobs or topics have"

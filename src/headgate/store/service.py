@@ -65,7 +65,7 @@ _Interned = TypeVar("_Interned")
 CHANNEL: Final = "headgate_topics"
 ANNOUNCED_MOST: Final = 500
 TICK: Final = """
-SELECT kind, tenant_no, topic_no, id, epoch, at, headgate.clock_v1()
+SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1()
   FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::pg_snapshot)"""
 PROGRESS: Final = """
 SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
@@ -73,7 +73,7 @@ SELECT progress FROM headgate.jobs WHERE tenant_no = $1 AND id = $2
 SELECT progress FROM headgate.archive WHERE tenant_no = $1 AND id = $2"""
 FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
 ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
-RESCUE: Final = "SELECT kind, tenant_no, topic_no, id, at FROM headgate.rescue_v1($1, $2, $3)"
+RESCUE: Final = "SELECT kind, tenant_no, topic_no, id, number, at, detail FROM headgate.rescue_v1($1, $2, $3)"
 ADMIT_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 REAP_AT_ONCE: Final = 1_000
@@ -103,11 +103,7 @@ def _is_about_some_row(error: StoreError) -> bool:
 
 
 def _problems(rows: Sequence[tuple[Any, ...]]) -> list[Problem]:
-    return [
-        (row[1], row[3] or f"block {row[2]} of headgate.jobs", row[0].removeprefix("problem "))
-        for row in rows
-        if row[0].startswith("problem ")
-    ]
+    return [(row[1], row[3] or f"block {row[4]} of headgate.jobs", row[6]) for row in rows if row[0] == "problem"]
 
 
 def _nobody(*_: object) -> None:
@@ -354,7 +350,7 @@ class Store:
             return await submit_and_claim(db, rows, request)  # type: ignore[arg-type]  # made by fill()
 
     def _look_again(self, rows: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
-        """Some submits had dependencies: parents may have ended before, a claim may have passed over what was locked."""
+        """Some submits had dependencies: parents may have ended, and a claim may have passed over what was locked."""
         if not isinstance(rows, SubmitFlush) or not rows.dependencies:
             return
         self.on_checks()
@@ -428,7 +424,7 @@ class Store:
     async def settle(self, rows: OutcomeRows) -> dict[int, Settled]:
         async with self._lanes["unmatched" if rows.unmatched else "settle"].use("settle") as db:
             settled = await settle.settle(db, rows)  # type: ignore[arg-type]  # made by new_outcomes()
-        if rows.may_free:
+        if rows.unblocks:
             self.on_checks()
         return settled
 
@@ -572,9 +568,9 @@ class Store:
                     raise
                 self.stuck.failed(part, error)
                 if part == "promote":
-                    rows += await self._rescue(reap=False, now=rows[0][6])
+                    rows += await self._rescue(reap=False, now=rows[0][7])
                 elif part == "running":  # then some may have lapsed, for all that is known
-                    rows.append(("running", None, None, None, None, leases.BEGINNING, rows[0][6]))
+                    rows.append(("running", None, None, None, None, leases.BEGINNING, None, rows[0][7]))
         return rows
 
     async def _rescue(self, *, reap: bool, now: datetime) -> list[tuple[Any, ...]]:
@@ -589,7 +585,7 @@ class Store:
                 with translating(writing=True):
                     rows = await fetch_into_days(db, RESCUE, first, _RESCUE_BLOCKS, reap)
             more = any(row[0] == "more" for row in rows)
-            found += [(kind, tenant_no, no, job_id, None, at, now) for kind, tenant_no, no, job_id, at in rows]
+            found += [(*row, now) for row in rows]
             first += _RESCUE_BLOCKS
         # Ten times as long without it as with it, and at least a second.
         self._no_rescue_before[reap] = time.monotonic() + max(1.0, 10 * (time.monotonic() - began))
@@ -631,7 +627,7 @@ class Store:
         tick = Tick()
         promoted_to: datetime | None = None
         oldest, newest = 0, 0  # transactions in flight
-        for kind, tenant_no, topic_no, job_id, epoch, at, now in rows:
+        for kind, tenant_no, topic_no, job_id, number, at, _, now in rows:
             tick.now = now
             if kind == "pending":
                 tick.pending.append(topic_no)
@@ -640,27 +636,28 @@ class Store:
                 if at is not None:
                     tick.next_resume = at if tick.next_resume is None else min(tick.next_resume, at)
             elif kind == "quiet":
-                tick.quiet_hash = epoch
+                tick.quiet_hash = number
             elif kind == "promoted":
                 tick.promoted.append((tenant_no, topic_no, job_id))
                 promoted_to = at if promoted_to is None else max(promoted_to, at)
             elif kind == "cancel":
-                tick.cancels.append((tenant_no, job_id, epoch))
+                tick.cancels.append((tenant_no, job_id, number))
             elif kind == "running":
                 tick.oldest_running = at
-            elif kind.startswith("in flight "):
-                if not newest:  # of a tick in parts, the first: what ended meanwhile may have been missed
-                    oldest, newest = map(int, kind.split()[2:])
+            elif kind == "oldest_transaction":
+                oldest = oldest or number  # of a tick in parts, the first: what ended meanwhile may have been missed
+            elif kind == "next_transaction":
+                newest = newest or number
             elif kind == "due":
                 tick.next_due = at
-            elif kind == "checks":
+            elif kind == "unblock":
                 self.on_checks()
-            elif kind == "operations":
+            elif kind == "bulk":
                 self.on_operations()
-            elif kind == "room":
+            elif kind == "capacity":
                 tick.room.append((topic_no, at))
             elif kind == "others":
-                tick.others = topic_no
+                tick.others = number
         self._promoted.passed(oldest, tick.next_due)
         self._running.passed(oldest, tick.oldest_running)
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:

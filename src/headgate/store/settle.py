@@ -24,10 +24,10 @@ from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
 SETTLE: Final = """
-SELECT ord, receipt, state, run_at
+SELECT ord, receipt, state, run_at, note, topic_no
   FROM headgate.settle_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 100)"""
 SETTLE_UNLOCKED: Final = """
-SELECT ord, receipt, state, run_at
+SELECT ord, receipt, state, run_at, note, topic_no
   FROM headgate.settle_unlocked_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 15)"""
 
 
@@ -45,7 +45,6 @@ _NAMES: Final = (
     *("tenant_no", "counts", "ids", "epochs", "results", "tenant_no", "counts", "ids", "epochs", "kinds"),
     *("delays", "permanents", "reasons", "error types", "error messages", "error traces"),
 )
-_MAY_FREE: Final = 9  # a row that concerns no outcome
 APPLIED: Final = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
 LOCKED: Final = Settled(receipt=Receipt.LOCKED)
 
@@ -87,8 +86,9 @@ class OutcomeFlush:
         self._repeats: list[_Repeat] = []  # a job's second and later outcomes
         self.unmatched = False  # reported by a caller that was not given these jobs
         self.skip_locked = False  # answer rows that others have locked with LOCKED; else such a row fails the call
-        self.may_free = False  # written: jobs that waited for some of these may be free now
-        self.freed: set[int] = set()  # topics that have room, or new pending jobs, since this was settled
+        # Once it is settled: jobs that waited for some of these may be unblocked; topics that may start more jobs.
+        self.unblocks = False
+        self.topics_with_capacity: set[int] = set()
 
     def __len__(self) -> int:
         return self._size
@@ -211,15 +211,17 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
     arguments, places = flush._arguments()
     with translating(writing=True, names=_NAMES):
         rows = await fetch_into_days(db, SETTLE_UNLOCKED if flush.skip_locked else SETTLE, *arguments)
-    flush.may_free = any(row[1] == _MAY_FREE for row in rows)
-    flush.freed.update(-row[0] for row in rows if row[0] < 0)
-    return {
-        places[ord_ - 1]: Settled(
-            receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
-        )
-        for ord_, receipt, state, run_at in rows
-        if ord_ > 0
-    }
+    answers: dict[int, Settled] = {}
+    for ord_, receipt, state, run_at, note, topic_no in rows:
+        if note is None:
+            answers[places[ord_ - 1]] = Settled(
+                receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
+            )
+        elif note == "capacity":
+            flush.topics_with_capacity.add(topic_no)
+        else:
+            flush.unblocks = True
+    return answers
 
 
 async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[int, Settled]) -> dict[int, Settled]:
@@ -241,7 +243,8 @@ async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[in
         for (_, tenant_no, job_id, epoch, outcome), *_ in waiting:
             flush.add(tenant_no, job_id, epoch, outcome)
         found = await _settle_firsts(db, flush)
-        firsts.freed |= flush.freed
+        firsts.topics_with_capacity |= flush.topics_with_capacity
+        firsts.unblocks = firsts.unblocks or flush.unblocks
         later = {place: None for place, *_ in flush._repeats}  # in their order
         for place, ((first, *_), *copies) in enumerate(waiting):
             if place in later:

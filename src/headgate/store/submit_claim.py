@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from headgate.domain.keyrange import KeyRanges
-from headgate.store.claim import Claimed, ClaimRequest, claimed
+from headgate.store.claim import NOTE, Claimed, ClaimRequest, claimed
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush, submit_arguments
@@ -17,7 +17,7 @@ from headgate.store.submit import SubmitAnswer, answers_of
 
 _COLUMNS: Final = """
 SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,
-       created_at, lease_until, worker, headers, payload"""
+       created_at, lease_until, worker, headers, payload, note"""
 SUBMIT_RUNNING: Final = f"""{_COLUMNS}
   FROM headgate.submit_running_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
                              $20, $21, $22, $23, $24)"""
@@ -46,7 +46,7 @@ async def submit_and_claim(
     got = sorted(
         (row[4:] for row in rows if row[0] is None),
         # What is no job comes last.
-        key=lambda row: (False, row[6], row[7], row[0]) if row[0] is not None else (True, 0, 0, 0),
+        key=lambda row: (False, row[6], row[7], row[0]) if row[NOTE] is None else (True, 0, 0, 0),
     )
     return answers, claimed(got)
 

@@ -19,8 +19,8 @@ BEGIN
     IF v_n = 0 THEN RETURN; END IF;
     RETURN QUERY
     SELECT v_ids[o.ord] FROM headgate.settle_other_v1(
-        tenant_, v_ids, v_epochs, array_fill(3::smallint, ARRAY[v_n]), array_fill(NULL::bigint, ARRAY[v_n]),
+        tenant_, v_ids, v_epochs, array_fill(3 /* abandon */::smallint, ARRAY[v_n]), array_fill(NULL::bigint, ARRAY[v_n]),
         array_fill(false, ARRAY[v_n]), array_fill('not received: its connection was lost'::text, ARRAY[v_n]),
         array_fill(NULL::text, ARRAY[v_n]), array_fill(NULL::text, ARRAY[v_n]), array_fill(NULL::text, ARRAY[v_n])) AS o
-     WHERE o.receipt = 0;
+     WHERE o.receipt = 0 /* applied */;
 END $$;

@@ -13,11 +13,11 @@
 -- Separate statements on purpose. READ COMMITTED gives each a new snapshot, so the pause rows are read after the pause
 -- lock was taken, and a candidate another instance has claimed meanwhile is seen as such.
 --
--- Limits (0004_limits.sql): a row without an id says when a topic that was held back may have more (lease_until, beside the
--- present time in created_at): now, at a time, or (NULL) when something of it ends.
+-- A row with a note is no job. 'limited' (0004_limits.sql): when a topic that was held back may have more (lease_until,
+-- beside the present time in created_at): now, at a time, or (NULL) when something of it ends.
 --
--- One more row without an id tells what to pass next time: seen_ (worker) and generation_ (rank_at). Its headers are NULL,
--- or tell the caller what it must know to keep its watermark right:
+-- 'news', one row: what to pass next time, seen_ (in worker) and generation_ (in rank_at). Its headers are NULL, or tell the
+-- caller what it must know to keep its watermark right:
 --   arrived  ranges [topic, class, from, to] that were looked at although not given
 --   locked   such ranges with jobs that others had locked: they may be claimable again, should that claim fail
 --   paused   topics that were not looked at        limited  topics of which a limit may have held jobs back
@@ -28,7 +28,7 @@ CREATE FUNCTION headgate.claim_v1(
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
     seen_ text DEFAULT NULL, generation_ bigint DEFAULT NULL)
 RETURNS TABLE (id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
-               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea)
+               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea, note text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 -- Pinned: a queue's statistics are stale whenever it fills or drains, and a bad plan reads the whole backlog.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
@@ -227,7 +227,7 @@ BEGIN
     IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
         v_now := headgate.clock_v1();
         RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
-                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea
+                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea, 'limited'
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
                       WHERE cardinality(v_ids) < n_ OR w.at > v_now;
     END IF;
@@ -238,7 +238,7 @@ BEGIN
             'paused', to_jsonb(v_paused), 'limited', to_jsonb(nullif(v_limited, '{}'))));
     END IF;
     RETURN QUERY SELECT NULL::uuid, 0, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, v_generation, v_now, v_now,
-                        v_now_seen, v_news, NULL::bytea;
+                        v_now_seen, v_news, NULL::bytea, 'news';
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 
     -- Who gets which: a place in the order becomes a slot number, laid out in id order so that the update can find it
@@ -273,7 +273,8 @@ BEGIN
     SELECT t.id, t.topic_no, t.epoch, t.attempt, t.max_attempts, t.priority, t.rank_class, t.rank_at, t.created_at,
            t.lease_until, t.worker, t.headers,
            CASE WHEN t.flags & 1 /* payload_apart */ = 0 THEN t.payload
-                ELSE (SELECT p.payload FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = t.id) END
+                ELSE (SELECT p.payload FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = t.id) END,
+           NULL::text
       FROM taken t;
     -- explain: end
 END $$;

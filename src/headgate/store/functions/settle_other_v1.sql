@@ -1,13 +1,13 @@
 -- Failed, Nack, Abandon, Snooze and (from the watchdog) Lapsed, for one tenant: domain/lifecycle.settle in SQL.
--- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1. A row with a
--- negative ord names a topic that has room now.
+-- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1. Notes as in
+-- settle_v1.
 --
 -- Lock, decide, write: three statements. The decisions lie in arrays sorted by id, and the writes find theirs by binary
 -- search (width_bucket): joining the hot table to a set goes wrong on stale statistics.
 CREATE FUNCTION headgate.settle_other_v1(
     tenant_ int, ids_ uuid[], epochs_ bigint[], kinds_ smallint[], delays_ms_ bigint[], permanents_ boolean[],
     reasons_ text[], error_types_ text[], error_messages_ text[], error_traces_ text[])
-RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz, note text, topic_no int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off
 SET enable_hashjoin = on        -- the watchdog, which calls this too, has switched it off for its own statement
@@ -111,14 +111,15 @@ BEGIN
 
         IF v_related IS NOT NULL AND headgate.ended_v1(tenant_, v_related, ARRAY(
                SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_related) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
-            RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'unblock', NULL::int;
         END IF;
         IF v_limited IS NOT NULL THEN
-            RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', r.topic_no
                            FROM headgate.left_running_v1(tenant_, v_limited, v_now) AS r(topic_no);
         END IF;
         IF 0 /* pending */ = ANY (v_states) THEN PERFORM headgate.arrived_v1(tenant_, v_ids); END IF;
-        RETURN QUERY SELECT d.n, 0 /* applied */::smallint, d.state, CASE WHEN d.state IN (2, 3) /* scheduled, retrying */ THEN d.run_at END
+        RETURN QUERY SELECT d.n, 0 /* applied */::smallint, d.state, CASE WHEN d.state IN (2, 3) /* scheduled, retrying */ THEN d.run_at END,
+                            NULL::text, NULL::int
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);
     END IF;
     IF coalesce(cardinality(v_ids), 0) < cardinality(ids_) THEN
@@ -126,7 +127,7 @@ BEGIN
         -- session was lost can be seen here before a standby has it. This record makes our own commit wait for both.
         PERFORM pg_logical_emit_message(true, 'headgate', ''::text);
         RETURN QUERY
-        SELECT m.n[r.ord], r.receipt, r.state, r.run_at
+        SELECT m.n[r.ord], r.receipt, r.state, r.run_at, NULL::text, NULL::int
           FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,
                        array_agg(u.kind ORDER BY u.n) AS kinds, array_agg(u.n::int ORDER BY u.n) AS n
                   FROM unnest(ids_, epochs_, kinds_) WITH ORDINALITY AS u(id, epoch, kind, n)

@@ -8,7 +8,7 @@ CREATE FUNCTION headgate.settle_unlocked_v1(
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],
     other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
     error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int)
-RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz, note text, topic_no int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
 #variable_conflict use_column
@@ -22,7 +22,9 @@ BEGIN
         v_locked := v_locked || v_one.ord;
         ids_[v_one.ord] := '00000000-0000-0000-0000-000000000000';
         epochs_[v_one.ord] := NULL;
-        RETURN QUERY SELECT v_one.ord, CASE WHEN v_one.ours THEN 5 ELSE 2 END::smallint, 1::smallint, NULL::timestamptz;
+        RETURN QUERY
+        SELECT v_one.ord, CASE WHEN v_one.ours THEN 5 /* locked */ ELSE 2 /* stale */ END::smallint, 1 /* running */::smallint,
+               NULL::timestamptz, NULL::text, NULL::int;
     END LOOP;
     FOR v_one IN SELECT l.ord, l.ours
                    FROM headgate.locked_ords_v1(other_tenants_, other_counts_, other_ids_, other_epochs_) AS l LOOP
@@ -30,13 +32,14 @@ BEGIN
         other_ids_[v_one.ord] := '00000000-0000-0000-0000-000000000000';
         other_epochs_[v_one.ord] := NULL;
         RETURN QUERY
-        SELECT v_base + v_one.ord, CASE WHEN v_one.ours THEN 5 ELSE 2 END::smallint, 1::smallint, NULL::timestamptz;
+        SELECT v_base + v_one.ord, CASE WHEN v_one.ours THEN 5 /* locked */ ELSE 2 /* stale */ END::smallint,
+               1 /* running */::smallint, NULL::timestamptz, NULL::text, NULL::int;
     END LOOP;
     RETURN QUERY
-    SELECT s.ord, s.receipt, s.state, s.run_at
+    SELECT s.ord, s.receipt, s.state, s.run_at, s.note, s.topic_no
       FROM headgate.settle_v1(
                tenants_, counts_, ids_, epochs_, results_, other_tenants_, other_counts_, other_ids_, other_epochs_,
                other_kinds_, other_delays_ms_, other_permanents_, other_reasons_, error_types_, error_messages_,
                error_traces_, lock_ms_) AS s
-     WHERE s.ord <> ALL (v_locked);
+     WHERE s.note IS NOT NULL OR s.ord <> ALL (v_locked);
 END $$;

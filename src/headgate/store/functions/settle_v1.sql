@@ -1,8 +1,8 @@
 -- One flush of outcomes, any mix. Returns only what needs telling: (ord, receipt, state, run_at). A Completed that was
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
--- 3 unknown). ords count the completed ones first, then the others, in the order given. Two kinds of rows concern no
--- outcome: ord 0 (receipt 9), jobs that waited for some of these may be free, see unblock_ready_v1; a negative ord, the topic
--- of that number has room, or new pending jobs, since something ended.
+-- 3 unknown). ords count the completed ones first, then the others, in the order given. A row with a note concerns no
+-- outcome: 'unblock', jobs that waited for some of these may be claimable, see unblock_ready_v1; 'capacity', the topic
+-- topic_no may start more jobs, or has new pending ones, since something ended.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
 -- caller. A row that another transaction has locked is waited for, lock_ms_ at the most (0: as long as the session says); then
@@ -12,7 +12,7 @@ CREATE FUNCTION headgate.settle_v1(
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],
     other_delays_ms_ bigint[], other_permanents_ boolean[], other_reasons_ text[],
     error_types_ text[], error_messages_ text[], error_traces_ text[], lock_ms_ int DEFAULT 0)
-RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
+RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz, note text, topic_no int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
 #variable_conflict use_column
@@ -78,7 +78,7 @@ BEGIN
           INTO v_applied, v_odd, v_related, v_limited, v_gone FROM kept k;
         -- explain: end
         IF v_limited IS NOT NULL THEN
-            RETURN QUERY SELECT -r.topic_no, NULL::smallint, NULL::smallint, NULL::timestamptz
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', r.topic_no
                            FROM headgate.left_running_v1(tenants_[v_run], v_limited, v_now) AS r(topic_no);
         END IF;
         IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
@@ -89,14 +89,14 @@ BEGIN
         END IF;
         IF v_related IS NOT NULL
            AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5 /* completed */::smallint, ARRAY[cardinality(v_related)])) THEN
-            RETURN QUERY SELECT 0, 9::smallint, NULL::smallint, NULL::timestamptz;
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'unblock', NULL::int;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
             -- An answer about what was committed before must be as durable as that: with synchronous replication, a commit whose
             -- session was lost can be seen here before a standby has it. This record makes our own commit wait for both.
             PERFORM pg_logical_emit_message(true, 'headgate', ''::text);
             RETURN QUERY
-            SELECT v_from + m.n[r.ord] - 1, r.receipt, r.state, r.run_at
+            SELECT v_from + m.n[r.ord] - 1, r.receipt, r.state, r.run_at, NULL::text, NULL::int
               FROM (SELECT array_agg(u.id ORDER BY u.n) AS ids, array_agg(u.epoch ORDER BY u.n) AS epochs,
                            array_agg(u.n::int ORDER BY u.n) AS n
                       FROM unnest(v_ids, v_epochs) WITH ORDINALITY AS u(id, epoch, n)
@@ -111,7 +111,7 @@ BEGIN
     FOR v_run IN 1 .. cardinality(other_tenants_) LOOP
         v_to := v_from + other_counts_[v_run] - 1;
         RETURN QUERY
-        SELECT CASE WHEN o.ord <= 0 THEN o.ord ELSE o.ord + v_base + v_from - 1 END, o.receipt, o.state, o.run_at
+        SELECT o.ord + v_base + v_from - 1, o.receipt, o.state, o.run_at, o.note, o.topic_no
           FROM headgate.settle_other_v1(
                    other_tenants_[v_run], other_ids_[v_from:v_to], other_epochs_[v_from:v_to], other_kinds_[v_from:v_to],
                    other_delays_ms_[v_from:v_to], other_permanents_[v_from:v_to], other_reasons_[v_from:v_to],

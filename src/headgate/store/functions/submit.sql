@@ -80,7 +80,7 @@ BEGIN
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
     IF v_topic.name IS NULL THEN
         RAISE EXCEPTION 'topic: "%" is new, and tenant "%" has its quota of % topics; use a topic that exists, or raise '
-            'max_topics of the tenant in headgate.tenants', topic, tenant, v_topic.topic_no
+            'max_topics of the tenant in headgate.tenants', topic, tenant, v_topic.quota
             USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
     END IF;
     -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long

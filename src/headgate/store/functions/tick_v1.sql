@@ -1,15 +1,15 @@
 -- Once a second per instance, whatever the number of workers: everything that is due, in one call.
 --   pending   a topic with claimable jobs in a range          paused   a target that is paused, and until when
---   promoted  a job made claimable just now                   problem  why a job could not be (one_by_one_ only)
---   cancel    a job this instance runs that is to be stopped  due      when the next waiting job falls due
---   running   when the oldest attempt that still runs began
---   checks    jobs that waited for others may be free (see unblock_ready_v1)      operations   some are not over
---   room      a topic of a limited sort with claimable jobs now, or (at) later
+--   promoted  a job made claimable just now                   problem  why (detail) a job could not be (one_by_one_ only)
+--   cancel    a job this instance runs that is to be stopped (number: its epoch)
+--   due       when the next waiting job falls due             running  when the oldest attempt that still runs began
+--   unblock   jobs that waited for others may be claimable (see unblock_ready_v1)      bulk   some operations are not over
+--   capacity  a topic whose limits let jobs start now, or (at) later
 --   names     topics were made or changed by transactions that the snapshot names_seen_ does not show (store/names.py)
---   in flight a snapshot's oldest transaction that has not ended, and the next one to begin: as numbers behind these words
---   others    how many other instances were seen lately (in topic_no)
+--   oldest_transaction, next_transaction   of a snapshot: the oldest that has not ended, and the next to begin (number)
+--   others    how many other instances were seen lately (number)
 --   forgotten this instance has no row: the database is an older one than it registered in
---   quiet     a hash (in epoch) of the workers that get no jobs; none when there are none
+--   quiet     a hash (number) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. A held lock is waited for a tenth of a
 -- second: what is promoted is locked meanwhile, and this instance gets no news. The watchdog is a call of its own, reap_v1.
 -- The ranges say where to look for claimable jobs, as those of claim_v1 do: whole topics, or what a watermark leaves of
@@ -18,7 +18,7 @@ CREATE FUNCTION headgate.tick_v1(
     instance_ int, topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
     promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false,
     names_seen_ pg_snapshot DEFAULT NULL)
-RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, epoch bigint, at timestamptz)
+RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, number bigint, at timestamptz, detail text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -28,38 +28,41 @@ BEGIN
     PERFORM set_config('lock_timeout', CASE WHEN one_by_one_ THEN '5' ELSE '100' END, true);
     UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz;
+        RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text;
     END IF;
     -- Before anything is looked for: what ends meanwhile may have been missed.
-    RETURN QUERY SELECT 'in flight ' || pg_snapshot_xmin(s.now) || ' ' || pg_snapshot_xmax(s.now),
-                        NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
-                   FROM (SELECT pg_current_snapshot() AS now) AS s;
-    RETURN QUERY SELECT 'others', NULL::int, count(*)::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+    RETURN QUERY SELECT b.kind, NULL::int, NULL::int, NULL::uuid, b.xid::text::bigint, NULL::timestamptz, NULL::text
+                   FROM (SELECT pg_current_snapshot() AS now) AS s
+                  CROSS JOIN LATERAL (VALUES ('oldest_transaction', pg_snapshot_xmin(s.now)),
+                                             ('next_transaction', pg_snapshot_xmax(s.now))) AS b(kind, xid);
+    RETURN QUERY SELECT 'others', NULL::int, NULL::int, NULL::uuid, count(*), NULL::timestamptz, NULL::text
                    FROM headgate.instances i
                   WHERE i.instance_no <> instance_ AND i.seen_at > v_now - interval '5 seconds';
-    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::bigint, c.paused_until
+    RETURN QUERY SELECT 'paused', c.tenant_no, c.topic_no, NULL::uuid, NULL::bigint, c.paused_until, NULL::text
                    FROM headgate.dispatch_control c
                   WHERE c.paused AND (c.paused_until IS NULL OR c.paused_until > v_now);
-    RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz
+    RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz, NULL::text
                    FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
-    RETURN QUERY SELECT coalesce('problem ' || p.problem, 'promoted'), p.tenant_no, p.topic_no, p.id, NULL::bigint, p.run_at
+    RETURN QUERY SELECT CASE WHEN p.problem IS NULL THEN 'promoted' ELSE 'problem' END, p.tenant_no, p.topic_no, p.id,
+                        NULL::bigint, p.run_at, p.problem
                    FROM headgate.promote_v1(promote_n_, promote_floor_, one_by_one_) AS p;
-    RETURN QUERY SELECT 'names', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+    RETURN QUERY SELECT 'names', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                   WHERE EXISTS (SELECT FROM headgate.topics t                                       -- index: topics_changed
                                  WHERE t.changed_by >= pg_snapshot_xmin(names_seen_)
                                    AND NOT pg_visible_in_snapshot(t.changed_by, names_seen_));
     IF EXISTS (SELECT FROM headgate.topic_limits) THEN
-        RETURN QUERY SELECT 'room', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at FROM headgate.admit_due_v1(500) AS f;
+        RETURN QUERY SELECT 'capacity', NULL::int, f.topic_no, NULL::uuid, NULL::bigint, f.at, NULL::text
+                       FROM headgate.admit_due_v1(500) AS f;
     END IF;
-    RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz FROM headgate.jobs j
+    RETURN QUERY SELECT 'cancel', j.tenant_no, j.topic_no, j.id, j.epoch, NULL::timestamptz, NULL::text FROM headgate.jobs j
                   WHERE j.state = 1 /* running */ AND j.claimed_at >= running_floor_ AND j.owner = instance_
-                     AND j.flags & 16 /* cancel_requested */ <> 0
+                    AND j.flags & 16 /* cancel_requested */ <> 0
                   LIMIT 1000;
-    RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::bigint, o.at
+    RETURN QUERY SELECT 'running', NULL::int, NULL::int, NULL::uuid, NULL::bigint, o.at, NULL::text
                    FROM headgate.oldest_running_v1(running_floor_) AS o(at) WHERE o.at IS NOT NULL;
     -- explain: pending
-    RETURN QUERY SELECT DISTINCT 'pending', NULL::int, r.no, NULL::uuid, NULL::bigint, NULL::timestamptz
+    RETURN QUERY SELECT DISTINCT 'pending', NULL::int, r.no, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                    FROM unnest(topics_, class_from_, rank_from_, class_to_, rank_to_)
                         AS r(no, class_from, rank_from, class_to, rank_to)
                   -- Each range in two parts, as in claim_v1.                                    -- index: jobs_claim_order
@@ -72,13 +75,13 @@ BEGIN
                                    AND j.rank_at >= CASE WHEN r.class_from = r.class_to THEN r.rank_from
                                                          ELSE '-9223372036854775808'::bigint END);
     -- explain: end
-    RETURN QUERY SELECT 'checks', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+    RETURN QUERY SELECT 'unblock', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
-    RETURN QUERY SELECT 'operations', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz
+    RETURN QUERY SELECT 'bulk', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                   WHERE EXISTS (SELECT FROM headgate.operations o
-                     WHERE o.state IN (0, 1) /* pending, running */);   -- index: operations_active
-    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at
-                   FROM (SELECT j.run_at FROM headgate.jobs j WHERE j.state IN (2, 3) /* scheduled, retrying */
-                      AND j.run_at >= promote_floor_
+                                 WHERE o.state IN (0, 1) /* pending, running */);   -- index: operations_active
+    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at, NULL::text
+                   FROM (SELECT j.run_at FROM headgate.jobs j
+                          WHERE j.state IN (2, 3) /* scheduled, retrying */ AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;
 END $$;

@@ -1,11 +1,11 @@
 -- Looks at up to n_ noted checks: a child whose parents have all done their part becomes claimable (or scheduled, or
--- stands in the line of its limit), one that can no longer be met is cancelled. Returns what is claimable now, and one row with
--- no id if there are more checks that can be decided now. Safe on every instance at once. A child that is locked is
+-- stands in the line of its limit), one that can no longer be met is cancelled. Returns what is claimable now, and one row
+-- with `more` if there are more checks that can be decided now. Safe on every instance at once. A child that is locked is
 -- noted once more, behind the others: it waits for that lock alone, and the next tick asks again.
 --
 -- In a transaction after the one that noted the check. Each statement below has a snapshot newer than the lock on the
 -- child: of two that end the last two parents, whoever comes here second sees both.
-CREATE FUNCTION headgate.unblock_ready_v1(n_ int) RETURNS TABLE (tenant_no int, topic_no int, id uuid)
+CREATE FUNCTION headgate.unblock_ready_v1(n_ int) RETURNS TABLE (tenant_no int, topic_no int, id uuid, more boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_column
@@ -43,7 +43,7 @@ BEGIN
                 VALUES (v_end.tenant_no, v_end.parent_id, v_end.state, v_ids[n_]);
             END IF;
         END IF;
-        RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid WHERE EXISTS (SELECT FROM headgate.dependency_checks);
+        RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid, true WHERE EXISTS (SELECT FROM headgate.dependency_checks);
         RETURN;
     END IF;
     WITH taken AS (
@@ -98,18 +98,17 @@ BEGIN
             RETURNING j.id, j.topic_no, j.state, j.epoch, j.attempt, j.run_at),
         noted AS (
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, reason)
-            SELECT v_tenant, m.id, v_now, 12 /* unblocked */, m.epoch, m.attempt, m.state, CASE WHEN m.state = 2 /* scheduled */
-               THEN m.run_at END,
-                   'all it waited for has been done' FROM moved m)
+            SELECT v_tenant, m.id, v_now, 12 /* unblocked */, m.epoch, m.attempt, m.state, 
+                   CASE WHEN m.state = 2 /* scheduled */ THEN m.run_at END, 'all it waited for has been done' FROM moved m)
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT v_tenant, m.topic_no, 4 /* blocked */, m.state, count(*), v_now
           FROM moved m WHERE m.state <> 4 /* blocked */ GROUP BY 2, 4;
         PERFORM headgate.arrived_v1(v_tenant, v_free);
         IF v_lined IS NOT NULL THEN PERFORM headgate.line_up_v1(v_tenant, v_lined); END IF;
-        RETURN QUERY SELECT v_tenant, j.topic_no, j.id FROM headgate.jobs j
+        RETURN QUERY SELECT v_tenant, j.topic_no, j.id, false FROM headgate.jobs j
                       WHERE j.tenant_no = v_tenant AND j.id = ANY (v_free) AND j.state + 0 = 0 /* pending */;
     END LOOP;
     -- Also when what was cancelled here has children of its own. Not when all that we took is locked.
-    RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid
+    RETURN QUERY SELECT NULL::int, NULL::int, NULL::uuid, true
                   WHERE v_decided > 0 AND EXISTS (SELECT FROM headgate.dependency_checks);
 END $$;

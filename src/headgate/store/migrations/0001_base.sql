@@ -422,7 +422,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 --
 -- A tenant has a quota of topics and of policies. It is checked here, and only for names that are new: so all instances and
 -- SQL submits agree, and a known name costs nothing. If the new names of a call do not all fit, none of them is made: they have
--- no row in the answer, and one row without a name tells the quota. Nothing is locked for it: transactions that make names at
+-- no row in the answer, and one row tells the quota. Nothing is locked for it: transactions that make names at
 -- the same moment do not see each other's, and may pass the quota by as many.
 -- include: functions/intern_tenant_v1.sql
 -- include: functions/intern_topics_v1.sql
