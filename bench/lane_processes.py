@@ -18,7 +18,7 @@ from headgate import Headgate
 
 JOBS = 60_000
 ROUNDS = 3
-CREW = 4
+WORKER_PROCESSES = 4
 """Worker processes, with two links each, and as many producers."""
 LINKS = 64
 PICKUPS, PRODUCERS = 20, 8
@@ -43,21 +43,23 @@ async def run(numbers: tuple[int, ...] = (1, 2)) -> dict[str, object]:
 async def cycle(made: Stack) -> tuple[float, float]:
     """Producers and workers at once, from the first submit to the last acknowledged completion; server µs a job."""
     await made.clean()
-    each = JOBS // CREW
-    crew = [("work", "0", str(CONCURRENCY // CREW // 2), str(PREFETCH // CREW // 2), "2")] * CREW
-    with made.roles(*crew, *[("produce_many", str(each))] * CREW) as roles:
+    each = JOBS // WORKER_PROCESSES
+    worker_processes = [
+        ("work", "0", str(CONCURRENCY // WORKER_PROCESSES // 2), str(PREFETCH // WORKER_PROCESSES // 2), "2")
+    ] * WORKER_PROCESSES
+    with made.roles(*worker_processes, *[("produce_many", str(each))] * WORKER_PROCESSES) as roles:
         cpu = made.cpu_seconds()["server"]
         for role in roles:
             role.go()
-        produced = [await asyncio.to_thread(role.report) for role in roles[CREW:]]
+        produced = [await asyncio.to_thread(role.report) for role in roles[WORKER_PROCESSES:]]
         await made.all_ended()
         spent = made.cpu_seconds()["server"] - cpu
-        for role in roles[:CREW]:
+        for role in roles[:WORKER_PROCESSES]:
             role.stop()
-        worked = [await asyncio.to_thread(role.report) for role in roles[:CREW]]
-    await check_archive(made, each * CREW)
+        worked = [await asyncio.to_thread(role.report) for role in roles[:WORKER_PROCESSES]]
+    await check_archive(made, each * WORKER_PROCESSES)
     seconds = max(one["ended"] for one in worked) - min(one["started"] for one in produced)
-    return each * CREW / seconds, spent / JOBS * 1e6
+    return each * WORKER_PROCESSES / seconds, spent / JOBS * 1e6
 
 
 async def dealt(made: Stack) -> list[int]:

@@ -122,8 +122,8 @@ async def _drain(
     with made.roles(("produce_many", str(jobs))) as (producer,):
         producer.go()
         await asyncio.to_thread(producer.report)
-    crew = [("work", "0", str(concurrency), str(prefetch), str(links))] * processes
-    with made.roles(*crew) as workers:
+    worker_processes = [("work", "0", str(concurrency), str(prefetch), str(links))] * processes
+    with made.roles(*worker_processes) as workers:
         for worker in workers:
             worker.go()
         meter = made.meter()

@@ -55,13 +55,13 @@ class Stack:
 
     dsn: str
     servers: list[ServerProcess]
-    crew: list[WorkerProcess]
+    worker_processes: list[WorkerProcess]
     hg: Headgate
     ledger: Ledger = field(default_factory=Ledger)
 
     def begun(self) -> int:
         """How many handlers have begun."""
-        return sum(worker.count() for worker in self.crew)
+        return sum(worker.count() for worker in self.worker_processes)
 
     async def begins_anew(self, number: int, *, within: timedelta = timedelta(seconds=90)) -> None:
         """Wait until so many more handlers have begun."""
@@ -118,7 +118,7 @@ class Stack:
 
     def standstill(self, since: float) -> tuple[float, float]:
         """The longest time without an answer to a submit, and without a handler that begins, since then."""
-        return gap(self.ledger.times, since), gap([start.at for start in all_starts(self.crew)], since)
+        return gap(self.ledger.times, since), gap([start.at for start in all_starts(self.worker_processes)], since)
 
 
 def gap(moments: Sequence[float], since: float) -> float:
@@ -149,15 +149,15 @@ async def working(
                 server = ServerProcess(dsn, folder=place, args=(*LEASE, *args), environ=environ)
                 instances.append(processes.enter_context(server))
             addresses = [server.address for server in instances]
-            crew = [
+            worker_processes = [
                 processes.enter_context(WorkerProcess(addresses, folder=folder, name=f"worker-{number}", concurrency=8))
                 for number in range(workers)
             ]
-            return instances, crew
+            return instances, worker_processes
 
-        instances, crew = await asyncio.to_thread(start)
+        instances, worker_processes = await asyncio.to_thread(start)
         async with Headgate([server.address for server in instances]) as hg:
-            yield Stack(dsn=dsn, servers=instances, crew=crew, hg=hg)
+            yield Stack(dsn=dsn, servers=instances, worker_processes=worker_processes, hg=hg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class Findings:
 
 async def judge(stack: Stack) -> Findings:
     """Compare the ledger, the rows and the workers' notes, now that nothing moves any more."""
-    starts: list[Start] = all_starts(stack.crew)
+    starts: list[Start] = all_starts(stack.worker_processes)
     async with connected(stack.dsn) as db:
         rows = await db.fetch("SELECT id, epoch, attempt, result FROM headgate.archive WHERE state = 5")
         alive = await db.fetch("SELECT id FROM headgate.jobs")

@@ -67,11 +67,11 @@ def started(cluster: Cluster, data: Path, port: int) -> Iterator[LoggedProcess]:
             process.wait()
 
 
-def tell_restored(dsn: str) -> str:
-    """`headgate restored`, as the page says."""
+def fence_restored(dsn: str) -> str:
+    """`headgate restore-fence`, as the page says."""
     environ = {**clean_environ(), "HEADGATE_DATABASE_URL": dsn}
     done = subprocess.run(
-        [str(HEADGATE), *printed_command("headgate restored")[1:]],
+        [str(HEADGATE), *printed_command("headgate restore-fence")[1:]],
         env=environ,
         check=True,
         capture_output=True,
@@ -111,7 +111,7 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
         return [(await stack.hg.submit("held", payload, delay=options.get("delay", 0.0))).id for _ in range(3)]
 
     def begun() -> set[UUID]:
-        return {start.job_id for start in all_starts(stack.crew)}
+        return {start.job_id for start in all_starts(stack.worker_processes)}
 
     async def runs(ids: Sequence[UUID]) -> None:
         deadline = time.monotonic() + 60
@@ -130,21 +130,21 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
         await stack.begins_anew(300)
         held = Held(running=running, later=later, newer=await hold())
         await runs([*held.all])
-    epochs = {start.job_id: start.epoch for start in all_starts(stack.crew) if start.job_id in held.all}
+    epochs = {start.job_id: start.epoch for start in all_starts(stack.worker_processes) if start.job_id in held.all}
     # All but the workers is lost.
     for server in stack.servers:
         server.kill()
     await asyncio.to_thread(leader.stop)
-    connections = [len(worker.connections) for worker in stack.crew]
+    connections = [len(worker.connections) for worker in stack.worker_processes]
     with ExitStack() as again:
         await asyncio.to_thread(again.enter_context, started(cluster, target, leader.port))
         async with connected(stack.dsn) as db:
             fired_before = {row["occurrence"]: row["job_id"] for row in await db.fetch(FIRED)}
-        said = await asyncio.to_thread(tell_restored, stack.dsn)
+        said = await asyncio.to_thread(fence_restored, stack.dsn)
         stack.servers[:] = await asyncio.to_thread(servers_again, stack, folder)
         for server in stack.servers:
             again.enter_context(server)
-        for worker, times in zip(stack.crew, connections, strict=True):
+        for worker, times in zip(stack.worker_processes, connections, strict=True):
             await asyncio.to_thread(worker.is_connected, times=times + 1, within=timedelta(seconds=60))
         release.touch()
         await stack.begins_anew(10)
@@ -180,7 +180,7 @@ async def restore(cluster: Cluster, stack: Stack) -> Report:
 def problems(stack: Stack, held: Held, epochs: Mapping[UUID, int], rows: Mapping[UUID, asyncpg.Record]) -> list[str]:
     """What is wrong with the jobs that were held, and with any job that ended."""
     found: list[str] = []
-    log = "\n".join(worker.text() for worker in stack.crew)
+    log = "\n".join(worker.text() for worker in stack.worker_processes)
     for job_id in held.all:
         lost = f"lost the lease of job {job_id}, epoch {epochs[job_id]}:"
         refused = f"the outcome of job {job_id}, epoch {epochs[job_id]}, was not taken"
@@ -191,6 +191,6 @@ def problems(stack: Stack, held: Held, epochs: Mapping[UUID, int], rows: Mapping
         if row is None or row["state"] != 5 or row["epoch"] <= RANGES_AHEAD << 10:
             found.append(f"{job_id} did not run anew: {row}")
     found += [f"{job_id} came after the backup and is there" for job_id in held.newer if job_id in rows]
-    found += [f"{job} began twice with epoch {epoch}" for job, epoch in repeated(all_starts(stack.crew))]
+    found += [f"{job} began twice with epoch {epoch}" for job, epoch in repeated(all_starts(stack.worker_processes))]
     strange = [row for row in rows.values() if row["result"] != str(row["epoch"]).encode()]
     return [*found, *(f"the result of another run: {row}" for row in strange[:3])]

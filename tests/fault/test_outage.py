@@ -91,15 +91,15 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
 ) -> None:
     """The outage is longer than the lease: what runs goes on, and is not taken from its worker afterwards."""
     instances = await asyncio.to_thread(servers, 1, *LEASE, dsn=mortal_database)
-    crew = await asyncio.to_thread(workers, 2, instances, concurrency=8)
+    worker_processes = await asyncio.to_thread(workers, 2, instances, concurrency=8)
     release = tmp_path / "release"
     ids: list[UUID] = []
     async with client(instances) as hg:
         held = await submit(hg, "held", [str(release).encode()] * 4)
         with readiness(instances[0]) as health:
             assert health.is_now() == SERVING
-            async with steady_load(hg, ids, crew):
-                await begun_anew(crew, 100)
+            async with steady_load(hg, ids, worker_processes):
+                await begun_anew(worker_processes, 100)
                 killed = mortal.pid
                 assert killed is not None
                 os.kill(killed, signal.SIGKILL)
@@ -110,16 +110,16 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
                 await asyncio.to_thread(mortal.restart)
                 back_at = time.monotonic()
                 await asyncio.to_thread(health.turns, SERVING)
-                await begun_anew(crew, 100)
+                await begun_anew(worker_processes, 100)
                 resumed = time.monotonic() - back_at
         # Only now: had the watchdog taken them away, they would run a second time.
         release.touch()
         await all_ended(mortal_database)
-    ended, starts = await check(mortal_database, [*held, *ids], crew)
+    ended, starts = await check(mortal_database, [*held, *ids], worker_processes)
     assert resumed < 5 + 10, resumed
     assert {(job.attempt, claims(job.epoch)) for job in ended if job.id in set(held)} == {(1, 1)}
     assert max(attempts(ended)) <= 2  # a claim whose answer was lost costs its attempt
-    assert_no_link_dropped(crew, instances, stalls)
+    assert_no_link_dropped(worker_processes, instances, stalls)
     assert len({start.job_id for start in starts}) == len(ended)
 
 
@@ -136,21 +136,21 @@ async def test_sessions_killed_at_random_under_load_lose_nothing(
     instances = await asyncio.to_thread(servers, 1, *LEASE)
     # As behind a transaction pooler: every call in an explicit transaction, no LISTEN.
     instances += await asyncio.to_thread(servers, 1, *LEASE, "--pooler")
-    crew = [(await asyncio.to_thread(workers, 1, [server], concurrency=16))[0] for server in instances]
+    worker_processes = [(await asyncio.to_thread(workers, 1, [server], concurrency=16))[0] for server in instances]
     ids: list[UUID] = []
     kills = 0
     async with client(instances) as hg, connected(database) as db:
         ids += await submit(hg, "slow", [b"20"] * 2_000)
-        async with steady_load(hg, ids, crew):
+        async with steady_load(hg, ids, worker_processes):
             while kills < 16:
                 ended_now = await db.fetch(TERMINATE, "headgate %", TESTER, 1 if chance.random() < 0.8 else 4)
                 kills += len(ended_now)
                 await asyncio.sleep(chance.uniform(0.2, 0.5))  # the rhythm of the faults
         await all_ended(database)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert max(attempts(ended)) <= 3  # a claim whose answer was lost costs its attempt; twice is bad luck
     assert len({start.job_id for start in starts}) == len(ended)
-    assert_no_link_dropped(crew, instances, stalls)
+    assert_no_link_dropped(worker_processes, instances, stalls)
     assert not [server for server in instances if server.seen("CRITICAL|Traceback")]
 
 

@@ -121,19 +121,19 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
     database: str, pooler: Pooler, servers: Servers, workers: Workers, stalls: Stalls
 ) -> None:
     instances = await asyncio.to_thread(servers, 2, *LEASE, "--pooler", dsn=pooler.dsn)
-    crew = await asyncio.to_thread(workers, 1, instances, concurrency=8)
-    crew += await asyncio.to_thread(workers, 1, instances[1:], concurrency=8)
+    worker_processes = await asyncio.to_thread(workers, 1, instances, concurrency=8)
+    worker_processes += await asyncio.to_thread(workers, 1, instances[1:], concurrency=8)
     ids: list[UUID] = []
     async with client(instances) as hg:
         ids += await submit(hg, "flaky", [b""] * 20)  # fails once, is retried
-        async with steady_load(hg, ids, crew):
-            await begun_anew(crew, 200)
+        async with steady_load(hg, ids, worker_processes):
+            await begun_anew(worker_processes, 200)
             pooler.bouncer.kill()
             for server in instances:
                 await asyncio.to_thread(server.saw, TROUBLE)
             await asyncio.to_thread(pooler.bouncer.start)
             back_at = time.monotonic()
-            await begun_anew(crew, 200)
+            await begun_anew(worker_processes, 200)
             resumed = time.monotonic() - back_at
         await all_ended(database)
 
@@ -141,20 +141,20 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
         db = await connect(pooler.dsn, application_name=TESTER, pooler=True)
         async with db.transaction():
             await pause(db, reason="a test")
-        before = sum(worker.count() for worker in crew)
+        before = sum(worker.count() for worker in worker_processes)
         ids += await submit(hg, "fast", [b""] * 100)
         await all_have_ticked(database, times=2)  # a tick that began before the submits may end after them
-        assert sum(worker.count() for worker in crew) == before
+        assert sum(worker.count() for worker in worker_processes) == before
         async with db.transaction():
             await resume(db)
         await db.close()
 
         # A drain: one instance goes in the middle of work, and spends nobody's attempt.
         ids += await submit(hg, "slow", [b"20"] * 200)
-        await begun_anew(crew, 150)
+        await begun_anew(worker_processes, 150)
         assert await asyncio.to_thread(instances[0].terminate, within=timedelta(seconds=20)) == 0
         await all_ended(database)
-    ended, _ = await check(database, ids, crew)
+    ended, _ = await check(database, ids, worker_processes)
     async with connected(database) as direct:
         sessions = await direct.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name <> $1",

@@ -52,27 +52,27 @@ async def test_servers_are_upgraded_one_by_one_under_load_and_back(
         return server
 
     first, second = await asyncio.gather(serve("first"), serve("second"))
-    crew = await asyncio.to_thread(workers, 2, [first, second], workers=3, concurrency=4, prefetch=4)
+    worker_processes = await asyncio.to_thread(workers, 2, [first, second], workers=3, concurrency=4, prefetch=4)
     ids: list[UUID] = []
     async with client([first, second]) as hg:
-        async with steady_load(hg, ids, crew):
-            await begun_anew(crew, 50)
+        async with steady_load(hg, ids, worker_processes):
+            await begun_anew(worker_processes, 50)
             migrated = await asyncio.to_thread(command, "migrate", dsn=database, environ=later.environ)
             assert migrated.returncode == 0, migrated.stderr
             assert f"2 applied, now at migration {KNOWN + 2}" in migrated.stdout
-            await begun_anew(crew, 50)  # both earlier servers go on
+            await begun_anew(worker_processes, 50)  # both earlier servers go on
             assert await asyncio.to_thread(first.terminate) == 0
             first = await serve("first-upgraded", port=first.port, environ=later.environ)
-            await begun_anew(crew, 100)  # old and new together
+            await begun_anew(worker_processes, 100)  # old and new together
             assert await asyncio.to_thread(second.terminate) == 0
             # Going back is possible until the next release contracts: the earlier one starts on the later schema.
             second = await serve("second-earlier-again", port=second.port)
-            await begun_anew(crew, 100)
+            await begun_anew(worker_processes, 100)
             assert await asyncio.to_thread(second.terminate) == 0
             await serve("second-upgraded", port=second.port, environ=later.environ)
-            await begun_anew(crew, 100)
+            await begun_anew(worker_processes, 100)
         await all_ended(database)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert attempts(ended) == {1: len(ids)}
     assert len(starts) == len(ids)
     async with connected(database) as db:

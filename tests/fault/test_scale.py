@@ -38,16 +38,16 @@ async def test_three_instances_and_eight_workers_handle_every_job_once(
     database: str, servers: Servers, workers: Workers
 ) -> None:
     instances = await asyncio.to_thread(servers, 3)
-    crew = await asyncio.to_thread(workers, 8, instances, concurrency=32)
+    worker_processes = await asyncio.to_thread(workers, 8, instances, concurrency=32)
     async with client(instances) as hg:
         ids = await submit(hg, "fast", [b""] * JOBS)
     await all_ended(database, within=timedelta(seconds=150))
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert len(ended) == len(starts) == JOBS
     assert attempts(ended) == {1: JOBS}
     assert {claims(job.epoch) for job in ended} == {1}
-    assert len({start.pid for start in starts}) == len(crew)  # each had its share
-    for process in (*crew, *instances):
+    assert len({start.pid for start in starts}) == len(worker_processes)  # each had its share
+    for process in (*worker_processes, *instances):
         assert await asyncio.to_thread(process.terminate) == 0
     # A session hands in its statistics when it ends. No claim was ever undone because another had been faster; only the
     # upkeep of each instance may have been cut off by its end.

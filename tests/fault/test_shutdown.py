@@ -82,22 +82,22 @@ async def test_servers_restarted_in_turn_under_load_cost_no_attempt_and_no_submi
     database: str, servers: Servers, workers: Workers
 ) -> None:
     instances = await asyncio.to_thread(servers, 2, "--grace", "40")
-    crew = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
+    worker_processes = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
     ids: list[UUID] = []
     async with client(instances) as hg:
-        async with steady_load(hg, ids, crew):
+        async with steady_load(hg, ids, worker_processes):
             for server in instances:
-                await begun_anew(crew, 100)
+                await begun_anew(worker_processes, 100)
                 asked_at = time.monotonic()
                 assert await asyncio.to_thread(server.terminate) == 0
                 assert time.monotonic() - asked_at < 20  # nothing that ran took so long: the grace was not needed
                 await asyncio.to_thread(servers, 1, "--grace", "40", port=server.port)
-            await begun_anew(crew, 100)
+            await begun_anew(worker_processes, 100)
         await all_ended(database, within=AT_ONCE)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert attempts(ended) == {1: len(ids)}
     assert len(starts) == len(ids)
-    assert not [worker for worker in crew if worker.seen("ERROR")]
+    assert not [worker for worker in worker_processes if worker.seen("ERROR")]
 
 
 @pytest.mark.req("T35")
@@ -139,12 +139,12 @@ async def test_who_has_nothing_to_submit_or_waits_for_a_result_does_not_hold_up_
         assert await asyncio.to_thread(first.terminate) == 0
         assert time.monotonic() - asked_at < GRACE / 2
         again = await asyncio.to_thread(servers, 1, port=first.port)
-        crew = await asyncio.to_thread(workers, 1, again)
+        worker_processes = await asyncio.to_thread(workers, 1, again)
         release.touch()
         assert claims(await result) == 1
         ids = [handle.id, *await submit(hg, "fast", [b""])]
         await all_ended(database, within=AT_ONCE)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert attempts(ended) == {1: 2}
     assert len(starts) == 2
 

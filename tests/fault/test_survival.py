@@ -224,20 +224,20 @@ async def test_two_hundred_workers_come_back_to_a_restarted_server_without_a_los
 ) -> None:
     """Leases of a minute: what comes back in time does so because a worker said that it never got it."""
     (first,) = await asyncio.to_thread(servers, 1)
-    crew = await asyncio.to_thread(workers, 4, [first], workers=50, concurrency=4)
+    worker_processes = await asyncio.to_thread(workers, 4, [first], workers=50, concurrency=4)
     async with client([first]) as hg:
         ids = await submit(hg, "slow", [b"40"] * 4_000)
         ids += await submit(hg, "fast", [b""] * 1_000)
-        await begun(crew, 1_500)
+        await begun(worker_processes, 1_500)
         first.kill()
         # Whoever asks for a job now gets no answer; those that run go on.
         await asyncio.to_thread(servers, 1, port=first.port)
         back_at = time.monotonic()
-        for process in crew:
+        for process in worker_processes:
             await asyncio.to_thread(process.is_connected, times=2)
         took = time.monotonic() - back_at
         await all_ended(database)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     assert len(starts) == len(ended)
     assert attempts(ended) == {1: len(ended)}
     assert took < 30  # half a lease
@@ -248,19 +248,19 @@ async def test_servers_killed_one_after_the_other_under_load_lose_nothing(
     database: str, servers: Servers, workers: Workers
 ) -> None:
     instances = await asyncio.to_thread(servers, 2, *LONGER_LEASE)
-    crew = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
+    worker_processes = await asyncio.to_thread(workers, 3, instances, concurrency=8, prefetch=8)
     ids: list[UUID] = []
     async with client(instances) as hg:
         ids += await submit(hg, "slow", [b"20"] * 500)
-        async with steady_load(hg, ids, crew):
+        async with steady_load(hg, ids, worker_processes):
             for round_ in range(3):
-                await begun_anew(crew, 150)
+                await begun_anew(worker_processes, 150)
                 victim = instances[round_ % 2]
                 victim.kill()
-                await begun_anew(crew, 150)  # the other has taken over
+                await begun_anew(worker_processes, 150)  # the other has taken over
                 (instances[round_ % 2],) = await asyncio.to_thread(servers, 1, *LONGER_LEASE, port=victim.port)
         await all_ended(database)
-    ended, starts = await check(database, ids, crew)
+    ended, starts = await check(database, ids, worker_processes)
     # A claim that commits after its server has died, and after the worker has come back elsewhere, costs its attempt.
     assert max(attempts(ended)) <= 2
     assert attempts(ended)[1] > 0.9 * len(ended)
@@ -273,27 +273,27 @@ async def test_a_server_frozen_for_longer_than_its_leases_and_thawed_does_no_har
 ) -> None:
     lease = 9.0  # its workers need three seconds' beats and a second to notice, on a machine that has much to do
     frozen, other = await asyncio.to_thread(servers, 2, "--lease", "9")
-    crew = await asyncio.to_thread(workers, 2, [frozen, other], concurrency=12)
+    worker_processes = await asyncio.to_thread(workers, 2, [frozen, other], concurrency=12)
     (tied,) = await asyncio.to_thread(workers, 1, [frozen], concurrency=4)  # knows of no other
     release = tmp_path / "release"
     ids: list[UUID] = []
     async with client([other]) as hg:
         held = await submit(hg, "held", [str(release).encode()] * 8)
-        await begun([*crew, tied], 8)
-        async with steady_load(hg, ids, crew):
-            await begun_anew(crew, 100)
+        await begun([*worker_processes, tied], 8)
+        async with steady_load(hg, ids, worker_processes):
+            await begun_anew(worker_processes, 100)
             frozen.signal(signal.SIGSTOP)
             frozen_at = time.monotonic()
-            await begun_anew(crew, 300)
+            await begun_anew(worker_processes, 300)
             while time.monotonic() - frozen_at < 1.25 * lease:
-                await begun_anew(crew, 50)
+                await begun_anew(worker_processes, 50)
             frozen.signal(signal.SIGCONT)
-            await begun_anew(crew, 100)
+            await begun_anew(worker_processes, 100)
         release.touch()
         await all_ended(database)
         more = await submit(hg, "fast", [b""] * 100)
         await all_ended(database)
-    ended, starts = await check(database, [*held, *ids, *more], [*crew, tied])
+    ended, starts = await check(database, [*held, *ids, *more], [*worker_processes, tied])
     assert max(attempts(ended)) <= 2
     # What the two ran goes on at the other instance; what the tied one ran is lost to it, and runs once more.
     theirs = {
@@ -311,23 +311,23 @@ async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_link(
 ) -> None:
     # Beats of two seconds: a link must not drop because this machine is busy for one.
     instances = await asyncio.to_thread(servers, 2, "--lease", "6", dsn=mortal_database)
-    crew = await asyncio.to_thread(workers, 2, instances, concurrency=16)
+    worker_processes = await asyncio.to_thread(workers, 2, instances, concurrency=16)
     ids: list[UUID] = []
     async with client(instances) as hg:
         ids += await submit(hg, "slow", [b"10"] * 200)
         ids += await submit(hg, "flaky", [b""] * 40)
-        async with steady_load(hg, ids, crew):
-            await begun(crew, 300)
+        async with steady_load(hg, ids, worker_processes):
+            await begun(worker_processes, 300)
             killed = mortal.pid
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
             await asyncio.to_thread(until, lambda: mortal.pid is None, "the postmaster is gone")
             await asyncio.to_thread(mortal.restart)
-            await begun_anew(crew, 300)
+            await begun_anew(worker_processes, 300)
         await all_ended(mortal_database)
-    ended, starts = await check(mortal_database, ids, crew)
+    ended, starts = await check(mortal_database, ids, worker_processes)
     flaky = {start.job_id for start in starts if start.topic == "flaky"}
     # A claim whose answer was lost costs its attempt; nothing was claimed twice in vain.
     assert {job.attempt for job in ended if job.id not in flaky} <= {1, 2}
     assert {job.attempt for job in ended if job.id in flaky} <= {2, 3}
-    assert_no_link_dropped(crew, instances, stalls)
+    assert_no_link_dropped(worker_processes, instances, stalls)

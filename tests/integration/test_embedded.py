@@ -304,12 +304,12 @@ def test_four_first_starts_at_once_make_one_database(fresh: Path) -> None:
 
 @with_proc
 @on_made_data
-def test_a_server_whose_keeper_was_killed_gets_a_new_one(begin: Callable[..., Cluster]) -> None:
+def test_a_server_whose_guardian_was_killed_gets_a_new_one(begin: Callable[..., Cluster]) -> None:
     first = begin()
     pid = _running(first)
-    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(keeper, signal.SIGKILL)
-    until(lambda: _gone(keeper), "the keeper is dead")
+    guardian = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGKILL)
+    until(lambda: _gone(guardian), "the guardian is dead")
     second = begin()
     assert second.pid == pid
     first.stop()
@@ -319,9 +319,9 @@ def test_a_server_whose_keeper_was_killed_gets_a_new_one(begin: Callable[..., Cl
 
 
 def test_a_start_waits_while_another_holds_the_folder_elsewhere(data: Path, begin: Callable[..., Cluster]) -> None:
-    """A keeper in another container: its lock is seen from here, its server is not."""
+    """A guardian in another container: its lock is seen from here, its server is not."""
     begin().stop()
-    with FileLock(data / "keeper.lock") as elsewhere:
+    with FileLock(data / "guardian.lock") as elsewhere:
         assert elsewhere.try_exclusive()
         with pytest.raises(EmbeddedPostgresError, match="another container"):
             begin(wait=timedelta(seconds=0.2))
@@ -555,7 +555,7 @@ def test_settings_that_are_ours_are_refused(fresh: Path) -> None:
 def test_a_server_that_cannot_start_is_quoted(begin: Callable[..., Cluster], data: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match=r"(?s)did not start; its log .*no_such_setting"):
         begin(settings={"no_such_setting": "1"})
-    assert "keeper.lock" in os.listdir(data)
+    assert "guardian.lock" in os.listdir(data)
     begin()  # and nothing is left that would hinder the next one
 
 

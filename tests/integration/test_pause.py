@@ -342,7 +342,7 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
         Instance(database, name="two", tick_seconds=0.3) as two,
         Instance(database, name="three", tick_seconds=0.3) as three,
     ):
-        crew = [await instance.worker(slots=5, handler=completing()) for instance in (two, three)]
+        all_workers = [await instance.worker(slots=5, handler=completing()) for instance in (two, three)]
         await soon(lambda: two.coordinator.ticks and three.coordinator.ticks, "both have ticked")
         await Desk(one).pause(target)
         ticks = {instance: instance.coordinator.ticks for instance in (two, three)}
@@ -352,7 +352,7 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
         # One may have been under way, and have read before the pause; the next one knows.
         await soon(lambda: all(i.coordinator.ticks >= before + 2 for i, before in ticks.items()), "both have ticked")
         assert two.coordinator.paused == three.coordinator.paused == {row}
-        assert [worker.tracker.runs for worker in crew] == [[], []]
+        assert [worker.tracker.runs for worker in all_workers] == [[], []]
         assert (await one.states())[State.PENDING] == 5
         await Desk(one).resume(target)
         await one.reach(5, State.COMPLETED)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.ops import processes
-from headgate.ops.processes import Processes, StartFailed
+from headgate.ops import supervisor
+from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 from tests.support.waiting import until_async
 
 # Speaks as `headgate.ops.child` does; its orders say how it misbehaves.
@@ -46,7 +46,7 @@ for line in sys.stdin:
 """
 
 
-class Crew:
+class Supervised:
     """Three of them, and what they have noted."""
 
     def __init__(self, folder: Path, how: str, *, links: int = 0, command: str = sys.executable) -> None:
@@ -58,7 +58,7 @@ class Crew:
             many = links if number == 1 else 0
             return {"number": number, "how": self.how, "notes": str(self.notes), "links": many}
 
-        self.processes = Processes([command, str(script)], orders, number=3, grace=0)
+        self.supervisor = ProcessSupervisor([command, str(script)], orders, number=3, grace=0)
 
     def noted(self, word: str) -> list[tuple[int, int]]:
         """Number and pid of those who noted this."""
@@ -74,60 +74,60 @@ class Crew:
 
 
 @asynccontextmanager
-async def started(crew: Crew) -> AsyncIterator[asyncio.Task[None]]:
-    await crew.processes.start(crew.stop)
-    running = asyncio.create_task(crew.processes.run(crew.stop))
+async def started(supervised: Supervised) -> AsyncIterator[asyncio.Task[None]]:
+    await supervised.supervisor.start(supervised.stop)
+    running = asyncio.create_task(supervised.supervisor.run(supervised.stop))
     try:
         yield running
     finally:
-        crew.stop.set()
+        supervised.stop.set()
         await running
-        await crew.processes.stop()
-        for _, pid in crew.noted("begun"):
+        await supervised.supervisor.stop()
+        for _, pid in supervised.noted("begun"):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
 
 
 async def test_they_begin_together_and_end_together(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, "well")
-    async with started(crew):
-        order = [line.split()[2] for line in crew.notes.read_text().splitlines()]
+    supervised = Supervised(tmp_path, "well")
+    async with started(supervised):
+        order = [line.split()[2] for line in supervised.notes.read_text().splitlines()]
         assert order == ["begun"] * 3 + ["ready"] * 3
-    assert len(crew.noted("begun")) == 3
+    assert len(supervised.noted("begun")) == 3
 
 
 async def test_one_that_cannot_start_ends_all_with_its_words_and_its_code(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, "refuses")
+    supervised = Supervised(tmp_path, "refuses")
     with pytest.raises(StartFailed, match="it is raining") as caught:
-        await crew.processes.start(crew.stop)
+        await supervised.supervisor.start(supervised.stop)
     assert caught.value.code == 78
 
 
 async def test_a_program_that_cannot_be_run_is_no_silence(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, "well", command=str(tmp_path / "missing"))
+    supervised = Supervised(tmp_path, "well", command=str(tmp_path / "missing"))
     with pytest.raises(StartFailed, match="cannot be started"):
-        await crew.processes.start(crew.stop)
+        await supervised.supervisor.start(supervised.stop)
 
 
 async def test_who_keeps_dying_is_started_after_waits_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(processes, "FIRST_WAIT", 0.1)
-    crew = Crew(tmp_path, "short-lived")
+    monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.1)
+    supervised = Supervised(tmp_path, "short-lived")
     with caplog.at_level(logging.ERROR):
-        async with started(crew):
+        async with started(supervised):
             (tmp_path / "notes.die").touch()
-            await crew.begun(5, process=1)
+            await supervised.begun(5, process=1)
     waits = [float(found[1]) for found in re.finditer(r"process_ended process=1 exit=3 restart_in=(\S+)", caplog.text)]
     assert waits[-1] > 2 * waits[0]
 
 
 async def test_who_does_not_hear_is_killed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "KILL_SECONDS", 0.2)
-    crew = Crew(tmp_path, "deaf")
-    await crew.processes.start(crew.stop)
-    assert await crew.processes.stop() is False
-    for _, pid in crew.noted("begun"):
+    monkeypatch.setattr(supervisor, "KILL_SECONDS", 0.2)
+    supervised = Supervised(tmp_path, "deaf")
+    await supervised.supervisor.start(supervised.stop)
+    assert await supervised.supervisor.stop() is False
+    for _, pid in supervised.noted("begun"):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -135,24 +135,24 @@ async def test_who_does_not_hear_is_killed_in_the_end(tmp_path: Path, monkeypatc
 async def test_one_that_is_killed_is_replaced_and_the_others_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "FIRST_WAIT", 0.01)
-    crew = Crew(tmp_path, "well")
-    async with started(crew):
-        victim = dict(crew.noted("begun"))[2]
+    monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.01)
+    supervised = Supervised(tmp_path, "well")
+    async with started(supervised):
+        victim = dict(supervised.noted("begun"))[2]
         os.kill(victim, signal.SIGKILL)
-        await crew.begun(4)
-        assert sorted(number for number, _ in crew.noted("begun")) == [1, 2, 2, 3]
+        await supervised.begun(4)
+        assert sorted(number for number, _ in supervised.noted("begun")) == [1, 2, 2, 3]
 
 
 async def test_who_has_all_the_workers_is_asked_to_send_some_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "BALANCE_SECONDS", 0.05)
-    crew = Crew(tmp_path, "well", links=30)
-    async with started(crew):
+    monkeypatch.setattr(supervisor, "BALANCE_SECONDS", 0.05)
+    supervised = Supervised(tmp_path, "well", links=30)
+    async with started(supervised):
 
         async def asked() -> bool:
-            return bool(crew.noted('{"word": "send_on", "number": 20}'))
+            return bool(supervised.noted('{"word": "send_on", "number": 20}'))
 
         await until_async(asked, "the first one is asked")
-    assert {number for number, _ in crew.noted('{"word": "send_on", "number": 20}')} == {1}
+    assert {number for number, _ in supervised.noted('{"word": "send_on", "number": 20}')} == {1}

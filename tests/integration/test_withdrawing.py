@@ -248,12 +248,12 @@ async def test_an_outcome_the_database_refuses_is_nobody_elses_error(database: s
     await db.execute(POISON)
     await db.close()
     await one.submit(40)
-    crew = [await one.worker(f"w{number}", slots=8) for number in range(5)]
+    all_workers = [await one.worker(f"w{number}", slots=8) for number in range(5)]
     hold = one.store.before["settle"] = Hold()
-    first = crew[0].settle((one.ids.make(1)[0], 1, Abandon()))  # keeps the writer busy: the rest is one flush
+    first = all_workers[0].settle((one.ids.make(1)[0], 1, Abandon()))  # keeps the writer busy: the rest is one flush
     await hold.reached()
     answers = []
-    for number, worker in enumerate(crew):
+    for number, worker in enumerate(all_workers):
         ids, epochs = [], []
         while len(ids) < 8:
             part = await worker.take()
@@ -340,11 +340,11 @@ async def test_more_sessions_never_cost_more_statements_a_job(database: str) -> 
         async with Instance(database, name=f"{sessions}x{slots}", running=False) as one:
             await one.submit(600)
             await one.store.count_statements()
-            crew = [await one.worker(slots=slots) for _ in range(sessions)]
+            all_workers = [await one.worker(slots=slots) for _ in range(sessions)]
             done = 0
             while done < 600:
                 done += await one.coordinator.claim_once()
-                served = [worker for worker in crew if worker.session.held]
+                served = [worker for worker in all_workers if worker.session.held]
                 parts = [await worker.take() for worker in served]
                 reports = [
                     worker.report(job_id, epoch, Completed())

@@ -196,15 +196,15 @@ async def work(hg: Headgate, options: WorkerOptions, *, workers: int) -> None:
     if workers == 1:
         await hg.worker(**options).run(signals=True)
         return
-    crew = [hg.worker(**options) for _ in range(workers)]
+    all_workers = [hg.worker(**options) for _ in range(workers)]
 
     def stop(*_: object) -> None:
-        for worker in crew:
+        for worker in all_workers:
             worker.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    await asyncio.gather(*(worker.run() for worker in crew))
+    await asyncio.gather(*(worker.run() for worker in all_workers))
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.serve_orders import orders
 from headgate.cli.serve_process import options_of
+from headgate.cli.supervisor_commands import start_message
 from headgate.domain.errors import InvalidSetting
 from headgate.ops.balance import surplus
 from headgate.ops.port import ReservedPort
-from headgate.ops.processes import MOST, check_processes
+from headgate.ops.supervisor import MOST, check_processes
 from headgate.server import ServerOptions
 
 
@@ -52,14 +52,14 @@ def test_orders_carry_every_option_through_plain_json() -> None:
         "name": "box",
         "version": "1.2.3",
     }
-    told = json.loads(json.dumps(orders(options, number=2, log_level="INFO")))
-    assert options_of(told) == ServerOptions(**{**options, "name": "box-2", "shared_port": True})  # type: ignore[arg-type]
-    assert (told["number"], told["log_level"]) == (2, "INFO")
+    message = json.loads(json.dumps(start_message(options, number=2, log_level="INFO")))
+    assert options_of(message) == ServerOptions(**{**options, "name": "box-2", "shared_port": True})  # type: ignore[arg-type]
+    assert (message["number"], message["log_level"]) == (2, "INFO")
 
 
 def test_without_a_name_each_process_has_that_of_its_own_pid() -> None:
-    told = orders({"database_url": "postgresql://c/d", "name": ""}, number=1, log_level="INFO")
-    assert options_of(told).name == ""
+    message = start_message({"database_url": "postgresql://c/d", "name": ""}, number=1, log_level="INFO")
+    assert options_of(message).name == ""
 
 
 def test_a_reserved_port_refuses_clients_and_other_reservations_but_not_listeners_who_share() -> None:

@@ -1,4 +1,4 @@
-"""The keeper of background services: what restarts one, and what ends it."""
+"""The guardian of background services: what restarts one, and what ends it."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ for _name, _where, _help in (
     ("op", "op:op", "Operations over everything a filter matches."),
     ("pause", "dispatch:pause_command", "Hand out no more jobs of a topic, a tenant, or everybody."),
     (
-        "restored",
-        "restored:restored_command",
+        "restore-fence",
+        "restore_fence:restore_fence_command",
         "Once after the database came back older than it was: before servers start.",
     ),
     ("retention", "retention:retention", "How long finished jobs are kept."),

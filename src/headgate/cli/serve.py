@@ -14,8 +14,8 @@ from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
 from headgate.ops import logs
-from headgate.ops.processes import check_processes
 from headgate.ops.settings import Settings, version
+from headgate.ops.supervisor import check_processes
 
 GRACE_MAX = timedelta(days=1)
 

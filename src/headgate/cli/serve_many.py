@@ -10,10 +10,10 @@ from datetime import timedelta
 
 from headgate.cli.database import chosen_database
 from headgate.cli.errors import complain
-from headgate.cli.serve_orders import orders
+from headgate.cli.supervisor_commands import start_message
 from headgate.ops.port import ReservedPort
-from headgate.ops.processes import Processes, StartFailed
 from headgate.ops.settings import Settings, version
+from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 
 # -P: not the modules of whatever folder we stand in.
 COMMAND = (sys.executable, "-P", "-m", "headgate.cli.serve_process")
@@ -22,12 +22,12 @@ COMMAND = (sys.executable, "-P", "-m", "headgate.cli.serve_process")
 async def serve_many(settings: Settings, options: dict[str, object], *, processes: int, log_level: str) -> int:
     """Serve until SIGTERM; the exit code."""
     stop = asyncio.Event()
-    crew: Processes | None = None
+    supervisor: ProcessSupervisor | None = None
 
     def signalled() -> None:
         if stop.is_set():
-            if crew is not None:
-                crew.kill()
+            if supervisor is not None:
+                supervisor.kill()
             os._exit(1)  # asked twice: now
         stop.set()
 
@@ -37,26 +37,26 @@ async def serve_many(settings: Settings, options: dict[str, object], *, processe
     assert isinstance(host, str) and isinstance(port, int) and isinstance(grace, timedelta)  # noqa: S101, PT018
     reserved = ReservedPort(host, port)
     async with chosen_database(settings.database_url, data=settings.data) as database:
-        told = options | {
+        server_options = options | {
             "database_url": database.url,
             "direct_database_url": settings.direct_database_url,
             "port": reserved.number,
         }
-        crew = Processes(
+        supervisor = ProcessSupervisor(
             COMMAND,
-            lambda number: orders(told, number=number, log_level=log_level),
+            lambda number: start_message(server_options, number=number, log_level=log_level),
             number=processes,
             grace=grace.total_seconds(),
         )
         try:
-            await crew.start(stop)
+            await supervisor.start(stop)
             if not stop.is_set():
                 print(f"headgate {version()} ready on {host}:{reserved.number}", flush=True)
-            await crew.run(stop)
+            await supervisor.run(stop)
         except StartFailed as failure:
             complain(str(failure))
             return failure.code
         except BaseException:
-            crew.kill()
+            supervisor.kill()
             raise
-        return 0 if await crew.stop() else 1
+        return 0 if await supervisor.stop() else 1

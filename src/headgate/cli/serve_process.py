@@ -26,7 +26,7 @@ class StoppedEarly(Exception):
 
 
 def options_of(orders: dict[str, object]) -> ServerOptions:
-    """What `serve_orders` said, as the server takes it."""
+    """What `supervisor_commands` said, as the server takes it."""
     return msgspec.convert(orders["options"], ServerOptions, strict=False, dec_hook=_path)
 
 

@@ -27,7 +27,7 @@ _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 class Cluster:
     """One user's hold on a running server: the server lives for as long as anyone holds it.
 
-    Made by `start`. Not closing it is no leak: the hold ends with the process, and the keeper then stops the server.
+    Made by `start`. Not closing it is no leak: the hold ends with the process, and the guardian then stops the server.
     """
 
     def __init__(self, folder: Folder, users: FileLock, launch: Launch, endpoint: Endpoint) -> None:
@@ -89,16 +89,16 @@ class Cluster:
         try:
             if not self._users.is_current():
                 # The folder was removed under us. What is there now, if anything, belongs to others; our own server
-                # is known to its keeper alone, which stops it as soon as we let go.
+                # is known to its guardian alone, which stops it as soon as we let go.
                 return
             with FileLock(self._folder.start_lock) as gate:
-                # If another process decides for very long, leaving is enough: the keeper does the rest.
+                # If another process decides for very long, leaving is enough: the guardian does the rest.
                 if not gate.exclusive(until=until):
                     return
                 if self._users.try_exclusive():
                     shut_down(self._folder, mode, until=until)
                 elif not self._users.try_shared():
-                    # Neither alone nor in company: the keeper has the lock, so the stop is on its way.
+                    # Neither alone nor in company: the guardian has the lock, so the stop is on its way.
                     wait_until_gone(self._folder, until=until)
         finally:
             self._users.close()
@@ -149,12 +149,12 @@ def start(
                 raise EmbeddedPostgresError(f"{folder.home} was removed while it was being started; try again")
             users = FileLock(folder.users_lock)
             try:
-                # A keeper that is stopping the server holds this lock until the server is gone.
+                # A guardian that is stopping the server holds this lock until the server is gone.
                 if not users.shared(until=until):
                     raise EmbeddedPostgresError(f"the server of {folder.home} has been stopping for {wait}; try again")
                 return Cluster(folder, users, launch, launch.join_or_launch(until=until))
             except BaseException:
-                users.close()  # and if a server was launched meanwhile, its keeper now stops it
+                users.close()  # and if a server was launched meanwhile, its guardian now stops it
                 raise
     except OSError as problem:  # no space, no permission, a file system without owners or locks
         raise EmbeddedPostgresError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headgate.domain.errors import EmbeddedPostgresError
 from headgate.embedded.binaries import Binaries
-from headgate.embedded.keeper import data_argument
+from headgate.embedded.guardian import data_argument
 from headgate.embedded.layout import Folder
 from headgate.embedded.privileges import Account
 

@@ -1,4 +1,4 @@
-"""Bring a data folder to a ready server: join the one that runs, or launch one under a keeper."""
+"""Bring a data folder to a ready server: join the one that runs, or launch one under a guardian."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from headgate.domain.errors import EmbeddedPostgresError
-from headgate.embedded import keeper
+from headgate.embedded import guardian
 from headgate.embedded.binaries import Binaries, find_binaries
 from headgate.embedded.initdb import initialise, server_environment
 from headgate.embedded.layout import Folder
@@ -75,25 +75,25 @@ class Launch:
             except _EndedEarly as ended:
                 if not ended.passing or time.monotonic() >= until:
                     raise EmbeddedPostgresError(str(ended)) from None
-            # A keeper without a server is about to leave, and a stopping server about to be gone.
+            # A guardian without a server is about to leave, and a stopping server about to be gone.
             if time.monotonic() >= until:
                 raise EmbeddedPostgresError(
-                    f"{self.folder.home} is held by a keeper whose server cannot be seen from here: "
+                    f"{self.folder.home} is held by a guardian whose server cannot be seen from here: "
                     "is the folder in use by another container? Stop that one, or choose another with HEADGATE_DATA"
                 )
             time.sleep(0.01)
 
     def _attempt(self, *, until: float, port: int | None) -> Endpoint | None:
         """Join or launch once; None when the folder is between two servers."""
-        with FileLock(self.folder.keeper_lock) as kept:
+        with FileLock(self.folder.guardian_lock) as kept:
             unkept = kept.try_exclusive()
             server = live_postmaster(self.folder.pgdata)
             if server is None:
                 return self._launch(kept, until=until, port=port) if unkept else None
             if server.status == "stopping":
                 return None
-            if unkept:  # its keeper was killed: give it another, or it would outlive its users
-                self._send_keeper(kept, _adoption(self.folder, server, kept))
+            if unkept:  # its guardian was killed: give it another, or it would outlive its users
+                self._send_guardian(kept, _adoption(self.folder, server, kept))
         return self._joined(until=until)
 
     def _joined(self, *, until: float) -> Endpoint:
@@ -123,12 +123,12 @@ class Launch:
         log_from = folder.log_size()
         socket_dir = folder.socket_dir(account)
         chosen = port or (_free_port() if self.tcp else _UNIX_PORT)
-        self._send_keeper(
+        self._send_guardian(
             kept,
             {
                 "pgdata": str(folder.pgdata),
                 "users_lock": str(folder.users_lock),
-                "keeper_fd": kept.fileno(),
+                "guardian_fd": kept.fileno(),
                 "socket_dir": str(socket_dir),
                 "log": str(folder.log),
                 "adopt": 0,
@@ -165,12 +165,12 @@ class Launch:
         }
         return [str(binaries.postgres), *(part for k, v in settings.items() for part in ("-c", f"{k}={v}"))]
 
-    def _send_keeper(self, kept: FileLock, orders: keeper.Orders) -> None:
-        """Start the keeper, handing it our hold of its lock: there is no moment at which nobody holds it."""
+    def _send_guardian(self, kept: FileLock, orders: guardian.Orders) -> None:
+        """Start the guardian, handing it our hold of its lock: there is no moment at which nobody holds it."""
         try:
             done = subprocess.run(
                 # By path and isolated: no site-packages, nothing from the caller's PYTHON* variables.
-                [sys.executable, "-I", "-S", keeper.__file__],
+                [sys.executable, "-I", "-S", guardian.__file__],
                 input=json.dumps(orders).encode(),
                 capture_output=True,
                 pass_fds=[kept.fileno()],
@@ -181,19 +181,19 @@ class Launch:
             )
             answer: dict[str, object] = json.loads(done.stdout or b"{}")
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            raise EmbeddedPostgresError(f"cannot start the keeper of {self.folder.home}: {error}") from error
+            raise EmbeddedPostgresError(f"cannot start the guardian of {self.folder.home}: {error}") from error
         finally:
-            kept.close()  # from here on the lock tells whether the keeper lives, so it must be the keeper's alone
+            kept.close()  # from here on the lock tells whether the guardian lives, so it must be the guardian's alone
         if "pid" not in answer:
             problem = answer.get("error") or done.stderr.decode(errors="replace")[-1000:]
             raise EmbeddedPostgresError(f"cannot launch the server of {self.folder.home}: {problem}")
 
 
-def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> keeper.Orders:
+def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> guardian.Orders:
     return {
         "pgdata": str(folder.pgdata),
         "users_lock": str(folder.users_lock),
-        "keeper_fd": kept.fileno(),
+        "guardian_fd": kept.fileno(),
         "socket_dir": str(server.socket_dir or ""),
         "log": str(folder.log),
         "adopt": server.pid,
@@ -229,14 +229,14 @@ def _needs_handle(folder: Folder, account: Account | None) -> bool:
 
 def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoint:
     pause = 0.005
-    with FileLock(folder.keeper_lock) as kept:
+    with FileLock(folder.guardian_lock) as kept:
         while True:
             server = live_postmaster(folder.pgdata)
             if server is not None and server.status == "ready" and server.port and server.socket_dir:
                 version = server_version(server.socket_dir, server.port)
                 if version is not None:
                     return Endpoint(port=server.port, socket_dir=server.socket_dir, version=version)
-            gone = server is None and kept.try_exclusive()  # no server and no keeper: it has given up
+            gone = server is None and kept.try_exclusive()  # no server and no guardian: it has given up
             if gone or time.monotonic() >= until:
                 said = folder.log_since(log_from) or "(nothing: it may have been killed)"
                 ending = f"its log {folder.log} ends with:\n{said}"
@@ -263,7 +263,7 @@ def shut_down(folder: Folder, mode: Mode, *, until: float) -> None:
 
 
 def wait_until_gone(folder: Folder, *, until: float) -> None:
-    with FileLock(folder.keeper_lock) as kept:
+    with FileLock(folder.guardian_lock) as kept:
         while live_postmaster(folder.pgdata) is not None or not kept.try_exclusive():
             if time.monotonic() >= until:
                 raise EmbeddedPostgresError(

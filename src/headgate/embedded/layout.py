@@ -5,7 +5,7 @@
 <data>/postgres.log   what the server said; the previous one is kept as postgres.log.1
 <data>/start.lock     held while a process decides: init, launch, join, stop
 <data>/users.lock     shared by every user for as long as it uses the server
-<data>/keeper.lock    held by the keeper, hence by exactly one server
+<data>/guardian.lock    held by the guardian, hence by exactly one server
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Folder:
         return self.home / "users.lock"
 
     @property
-    def keeper_lock(self) -> Path:
-        return self.home / "keeper.lock"
+    def guardian_lock(self) -> Path:
+        return self.home / "guardian.lock"
 
     @classmethod
     def prepare(cls, home: Path) -> Self:
@@ -152,7 +152,7 @@ def _claim(path: Path, owner: int, account: Account | None) -> bool:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner or status.st_mode & 0o077:
             return False
     for stale in path.glob(".s.PGSQL.*"):
-        # Safe only since the caller holds the keeper's lock: no server of this data folder is alive. A stale lock
+        # Safe only since the caller holds the guardian's lock: no server of this data folder is alive. A stale lock
         # file whose pid was reused would otherwise stop the next start.
         stale.unlink()
     return True

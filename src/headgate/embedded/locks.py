@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from headgate.embedded.keeper import above_standard
+from headgate.embedded.guardian import above_standard
 
 
 class FileLock:

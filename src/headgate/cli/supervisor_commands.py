@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 
-def orders(options: dict[str, object], *, number: int, log_level: str) -> dict[str, object]:
+def start_message(options: dict[str, object], *, number: int, log_level: str) -> dict[str, object]:
     """For the process with this number, from 1 on; a given name is told apart by it."""
     name = f"{options['name']}-{number}" if options["name"] else ""
     plain = {key: _plain(value) for key, value in options.items()}

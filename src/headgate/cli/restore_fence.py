@@ -1,4 +1,4 @@
-"""`headgate restored`: to be run once after a database came back older than it was, before servers start."""
+"""`headgate restore-fence`: to be run once after a database came back older than it was, before servers start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.ops.settings import Settings
 from headgate.store.restore_fence import fence_restore
 
 
-def restored_command(*, database_url: str | None = None) -> None:
+def restore_fence_command(*, database_url: str | None = None) -> None:
     """Tell the database that it was restored from a backup, or lost its end in a failover; before servers start.
 
     Outcomes of runs that the database no longer knows are refused from then on, and servers that still run end.
@@ -30,7 +30,7 @@ async def _run(database_url: str | None) -> None:
     url = database_url or settings.url_for_migrations
     async with (
         chosen_database(url, data=settings.data) as database,
-        connected(database, command="restored") as connection,
+        connected(database, command="restore-fence") as connection,
     ):
         done = await fence_restore(connection, actor=_who())
         print(

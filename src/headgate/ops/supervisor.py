@@ -88,7 +88,7 @@ class _Child:
                 self.process.send_signal(number)
 
 
-class Processes:
+class ProcessSupervisor:
     """The parent's side. `orders` gives what the child with a number, from 1 on, is to do, at each of its starts."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Processes:
     ) -> None:
         self._command, self._orders, self._grace = command, orders, grace
         self._children = [_Child(n + 1) for n in range(number)]
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._opened = False  # all were prepared once: from now on a child need not wait for the others
         self._ready = asyncio.Event()
         self._failed = asyncio.Event()
@@ -105,7 +105,7 @@ class Processes:
     async def start(self, stop: asyncio.Event) -> None:
         """Return when all are ready, or `stop` is set; raises StartFailed, with none left, when one cannot start."""
         for child in self._children:
-            self._keepers.append(asyncio.create_task(self._keep(child), name=f"process {child.number}"))
+            self._supervisors.append(asyncio.create_task(self._keep(child), name=f"process {child.number}"))
         await _first(self._ready, self._failed, stop)
         if self._failed.is_set():
             await self.stop()
@@ -130,11 +130,11 @@ class Processes:
         self._stopping.set()
         for child in self._children:
             child.send(signal.SIGTERM)
-        _, late = await asyncio.wait(self._keepers, timeout=self._grace + KILL_SECONDS)
+        _, late = await asyncio.wait(self._supervisors, timeout=self._grace + KILL_SECONDS)
         if late:
             log.error("processes_killed pids=%s reason=not gone %.0f s after the grace", self._alive(), KILL_SECONDS)
             self.kill()
-            await asyncio.wait(self._keepers)
+            await asyncio.wait(self._supervisors)
         return not late
 
     def kill(self) -> None:

@@ -5,7 +5,7 @@ orders come as one JSON object on standard input; its answer is one on standard 
 
 - it is the server's parent, so an exit is seen at once and never leaves a zombie that looks alive;
 - it waits for the users' lock, which it gets only when every user has left, gently or by SIGKILL;
-- it holds the keeper's lock (inherited, already taken) until the server is gone and its socket folder is cleared.
+- it holds the guardian's lock (inherited, already taken) until the server is gone and its socket folder is cleared.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Account(TypedDict):
 
 
 class Orders(TypedDict):
-    """What the starter asks for; `adopt` is the pid of a server whose own keeper was killed, else 0."""
+    """What the starter asks for; `adopt` is the pid of a server whose own guardian was killed, else 0."""
 
     pgdata: str
     users_lock: str
-    keeper_fd: int
+    guardian_fd: int
     socket_dir: str
     log: str
     adopt: int
@@ -130,7 +130,7 @@ def clear(socket_dir: str) -> None:
 
 def main() -> None:
     orders: Orders = json.load(sys.stdin)
-    if os.fork():  # the starter reaps this one; the keeper proper belongs to init and outlives the starter
+    if os.fork():  # the starter reaps this one; the guardian proper belongs to init and outlives the starter
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -158,7 +158,7 @@ def main() -> None:
     server.wait()
     gone.set()
     clear(orders["socket_dir"])
-    os.close(orders["keeper_fd"])  # before the users' lock: whoever gets that one must find this one free
+    os.close(orders["guardian_fd"])  # before the users' lock: whoever gets that one must find this one free
     os._exit(0)
 
 
