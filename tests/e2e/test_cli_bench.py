@@ -48,10 +48,10 @@ async def test_a_running_server_is_measured_and_told_what_stays(serve: Serve, da
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].endswith("1 server(s); 2 round(s) of 300 jobs of 100 bytes")
-    assert [line.split("  ")[0] for line in lines[2:7]] == ["submit", "work off", "cycle", "pickup p50", "pickup p99"]
+    assert [line.split("  ")[0] for line in lines[2:7]] == ["submit", "drain", "cycle", "pickup p50", "pickup p99"]
     count = 2 * 2 * 300 + 20 + 5
     assert (
-        lines[7] == f'{count:,} completed jobs stay in the archive of topic "headgate-bench" until its day is dropped'
+        lines[7] == f'{count:,} completed jobs stay in the archive of topic "headgate-bench" until retention removes them'
     )
     assert await states(database) == {("headgate-bench", 5): count}
 
@@ -96,8 +96,8 @@ async def test_it_takes_back_what_did_not_run(serve: Serve, database: str) -> No
     ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "3s", "--server", server.address)
     assert ended.returncode == 4, ended.stdout
     told, why = ended.stderr.splitlines()
-    assert told == 'ended early: took 49 jobs back from topic "headgate-bench"'
-    assert why.startswith('error: of 50 jobs on topic "headgate-bench" this worker completed 1 in the time given; give')
+    assert told == 'ended early: removed 49 jobs from topic "headgate-bench"'
+    assert why.startswith('error: of 50 jobs on topic "headgate-bench" this worker completed 1 in the time given; pass')
     assert await states(database) == {("headgate-bench", 5): 1}
 
 

@@ -76,7 +76,7 @@ async def test_a_job_that_was_asked_to_stop_before_is_shown_as_before_and_is_no_
         first = await asyncio.to_thread(run, "job", "cancel", running)
         again = await asyncio.to_thread(run, "job", "cancel", running, other)
     assert first == (0, [f"{running}  running"], [])
-    assert again == (0, [f"{running}  running  (as before)", f"{other}  cancelled"], [])
+    assert again == (0, [f"{running}  running  (unchanged)", f"{other}  cancelled"], [])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -340,7 +340,7 @@ def test_the_commands_print_what_programs_can_read_and_exit_with_a_reason(
     (shown,) = [one for one in json.loads(out)["topics"] if one["topic"] == topic]
     assert (shown["paused"], shown["counts"]) == (True, {"scheduled": 1})
     code, out, _ = headgate(capsys, "resume", "--topic", topic)
-    assert (code, out) == (0, f"topic {topic} runs again\n")
+    assert (code, out) == (0, f"topic {topic} is resumed\n")
     code, out, _ = headgate(capsys, "job", "reprioritise", job, "--priority", "bulk", "--output", "json")
     assert json.loads(out)["changed"] is True
     code, out, _ = headgate(capsys, "job", "get", job, "--output", "json")
@@ -399,7 +399,7 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
         assert printed[0].startswith(
             "kept: completed 7 days, dead 30 days, cancelled 7 days, audit 365 days; finished jobs"
         )
-        assert "nothing waits to be removed" in printed[0]
+        assert "nothing is due for removal" in printed[0]
         assert printed[1] == "kept: completed 3 days, dead 60 days, cancelled 7 days, audit 365 days\n"
         assert re.fullmatch(r"removed 0 jobs one by one, 0 day partitions, \d+ other rows\n", printed[2])
         assert "kept      completed 1 day" in printed[3]
@@ -411,7 +411,7 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
             assert code == 0
             assert out.splitlines() == [
                 "removed 0 jobs one by one, 0 day partitions, 1 other rows",
-                "other transactions hold what is left, and servers will remove it later: nothing waits to be removed",
+                "other transactions lock the rest; servers remove it later: nothing is due for removal",
             ]
         code, out, _ = headgate(capsys, "status")
         assert "kept: completed 3 days, dead 60 days" in out
@@ -421,7 +421,7 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
         for wrong, says in (
             (["retention", "set"], "nothing to change"),
             (["retention", "set", "--dead", "23h"], "--dead: must be a timedelta from 1 day"),
-            (["retention", "set", "--audit", "soon"], "--audit: is not a span"),
+            (["retention", "set", "--audit", "soon"], "--audit: is not a duration"),
             (["topic", "set", "mail", "--keep-dead", "4000d"], "--keep-dead: must be a timedelta from 1 day"),
         ):
             code, _, error = headgate(capsys, *wrong)

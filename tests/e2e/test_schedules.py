@@ -401,7 +401,7 @@ def test_the_command_line_does_it_all(shell: Shell) -> None:
     assert "nightly" in shell.run("get", "nightly", code=3)
 
 
-def test_a_schedule_that_waits_for_room_says_so(shell: Shell) -> None:
+def test_a_schedule_that_waits_for_a_full_topic_says_so(shell: Shell) -> None:
     assert main(["topic", "set", "narrow", "--max-backlog", "0"]) == 0
     assert "when full wait" in shell.run("put", "waits", "narrow", "--after", "0s")
 
@@ -410,7 +410,7 @@ def test_a_schedule_that_waits_for_room_says_so(shell: Shell) -> None:
         return text if words in text else ""
 
     text = until(lambda: shown("waits     since"), "the schedule waits")
-    assert "for room: the backlog of narrow is full" in text
+    assert ": the backlog of narrow is full" in text
     told = json.loads(shell.run("get", "waits", "--output", "json"))
     assert (told["when_full"], told["full_since"] is None, told["skipped"]) == ("wait", False, 0)
     assert main(["topic", "set", "narrow", "--max-backlog", "none"]) == 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 from headgate.api.grpc import codec
 from headgate.api.grpc.methods import Unreadable, reader_of
 from headgate.cli import values
-from headgate.cli.dispatch import _end
+from headgate.cli.admin import _end
 from headgate.cli.topic import policy_of, rate_of
 from headgate.control.auth import parse_tokens
 from headgate.control.permissions import RULES
@@ -51,11 +51,11 @@ def filters(raw: bytes) -> None:
 
 
 def spans(raw: bytes) -> None:
-    values.span(_text(raw), field="--delay")
+    values.duration(_text(raw), field="--delay")
 
 
 def moments(raw: bytes) -> None:
-    values.moment(_text(raw), field="--at")
+    values.timestamp(_text(raw), field="--at")
 
 
 def ends(raw: bytes) -> None:

@@ -1,65 +1,44 @@
-"""`headgate batch …`: look at batches, and seal one whose submitter is gone."""
+"""`headgate batch …`: show a batch, and seal one whose submitter has ended."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from dataclasses import asdict
-from typing import Literal
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from headgate.sdk import BatchInfo, Headgate
+from headgate.cli.connection import with_client
+from headgate.cli.options import Output, Url
+from headgate.cli.output import as_json, print_lines, utc
+from headgate.sdk import BatchInfo
 
-batch = App(name="batch", help="Look at batches.")
+batch = App(name="batch", help="Show and seal batches.")
+BatchId = Annotated[str, Parameter(help="Batch id.")]
 
 
 @batch.command(name="get")
-def get_command(batch_id: str, *, output: Literal["text", "json"] = "text", url: str = "") -> None:
-    """Show one batch: how many jobs it has, and how they stand.
-
-    Parameters
-    ----------
-    batch_id
-        Its id.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
-    asyncio.run(_show(url or None, batch_id, output=output, seal=False))
+def get_command(batch_id: BatchId, *, output: Output = "text", url: Url = "") -> None:
+    """Show one batch: the number of its jobs, by state."""
+    _report(with_client(url, lambda hg: hg.batch_status(batch_id)), output)
 
 
 @batch.command(name="seal")
-def seal_command(batch_id: str, *, output: Literal["text", "json"] = "text", url: str = "") -> None:
-    """Take no more jobs into a batch: its callback runs once all it has are done.
-
-    Parameters
-    ----------
-    batch_id
-        Its id.
-    output
-        text or json.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
-    asyncio.run(_show(url or None, batch_id, output=output, seal=True))
+def seal_command(batch_id: BatchId, *, output: Output = "text", url: Url = "") -> None:
+    """Accept no more jobs into a batch. Its callback runs when all its jobs have ended."""
+    _report(with_client(url, lambda hg: hg.seal_batch(batch_id)), output)
 
 
-async def _show(url: str | None, batch_id: str, *, output: str, seal: bool) -> None:
-    async with Headgate(url) as hg:
-        info = await hg.seal_batch(batch_id) if seal else await hg.batch_status(batch_id)
-    print(json.dumps(asdict(info), default=str) if output == "json" else "\n".join(lines(info)))
+def _report(info: BatchInfo, output: str) -> None:
+    print_lines([as_json(info)] if output == "json" else lines(info))
 
 
 def lines(info: BatchInfo) -> list[str]:
-    """What a person wants to know, most important first."""
-    stands = "expired" if info.expired else "sealed" if info.sealed else "open"
+    """Return a batch as text, most important first."""
+    state = "expired" if info.expired else "sealed" if info.sealed else "open"
     counts = "  ".join(f"{state} {count}" for state, count in info.counts.items())
-    found = [f"{info.name or 'batch'}  {stands}   {info.total} jobs", f"  id        {info.id}"]
-    found.append(f"  created   {info.created_at:%Y-%m-%d %H:%M:%S} UTC")
+    found = [f"{info.name or 'batch'}  {state}   {info.total} jobs", f"  id        {info.id}"]
+    found.append(f"  created   {utc(info.created_at)}")
     if not info.sealed:
-        found.append(f"  expires   {info.expires_at:%Y-%m-%d %H:%M:%S} UTC")
+        found.append(f"  expires   {utc(info.expires_at)}")
     if counts:
         found.append(f"  jobs      {counts}" + (f"  (of {info.counted})" if info.counted < info.total else ""))
     if info.callback_id is not None:

@@ -1,4 +1,4 @@
-"""Which database a command works on: the one it is told, else the embedded one, started for as long as it is needed."""
+"""The database of a command: the given one, else the embedded PostgreSQL, started for the duration of the command."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """An address, and the embedded server behind it if it is ours."""
+    """A database address, and the embedded server behind it, if any."""
 
     url: str
-    """For servers: in the embedded PostgreSQL as a role that may do what servers do, and no more."""
+    """For servers: in the embedded PostgreSQL, a role with the rights of a server only."""
     owner_url: str
     """For commands that change the schema."""
     cluster: embedded.Cluster | None
 
     @property
     def title(self) -> str:
-        """For people, without user and password."""
+        """The address without user and password."""
         return describe(self.url) if self.cluster is None else f"embedded PostgreSQL in {self.cluster.data}"
 
 
 @asynccontextmanager
 async def chosen_database(url: str | None, *, data: Path | None) -> AsyncIterator[Database]:
-    """The database at `url`, or without one the embedded PostgreSQL of `data`, let go of at the end."""
+    """Yield the database at `url`, else the embedded PostgreSQL in `data`, which is released at the end."""
     if url is not None:
         yield Database(url=url, owner_url=url, cluster=None)
         return
-    # In threads: starting and stopping wait for a process.
+    # In threads: start and stop block on a process.
     cluster = await asyncio.to_thread(embedded.start, data)
     try:
         await prepare_embedded(cluster.dsn())
@@ -48,10 +48,10 @@ async def chosen_database(url: str | None, *, data: Path | None) -> AsyncIterato
 
 @asynccontextmanager
 async def connected(database: Database, *, command: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """One connection for a command, as the owner of the schema."""
+    """Yield one connection for a command, as the owner of the schema."""
     connection = await connect(database.owner_url, application_name=f"headgate {command}")
     try:
         yield connection
     finally:
-        # Not close(): it would wait, and could fail, on a connection that just broke.
+        # Not close(): it would block, and could fail, on a broken connection.
         connection.terminate()

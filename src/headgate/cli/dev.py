@@ -1,4 +1,4 @@
-"""`headgate dev`: a database of one's own, migrated and checked, and a server on loopback, until Ctrl-C."""
+"""`headgate dev`: an embedded PostgreSQL, migrated and checked, and a server on loopback, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
@@ -20,16 +23,12 @@ from headgate.store.migrate import migrate, plan
 from headgate.store.preflight import Durability, inspect, require_durable
 
 
-def dev_command(*, port: int = 7070, unsafe: bool = False) -> None:
-    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C.
-
-    Parameters
-    ----------
-    port
-        Where the server listens. 0 picks a free port.
-    unsafe
-        Accept database settings that can lose acknowledged jobs.
-    """
+def dev_command(
+    *,
+    port: Annotated[int, Parameter(help="Port of the server. 0 picks a free port.")] = 7070,
+    unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
+) -> None:
+    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C."""
     asyncio.run(_run(port=port, unsafe=unsafe))
 
 
@@ -67,7 +66,7 @@ async def _run(*, port: int, unsafe: bool) -> None:
 
 
 def _stop_signal() -> asyncio.Event:
-    """Set at the first SIGINT or SIGTERM; a second one has its usual effect, at once."""
+    """Return an event set at the first SIGINT or SIGTERM; a second signal ends the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -82,7 +81,7 @@ def _stop_signal() -> asyncio.Event:
 
 
 def banner(database: Database, durability: Durability, *, schema: int, address: str) -> list[str]:
-    """What a developer needs next: where the data is, how safe it is, how to reach it."""
+    """Return what a developer needs next: the location of the data, its durability, how to connect."""
     cluster = database.cluster
     kind = "embedded" if cluster is not None else database.title
     safety = f"fsync {durability.fsync}, synchronous_commit {durability.synchronous_commit}"
@@ -103,13 +102,13 @@ def banner(database: Database, durability: Durability, *, schema: int, address: 
         "  try        headgate worker app:hg --reload         (app.py: see the README)",
         '             headgate submit hello \'{"name": "Ada"}\' --wait 10s',
     ]
-    # A URL that was given may hold a password: whoever gave it knows it.
+    # A given URL is not printed: it may contain a password.
     lines += [f"  warning    {problem}" for problem in durability.problems]
     return lines
 
 
 def _psql() -> str:
-    """A psql that exists: the one on the path, else the one beside the embedded server."""
+    """Return psql on the path, else the one beside the embedded server."""
     if shutil.which("psql"):
         return "psql"
     beside = embedded.find_binaries().bin_dir / "psql"

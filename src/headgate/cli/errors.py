@@ -1,10 +1,10 @@
-"""An error becomes one line on stderr and an exit code that scripts can rely on; a stack trace is never shown.
+"""One line on stderr and one exit code per error; scripts rely on the codes. A stack trace is never shown.
 
-0   done
-1   an error without a code of its own
-2   usage: unknown command or option, a value that cannot be accepted
+0   success
+1   an error without its own code
+2   usage: unknown command or option, invalid value
 3   not found
-4   refused: the state of the thing does not allow it, or somebody else was quicker
+4   refused: the current state does not allow it, or another change came first
 5   unreachable or busy: the same command may succeed later
 70  a bug in headgate
 78  configuration: a setting, the durability of the database, a schema of another release
@@ -40,7 +40,7 @@ from headgate.domain.errors import (
 
 FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
 
-# The first that fits wins: a subclass stands before its base.
+# The first match wins, so a subclass precedes its base.
 _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (InvalidSetting, 78),
     (InvalidInput, USAGE),
@@ -57,12 +57,12 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (UnsafeDatabase, 78),
     (UnsuitableDatabase, 78),
 )
-# By their codes: to import the SDK's own errors, and gRPC with them, would cost every command most of a second.
+# By code: importing the SDK's errors, and gRPC with them, costs every command most of a second.
 _BY_CODE = {
     **dict.fromkeys(("not_connected", "not_acknowledged", "outbox_full", "result_timeout"), 5),
     **dict.fromkeys(("unauthenticated", "forbidden", "version_mismatch", "submit_conflict", "superseded"), 4),
 }
-# What the server itself called it, where the SDK has one error for many of its codes.
+# By the code of the server, where the SDK has one error class for many codes.
 _REFUSALS = (
     *("conflict", "operation_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed"),
     *("unique_taken", "backlog_full", "quota_exceeded"),
@@ -79,18 +79,18 @@ _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 
 
 def exit_code(error: HeadgateError) -> int:
-    """The process's exit code for an error; scripts depend on these numbers."""
+    """Return the exit code for an error."""
     found = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILURE)
     return _BY_REPORT.get(getattr(error, "reported", ""), _BY_CODE.get(error.code, found))
 
 
-def complain(text: str) -> None:
-    """Write one error to stderr, without any password that a URL in it may carry."""
+def print_error(text: str) -> None:
+    """Print one error to stderr, without passwords of URLs."""
     print("error:", _CREDENTIALS.sub("://…@", text), file=sys.stderr, flush=True)
 
 
 def usage_text(error: CycloptsError) -> str:
-    """One line in our own manner from what the command-line parser found."""
+    """Return one line for an error of the command-line parser."""
     if isinstance(error, UnusedCliTokensError):
         given = " ".join(error.unused_tokens or [])
         return f'unexpected "{given}" after "{" ".join(error.command_chain or [])}"'
@@ -110,7 +110,7 @@ def missing_server_text(error: BaseException | None) -> str:
 
 
 def bug_text(error: Exception) -> str:
-    """For what nobody expected: short, unless the developer asked for the whole trace."""
+    """Return one line for an unexpected exception; the full trace if HEADGATE_TRACEBACK is set."""
     if os.environ.get("HEADGATE_TRACEBACK"):
         return "".join(traceback.format_exception(error))
     return f"unexpected {type(error).__name__}: {error}; this is a bug (HEADGATE_TRACEBACK=1 shows where)"

@@ -1,26 +1,22 @@
-"""`headgate job cancel|redrive|discard|reprioritise|move|events`: what an operator does to jobs by id."""
+"""`headgate job cancel|redrive|discard|reprioritise|move|events`: admin verbs on jobs, by id."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from typing import Literal
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.domain.errors import HeadgateError
-from headgate.sdk import Headgate
+from headgate.cli.connection import with_client
+from headgate.cli.options import Delay, JobId, JobIds, JobReason, Output, Payload, Priority, Raw, Url
+from headgate.cli.output import as_json, utc_milliseconds
 from headgate.sdk.admin import JobChange, Jobs
 from headgate.sdk.admin.history import JobEvent
 
-Output = Literal["text", "json"]
-
 
 def add_verbs(job: App) -> None:
-    """Put the verbs beside what `headgate job` has already."""
+    """Add the verbs to `headgate job`."""
     for name, command in (
         ("cancel", cancel_command),
         ("redrive", redrive_command),
@@ -32,56 +28,24 @@ def add_verbs(job: App) -> None:
         job.command(command, name=name)
 
 
-def cancel_command(*job_ids: str, reason: str = "", output: Output = "text", url: str = "") -> None:
-    """End jobs: queued ones at once, running ones when their worker stops.
-
-    Parameters
-    ----------
-    job_ids
-        Their ids.
-    reason
-        Kept in each job's history.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def cancel_command(*job_ids: JobIds, reason: JobReason = "", output: Output = "text", url: Url = "") -> None:
+    """Cancel jobs: queued jobs at once, running jobs when their worker stops."""
     _act(url, output, lambda jobs: jobs.cancel(job_ids, reason=reason))
 
 
 def redrive_command(
-    *job_ids: str,
-    payload: str | None = None,
-    raw: bool = False,
-    delay: str | None = None,
-    per_second: float = 0.0,
-    reason: str = "",
+    *job_ids: JobIds,
+    payload: Payload | None = None,
+    raw: Raw = False,
+    delay: Delay = "",
+    per_second: Annotated[float, Parameter(help="Maximum jobs per second.")] = 0.0,
+    reason: JobReason = "",
     output: Output = "text",
-    url: str = "",
+    url: Url = "",
 ) -> None:
-    """Put completed, dead or cancelled jobs back on their topic.
-
-    Parameters
-    ----------
-    job_ids
-        Their ids.
-    payload
-        Another body, for one job only: JSON, `@file`, or `-` for standard input.
-    raw
-        Send the payload's bytes as they are, JSON or not.
-    delay
-        How long to wait before the first is due: 30s, 5m, 2h.
-    per_second
-        At most so many come back a second.
-    reason
-        Kept in each job's history.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+    """Put completed, dead or cancelled jobs back on their topic. --payload replaces the payload of a single job."""
     body = None if payload is None else values.payload(payload, raw=raw)
-    wait = 0 if delay is None else values.span(delay, field="--delay")
+    wait = values.duration(delay, field="--delay") if delay else 0
     _act(
         url,
         output,
@@ -89,105 +53,51 @@ def redrive_command(
     )
 
 
-def discard_command(*job_ids: str, reason: str = "", output: Output = "text", url: str = "") -> None:
-    """Remove dead or cancelled jobs for good; their history stays.
-
-    Parameters
-    ----------
-    job_ids
-        Their ids.
-    reason
-        Kept in each job's history.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def discard_command(*job_ids: JobIds, reason: JobReason = "", output: Output = "text", url: Url = "") -> None:
+    """Delete dead or cancelled jobs. Their history stays."""
     _act(url, output, lambda jobs: jobs.discard(job_ids, reason=reason))
 
 
 def reprioritise_command(
-    *job_ids: str, priority: str, reason: str = "", output: Output = "text", url: str = ""
+    *job_ids: JobIds, priority: Priority, reason: JobReason = "", output: Output = "text", url: Url = ""
 ) -> None:
-    """Give queued jobs another priority, from the next claim on.
-
-    Parameters
-    ----------
-    job_ids
-        Their ids.
-    priority
-        A number, or a tier: bulk, normal, high, urgent.
-    reason
-        Kept in each job's history.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+    """Change the priority of queued jobs, starting with the next claim."""
     _act(url, output, lambda jobs: jobs.reprioritise(job_ids, values.priority(priority), reason=reason))
 
 
-def move_command(*job_ids: str, to: str, reason: str = "", output: Output = "text", url: str = "") -> None:
-    """Put queued jobs on another topic; priority and age stay.
-
-    Parameters
-    ----------
-    job_ids
-        Their ids.
-    to
-        The topic they go to; made if it does not exist.
-    reason
-        Kept in each job's history.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
+def move_command(
+    *job_ids: JobIds,
+    to: Annotated[str, Parameter(help="Target topic; created if it does not exist.")],
+    reason: JobReason = "",
+    output: Output = "text",
+    url: Url = "",
+) -> None:
+    """Move queued jobs to another topic. Priority and age stay."""
     _act(url, output, lambda jobs: jobs.move(job_ids, to, reason=reason))
 
 
-def events_command(job_id: str, *, output: Output = "text", url: str = "") -> None:
-    """Show a job's history, oldest first: who did what to it, when and why.
-
-    Parameters
-    ----------
-    job_id
-        Its id.
-    output
-        text or json (one object a line).
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
-
-    async def act() -> None:
-        async with Headgate(url or None) as hg:
-            for event in await hg.admin.jobs.events(job_id):
-                print(json.dumps(asdict(event), default=str) if output == "json" else _line(event))
-
-    asyncio.run(act())
+def events_command(job_id: JobId, *, output: Output = "text", url: Url = "") -> None:
+    """Show the history of a job, oldest event first: what changed, when, by whom and why."""
+    for event in with_client(url, lambda hg: hg.admin.jobs.events(job_id)):
+        print(as_json(event) if output == "json" else _line(event))
 
 
-def _act(url: str, output: Output, verb: Callable[[Jobs], Awaitable[list[JobChange]]]) -> None:
-    """Print a line for each job; end with the error of the first that has one, and the others' texts as its notes."""
-
-    async def act() -> list[HeadgateError]:
-        async with Headgate(url or None) as hg:
-            changes = await verb(hg.admin.jobs)
-        for change in changes:
-            if output == "json":
-                print(json.dumps(asdict(change), default=str, ensure_ascii=False))
-            elif not change.code:
-                print(f"{change.id}  {change.state}" + ("" if change.changed else "  (as before)"))
-        return [error for change in changes if (error := change.error) is not None]
-
-    if errors := asyncio.run(act()):
+def _act(url: str, output: str, verb: Callable[[Jobs], Awaitable[list[JobChange]]]) -> None:
+    """Print one line per job; raise the first error, with the texts of the other errors as its notes."""
+    changes = with_client(url, lambda hg: verb(hg.admin.jobs))
+    for change in changes:
+        if output == "json":
+            print(as_json(change))
+        elif not change.code:
+            print(f"{change.id}  {change.state}" + ("" if change.changed else "  (unchanged)"))
+    if errors := [error for change in changes if (error := change.error) is not None]:
         for other in errors[1:]:
             errors[0].add_note(str(other))
         raise errors[0]
 
 
 def _line(event: JobEvent) -> str:
-    parts = [f"{event.at:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC", event.kind, f"-> {event.state}", f"epoch {event.epoch}"]
+    parts = [utc_milliseconds(event.at), event.kind, f"-> {event.state}", f"epoch {event.epoch}"]
     if event.actor:
         parts.append(f"by {event.actor}")
     if event.worker:

@@ -1,72 +1,50 @@
-"""`headgate job list`: jobs by a filter."""
+"""`headgate job list`: jobs that match a filter."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from headgate.cli.tables import age, as_json, short, table
+from headgate.cli.connection import with_client
+from headgate.cli.options import Filter, Limit, TableOutput, Url
+from headgate.cli.output import age, as_json, count_text, print_lines, short, table
 from headgate.sdk import Headgate, JobInfo
-
-Output = Annotated[Literal["table", "json", "name"], Parameter(name=("--output", "-o"))]
 
 
 def list_command(
     *,
-    filter: str = "",  # noqa: A002 - the option's name
-    output: Output = "table",
-    limit: int = 50,
-    cursor: str = "",
-    oldest: bool = False,
-    count: bool = False,
-    url: str = "",
+    filter: Filter = "",  # noqa: A002 - the option's name
+    output: TableOutput = "table",
+    limit: Limit = 50,
+    cursor: Annotated[str, Parameter(help="Continue after a previous list: the cursor on its last line.")] = "",
+    oldest: Annotated[bool, Parameter(help="List the oldest jobs first.")] = False,
+    count: Annotated[bool, Parameter(help="Print the number of matching jobs instead, up to 100,000.")] = False,
+    url: Url = "",
 ) -> None:
-    """List jobs, newest first.
+    """List jobs that match a filter, newest first."""
 
-    Parameters
-    ----------
-    filter
-        What they must match: `state:dead topic:mail* created:>2h error:"timed out"`.
-    output
-        table, json (an object per line) or name (ids only).
-    limit
-        How many at most.
-    cursor
-        Where to go on: the last line of the list before.
-    oldest
-        Oldest first.
-    count
-        Print how many match instead, counted up to 100,000.
-    url
-        The server; HEADGATE_URL or 127.0.0.1:7070 when left out.
-    """
-    asyncio.run(_list(url or None, filter, output=output, limit=limit, cursor=cursor, oldest=oldest, count=count))
-
-
-async def _list(url: str | None, text: str, *, output: str, limit: int, cursor: str, oldest: bool, count: bool) -> None:
-    async with Headgate(url) as hg:
-        matching = hg.admin.jobs_matching(text, oldest_first=oldest)
+    async def act(hg: Headgate) -> list[str]:
+        matching = hg.admin.jobs_matching(filter, oldest_first=oldest)
         if count:
             found = await matching.count(up_to=100_000)
-            print(as_json(found) if output == "json" else many(found.total, exact=found.exact))
-            return
+            return [as_json(found) if output == "json" else count_text(found.total, exact=found.exact)]
         jobs: list[JobInfo] = []
-        while True:  # a page may be short although more follows
-            page = await matching.page(limit=min(limit - len(jobs), 1_000), cursor=cursor)
+        following = cursor
+        while True:  # a page can be short although more pages follow
+            page = await matching.page(limit=min(limit - len(jobs), 1_000), cursor=following)
             jobs += page.jobs
-            cursor = page.cursor
-            if not cursor or len(jobs) >= limit:
+            following = page.cursor
+            if not following or len(jobs) >= limit:
                 break
-    for line in lines(jobs, output):
-        print(line)
-    if cursor and output == "table":
-        print(f"more: --cursor {cursor}")
+        more = [f"more: --cursor {following}"] if following and output == "table" else []
+        return lines(jobs, output) + more
+
+    print_lines(with_client(url, act))
 
 
 def lines(jobs: list[JobInfo], output: str) -> list[str]:
-    """The jobs in one of the three forms."""
+    """Return the jobs in one of the three output formats."""
     if output == "json":
         return [as_json(job) for job in jobs]
     if output == "name":
@@ -91,8 +69,3 @@ def lines(jobs: list[JobInfo], output: str) -> list[str]:
         ],
         right=(3, 4),
     )
-
-
-def many(total: int, *, exact: bool) -> str:
-    """A count as people say it."""
-    return f"{total:,}" if exact else f"more than {total - 1:,}"

@@ -1,4 +1,4 @@
-"""`headgate migrate`: bring the schema of a database to this release, or show what that would do."""
+"""`headgate migrate`: create or upgrade the database schema, or show what that would do."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from headgate.cli.database import chosen_database, connected
+from headgate.cli.options import DatabaseUrl
+from headgate.cli.output import print_lines, table
 from headgate.ops.settings import Settings
 from headgate.store.migrate import Phase, Progress, migrate, plan
 from headgate.store.migration_state import Plan
 from headgate.store.roles import missing_roles
 
 
-def migrate_command(*, plan: bool = False, break_running: bool = False, database_url: str | None = None) -> None:
-    """Create or upgrade the schema of the database; safe to run again, and on several hosts at once.
-
-    Parameters
-    ----------
-    plan
-        Show what would be done, change nothing.
-    break_running
-        Apply even a step that servers running now cannot live with.
-    database_url
-        postgresql://user@host/database. Without it: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL, else the
-        embedded PostgreSQL.
-    """
+def migrate_command(
+    *,
+    plan: Annotated[bool, Parameter(help="Show the steps to apply, and change nothing.")] = False,
+    break_running: Annotated[
+        bool, Parameter(help="Also apply steps that are incompatible with servers running now.")
+    ] = False,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Create or upgrade the database schema. Safe to repeat, and to run on several hosts at once."""
     asyncio.run(_run(only_plan=plan, break_running=break_running, database_url=database_url))
 
 
@@ -44,17 +45,15 @@ async def _run(*, only_plan: bool, break_running: bool, database_url: str | None
             done = await migrate(connection, progress=reporter(), break_running=break_running)
             applied_now = {step.number for step in done}
             found = await plan(connection)
-        for line in table(found, applied_now):
-            print(line)
+        print_lines(migration_lines(found, applied_now))
         print(f"{database.title}: {summary(found, len(applied_now))}")
-        for line in advice(await missing_roles(connection)):
-            print(line)
+        print_lines(advice(await missing_roles(connection)))
         found.raise_unless_sound()
 
 
-def table(found: Plan, applied_now: set[int]) -> list[str]:
-    """Numbers, names and states, in columns that scripts may cut by white space."""
-    rows = [("NUMBER", "NAME", "STATE", "DETAIL")]
+def migration_lines(found: Plan, applied_now: set[int]) -> list[str]:
+    """Return the migrations as a table."""
+    rows: list[tuple[str, str, str, str]] = []
     unfinished = {row.number for row in found.applied if row.applied_at is None}
     for row in found.applied:
         if row.applied_at is not None:
@@ -64,11 +63,11 @@ def table(found: Plan, applied_now: set[int]) -> list[str]:
     for step in found.pending:
         state = "unfinished" if step.number in unfinished else "pending"
         rows.append((f"{step.number:04}", step.name, state, "" if step.transactional else "outside a transaction"))
-    return _aligned(rows)
+    return table(("NUMBER", "NAME", "STATE", "DETAIL"), rows)
 
 
 def summary(found: Plan, applied_now: int) -> str:
-    """One sentence on where the database stands."""
+    """Return the state of the schema as one line."""
     if found.problems:
         return f"{len(found.problems)} problem(s), see below"
     if found.pending:
@@ -79,18 +78,18 @@ def summary(found: Plan, applied_now: int) -> str:
 
 
 def advice(statements: Sequence[str]) -> list[str]:
-    """What an administrator may run, where this user may not make roles. Nothing depends on it but who may do what."""
+    """Return the statements for an administrator, when this user cannot create the roles. Servers run without them."""
     if not statements:
         return []
     return [
-        "roles: this user may not create them, so servers log in as the owner of the schema. To separate them, have an",
-        "administrator run these, then run `headgate migrate` again (docs/operations/database-roles.md):",
+        "roles: this user cannot create them, so servers log in as the owner of the schema. To separate them, have an",
+        "administrator run these statements, then run `headgate migrate` again (docs/operations/database-roles.md):",
         *(f"  {statement}" for statement in statements),
     ]
 
 
 def reporter() -> Callable[[Progress], None]:
-    """Progress on stderr, a line per change: a wait that goes on is said once."""
+    """Return a callback that prints progress to stderr, one line per change."""
     last = ""
 
     def report(event: Progress) -> None:
@@ -102,8 +101,3 @@ def reporter() -> Callable[[Progress], None]:
         last = line
 
     return report
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -11,8 +11,9 @@ from typing import Literal
 from cyclopts import App
 
 from headgate.cli import values
-from headgate.cli.listing import Output, lines, many
-from headgate.cli.tables import age, as_json, short, table
+from headgate.cli.listing import lines
+from headgate.cli.options import TableOutput as Output
+from headgate.cli.output import age, as_json, count_text, short, table
 from headgate.domain.errors import InvalidInput, Refused
 from headgate.sdk import Headgate
 from headgate.sdk.admin.operations import OperationInfo, OperationPreview, PlanOptions
@@ -72,7 +73,7 @@ def start_command(
     if topic:
         options["topic"] = topic
     if delay:
-        options["delay"] = values.span(delay, field="--delay")
+        options["delay"] = values.duration(delay, field="--delay")
     if per_second:
         options["per_second"] = per_second
     asyncio.run(run(url or None, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
@@ -245,7 +246,7 @@ async def _cancel(url: str | None, operation_id: str, reason: str) -> OperationI
 def described(seen: OperationPreview, verb: str, *, sample: bool) -> list[str]:
     """What would be met, in a sentence: `41,210 jobs match (41,179 eligible, 31 running will be skipped)`."""
     left = seen.total - seen.eligible
-    words = f"{many(seen.total, exact=seen.exact)} jobs match {seen.filter}"
+    words = f"{count_text(seen.total, exact=seen.exact)} jobs match {seen.filter}"
     if left:
         words += f" ({seen.eligible:,} eligible for {verb}, {left:,} will be skipped)"
     return [words + ".", *(lines(seen.sample, "table") if sample and seen.sample else ())]
@@ -301,4 +302,4 @@ def _show(one: OperationInfo, output: str) -> None:
 
 
 def _expected(one: OperationInfo) -> str:
-    return many(one.expected, exact=one.expected_exactly)
+    return count_text(one.expected, exact=one.expected_exactly)

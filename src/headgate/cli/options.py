@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Command-line options that several commands share: each has one name, one type and one help text."""
 
 from __future__ import annotations
 
@@ -6,5 +6,42 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Output = Annotated[Literal["text", "json"], Parameter(help="text or json.")]
-Url = Annotated[str, Parameter(help="The server; HEADGATE_URL or 127.0.0.1:7070 when left out.")]
+_OUTPUT = ("--output", "-o")
+
+Url = Annotated[str, Parameter(help="Server address. Default: HEADGATE_URL, else 127.0.0.1:7070.")]
+DatabaseUrl = Annotated[
+    str | None,
+    Parameter(
+        help="postgresql://user@host/database. Default: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL, else "
+        "the embedded PostgreSQL."
+    ),
+]
+Output = Annotated[
+    Literal["text", "json"], Parameter(name=_OUTPUT, help="Output format; lists as one object per line.")
+]
+TableOutput = Annotated[
+    Literal["table", "json", "name"],
+    Parameter(name=_OUTPUT, help="Output format: table, json (one object per line) or name (ids only)."),
+]
+Reason = Annotated[str, Parameter(help="Reason, recorded in the audit log.")]
+JobReason = Annotated[str, Parameter(help="Reason, recorded in the history of each job.")]
+BulkReason = Annotated[str, Parameter(help="Reason, recorded in the audit log and in the history of each job.")]
+
+JobId = Annotated[str, Parameter(help="Job id.")]
+JobIds = Annotated[str, Parameter(help="Job ids.")]
+App = Annotated[str, Parameter(help="The Headgate object: `package.module:name`.")]
+Payload = Annotated[str, Parameter(help="Payload as JSON, `@file`, or `-` for standard input.")]
+Raw = Annotated[bool, Parameter(help="Send the payload bytes unchanged, without checking that they are JSON.")]
+Priority = Annotated[str, Parameter(help="A number, or a tier: bulk, normal, high, urgent.")]
+MaxAttempts = Annotated[int | None, Parameter(help="Maximum number of attempts. Default: the default of the topic.")]
+Tags = Annotated[str, Parameter(help="Tags to search by, separated by commas.")]
+Limit = Annotated[int, Parameter(help="Maximum number of entries.")]
+LogLevel = Annotated[str, Parameter(help="DEBUG, INFO, WARNING or ERROR.")]
+Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
+Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
+Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]
+Delay = Annotated[str, Parameter(help="Delay before the jobs are due: 30s, 5m, 2h.")]
+PerSecond = Annotated[int, Parameter(help="Maximum jobs per second.")]
+Yes = Annotated[bool, Parameter(help="Do not ask for confirmation. Required with --output json or name.")]
+DryRun = Annotated[bool, Parameter(help="Show which jobs would be affected, and change nothing.")]
+Detach = Annotated[bool, Parameter(help="Return at once instead of waiting until the operation has ended.")]

@@ -1,8 +1,8 @@
-"""One polling thread for gRPC instead of a pool of them, in the processes that are ours.
+"""One gRPC polling thread instead of a pool, for processes started by the `headgate` command.
 
-Between the network and an event loop stand, by default, three of gRPC's threads that wake each other. Its older way has
-one. On an idle system each of them is a delay, under load a switch (ADR 18). It is asked for by the environment, which
-gRPC reads once; so it is for the `headgate` command alone to say, and not for the SDK in somebody else's process.
+By default, three gRPC threads that wake each other stand between the network and the event loop; the older poller has
+one. Each thread adds a delay on an idle system and a context switch under load (ADR 18). gRPC reads the choice once
+from the environment, so only the `headgate` command makes it, not the SDK in an application's process.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 _EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
 _KNOWN_UNTIL: Final = (1, 85)
-"""The newest gRPC that was measured: a later one may not know these names any more, and would complain."""
+"""The newest gRPC measured; a later one may reject these names."""
 
 
 def poll_with_one_thread() -> None:
-    """Before gRPC is imported. Whoever has set GRPC_EXPERIMENTS has said what they want."""
+    """Select the poller; call it before gRPC is imported. An existing GRPC_EXPERIMENTS wins."""
     major, minor, *_ = metadata.version("grpcio").split(".")
     if (int(major), int(minor)) <= _KNOWN_UNTIL:
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)

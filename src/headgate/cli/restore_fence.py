@@ -1,4 +1,4 @@
-"""`headgate restore-fence`: to be run once after a database came back older than it was, before servers start."""
+"""`headgate restore-fence`: run once after restoring a backup, before starting servers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import getpass
 import os
 
 from headgate.cli.database import chosen_database, connected
+from headgate.cli.options import DatabaseUrl
 from headgate.ops.settings import Settings
 from headgate.store.restore_fence import fence_restore
 
 
-def restore_fence_command(*, database_url: str | None = None) -> None:
-    """Tell the database that it was restored from a backup, or lost its end in a failover; before servers start.
+def restore_fence_command(*, database_url: DatabaseUrl = None) -> None:
+    """Run once after restoring a backup, or after a failover that lost commits, before starting servers.
 
-    Outcomes of runs that the database no longer knows are refused from then on, and servers that still run end.
-
-    Parameters
-    ----------
-    database_url
-        postgresql://user@host/database. Without it: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL, else the
-        embedded PostgreSQL.
+    From then on, outcomes of runs from before the restore are refused, and servers that still run end.
     """
     asyncio.run(_run(database_url))
 
@@ -34,7 +29,7 @@ async def _run(database_url: str | None) -> None:
     ):
         done = await fence_restore(connection, actor=_who())
         print(
-            f"{database.title}: the epochs of {done.jobs} live jobs moved on, {done.instances} instances forgotten; "
+            f"{database.title}: raised the epochs of {done.jobs} live jobs, removed {done.instances} instances; "
             "start the servers now"
         )
 
@@ -42,5 +37,5 @@ async def _run(database_url: str | None) -> None:
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no such account, as in many containers
+    except (KeyError, OSError):  # no account for this uid, as in many containers
         return f"uid {os.getuid()}"

@@ -1,127 +1,93 @@
-"""`headgate retention …`: how long finished jobs are kept, and their removal by hand."""
+"""`headgate retention …`: how long finished jobs are kept, and their removal on demand."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from dataclasses import asdict, replace
-from datetime import date, timedelta
+from dataclasses import replace
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.options import Output, Url
+from headgate.cli.connection import with_client
+from headgate.cli.options import Output, Reason, Url
+from headgate.cli.output import as_json, days
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus, check_keep
 from headgate.sdk import Headgate
 
-retention = App(name="retention", help="How long finished jobs are kept.")
+retention = App(name="retention", help="Show and change how long finished jobs are kept.")
+Keep = Annotated[str, Parameter(help="Retention of jobs that ended in this state: 7d, 36h. Default: unchanged.")]
 
 
 @retention.command(name="show")
 def show_command(*, output: Output = "text", url: Url = "") -> None:
-    """Show how long finished jobs are kept, and how far behind their removal is."""
-
-    async def run() -> RetentionStatus:
-        async with Headgate(url or None) as hg:
-            return (await hg.admin.status()).retention
-
-    found = asyncio.run(run())
-    print(_json(found) if output == "json" else sentence(found))
+    """Show how long finished jobs are kept, and which days are due for removal."""
+    status = with_client(url, lambda hg: hg.admin.status())
+    print(as_json(status.retention) if output == "json" else retention_line(status.retention))
 
 
 @retention.command(name="set")
 def set_command(
     *,
-    completed: str = "",
-    dead: str = "",
-    cancelled: str = "",
-    audit: str = "",
-    reason: str = "",
+    completed: Keep = "",
+    dead: Keep = "",
+    cancelled: Keep = "",
+    audit: Annotated[str, Parameter(help="Retention of audit log entries. Default: unchanged.")] = "",
+    reason: Reason = "",
     output: Output = "text",
     url: Url = "",
 ) -> None:
-    """Change how long finished jobs are kept, for topics without a rule of their own. Needs the scope system.
-
-    Parameters
-    ----------
-    completed, dead, cancelled
-        How long, by how a job ended: 7d, or 36h. What is left out stays.
-    audit
-        How long entries of the audit are kept.
-    reason
-        Why, for the audit.
-    """
+    """Change how long finished jobs are kept, for topics without their own rule. Requires the scope system."""
     given = {"completed": completed, "dead": dead, "cancelled": cancelled, "audit": audit}
     spans = {
-        name: check_keep(values.span(text, field=f"--{name}"), field=f"--{name}")
+        name: check_keep(values.duration(text, field=f"--{name}"), field=f"--{name}")
         for name, text in given.items()
         if text
     }
-
-    async def run() -> RetentionRules:
-        async with Headgate(url or None) as hg:
-            return await hg.admin.retention.set(reason=reason, **spans)
-
-    rules = asyncio.run(run())
-    print(_json(rules) if output == "json" else kept(rules))
+    rules = with_client(url, lambda hg: hg.admin.retention.set(reason=reason, **spans))
+    print(as_json(rules) if output == "json" else rules_line(rules))
 
 
 @retention.command(name="run")
 def run_command(*, output: Output = "text", url: Url = "") -> None:
-    """Remove what is old now. Servers do this by themselves. Needs the scope system.
+    """Remove expired jobs now. Servers do this automatically. Requires the scope system.
 
-    It ends when nothing is left, or when other transactions hold all that is left; it says so then.
+    Ends when nothing is left to remove, or when other transactions lock everything that is left.
     """
 
-    async def run() -> tuple[Removed, RetentionStatus | None]:
+    async def act(hg: Headgate) -> tuple[Removed, RetentionStatus | None]:
         total = Removed(more=True)
-        async with Headgate(url or None) as hg:
-            while total.more and not total.blocked:
-                done = await hg.admin.retention.run_pass()
-                total = replace(
-                    done, jobs=total.jobs + done.jobs, days=total.days + done.days, other=total.other + done.other
-                )
-            return total, (await hg.admin.status()).retention if total.blocked else None
+        while total.more and not total.blocked:
+            done = await hg.admin.retention.run_pass()
+            total = replace(
+                done, jobs=total.jobs + done.jobs, days=total.days + done.days, other=total.other + done.other
+            )
+        return total, (await hg.admin.status()).retention if total.blocked else None
 
-    done, left = asyncio.run(run())
+    done, left = with_client(url, act)
     if output == "json":
-        print(_json(done))
-    else:
-        print(f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows")
-        if left is not None:
-            print(f"other transactions hold what is left, and servers will remove it later: {behind(left)}")
+        print(as_json(done))
+        return
+    print(f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows")
+    if left is not None:
+        print(f"other transactions lock the rest; servers remove it later: {backlog_text(left)}")
 
 
-def kept(rules: RetentionRules) -> str:
-    """The rules in a line."""
+def rules_line(rules: RetentionRules) -> str:
+    """Return the rules as one line."""
     return (
         f"kept: completed {days(rules.completed)}, dead {days(rules.dead)}, cancelled {days(rules.cancelled)}, "
         f"audit {days(rules.audit)}"
     )
 
 
-def sentence(status: RetentionStatus) -> str:
-    """What is kept, and how far behind, in a line."""
+def retention_line(status: RetentionStatus) -> str:
+    """Return the rules, the oldest finished jobs and the removal backlog as one line."""
     since = f"; finished jobs since {status.oldest_day}" if status.oldest_day else ""
-    return f"{kept(status.rules)}{since}; {behind(status)}"
+    return f"{rules_line(status.rules)}{since}; {backlog_text(status)}"
 
 
-def behind(status: RetentionStatus) -> str:
-    """How far behind the removal is, in words."""
+def backlog_text(status: RetentionStatus) -> str:
+    """Return how many days are due for removal."""
     if not status.days_waiting:
-        return "nothing waits to be removed"
-    return f"{status.days_waiting} days wait to be cleared, the oldest is {status.oldest_waiting}"
-
-
-def days(span: timedelta) -> str:
-    """A span in days: 1 day, 1.5 days."""
-    count = span / timedelta(days=1)
-    return f"{count:g} day{'' if count == 1 else 's'}"
-
-
-def _json(value: RetentionStatus | RetentionRules | Removed) -> str:
-    return json.dumps(asdict(value), default=_plain)
-
-
-def _plain(value: object) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else str(value) if isinstance(value, date) else value
+        return "nothing is due for removal"
+    return f"{status.days_waiting} days are due for removal, the oldest is {status.oldest_waiting}"

@@ -1,4 +1,4 @@
-"""`headgate serve`: one instance, or several behind one port, until SIGTERM; a second signal forces the end."""
+"""`headgate serve`: one server process, or several on one port, until SIGTERM; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from headgate.cli.database import chosen_database
+from headgate.cli.options import LogLevel
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
@@ -22,56 +26,43 @@ GRACE_MAX = timedelta(days=1)
 
 def serve_command(
     *,
-    host: str = "127.0.0.1",
-    port: int = 7070,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    tls_client_ca: Path | None = None,
-    tokens: Path | None = None,
-    insecure: bool = False,
-    dev: bool = False,
-    unsafe: bool = False,
-    lease: float = 60,
-    grace: float = 30,
-    streams_per_peer: int = 10_000,
-    pooler: bool = False,
-    poll_only: bool = False,
-    processes: int = 1,
-    name: str = "",
-    log_level: str = "INFO",
+    host: Annotated[str, Parameter(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on. 0 picks a free port.")] = 7070,
+    tls_cert: Annotated[
+        Path | None,
+        Parameter(help="Server certificate with its chain (PEM); clients use https://. Reloaded on change."),
+    ] = None,
+    tls_key: Annotated[Path | None, Parameter(help="Key of the server certificate (PEM). Reloaded on change.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, Parameter(help="Require client certificates signed by this authority (PEM).")
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        Parameter(
+            help="JSON file with tokens, readable by its owner only. Reloaded on change. See docs/howto/tokens.md."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        Parameter(help="Accept remote connections without TLS: on a trusted network, or behind a proxy that does TLS."),
+    ] = False,
+    dev: Annotated[bool, Parameter(help="Development: no tokens, loopback only, gRPC reflection.")] = False,
+    unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
+    lease: Annotated[float, Parameter(help="Default lease in seconds.")] = 60,
+    grace: Annotated[float, Parameter(help="Maximum duration of a drain in seconds.")] = 30,
+    streams_per_peer: Annotated[
+        int,
+        Parameter(help="Maximum open streams per client address and process; 0: no limit. A proxy is one address."),
+    ] = 10_000,
+    pooler: Annotated[bool, Parameter(help="The database URL points to a transaction pooler (PgBouncer).")] = False,
+    poll_only: Annotated[bool, Parameter(help="Do not use LISTEN/NOTIFY between instances.")] = False,
+    processes: Annotated[
+        int, Parameter(help="Number of server processes on the port, each an instance; about one per processor.")
+    ] = 1,
+    name: Annotated[str, Parameter(help="Name of this instance. Default: host name and process id.")] = "",
+    log_level: LogLevel = "INFO",
 ) -> None:
-    """Serve workers and producers over gRPC.
-
-    Parameters
-    ----------
-    host, port
-        Where to listen. Port 0 picks a free one.
-    tls_cert, tls_key
-        The server's certificate (with its chain) and key as PEM files: clients then use https://. Read again when they
-        change.
-    tls_client_ca
-        Let only clients in whose certificate this authority (a PEM file) has signed.
-    tokens
-        A JSON file of tokens, readable by its owner only; read again when it changes. See docs/howto/tokens.md.
-    insecure
-        Accept connections without TLS from other machines: where the network is trusted, or a proxy does TLS.
-    dev
-        No login, loopback only, reflection on.
-    unsafe
-        Accept database settings that can lose acknowledged jobs.
-    lease
-        Default lease in seconds.
-    grace
-        How long a drain may take, in seconds.
-    streams_per_peer
-        Most streams that one address may have open at a process; 0 for no limit. Behind a proxy all clients have one.
-    pooler
-        The database URL goes through a transaction pooler (PgBouncer).
-    poll_only
-        Use no LISTEN/NOTIFY between instances.
-    processes
-        How many processes serve the port together, each an instance of its own: for machines with many processors.
-    """
+    """Serve workers and producers over gRPC."""
     check_integer(port, field="--port", low=0, high=65_535)
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
     logs.configure(level_of(log_level))
@@ -94,7 +85,7 @@ def serve_command(
         "name": name,
         "version": version(),
     }
-    # What is imported here is not needed by the other: the parent of several processes has no use for gRPC.
+    # Imported only where needed: the parent of several processes does not use gRPC.
     if check_processes(processes) > 1:
         from headgate.cli.serve_many import serve_many
 
@@ -112,7 +103,7 @@ async def _serve(settings: Settings, options: dict[str, object]) -> None:
 
     def signalled() -> None:
         if stop.is_set():
-            os._exit(1)  # asked twice: now
+            os._exit(1)  # second signal
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

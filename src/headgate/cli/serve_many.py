@@ -1,4 +1,4 @@
-"""`headgate serve --processes N`: the parent, which reserves the port, starts the processes and watches over them."""
+"""`headgate serve --processes N`: the parent, which reserves the port, starts the processes and supervises them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import sys
 from datetime import timedelta
 
 from headgate.cli.database import chosen_database
-from headgate.cli.errors import complain
+from headgate.cli.errors import print_error
 from headgate.cli.supervisor_commands import start_message
 from headgate.ops.port import ReservedPort
 from headgate.ops.settings import Settings, version
 from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 
-# -P: not the modules of whatever folder we stand in.
+# -P: do not import modules from the current folder.
 COMMAND = (sys.executable, "-P", "-m", "headgate.cli.serve_process")
 
 
 async def serve_many(settings: Settings, options: dict[str, object], *, processes: int, log_level: str) -> int:
-    """Serve until SIGTERM; the exit code."""
+    """Serve until SIGTERM; return the exit code."""
     stop = asyncio.Event()
     supervisor: ProcessSupervisor | None = None
 
@@ -28,7 +28,7 @@ async def serve_many(settings: Settings, options: dict[str, object], *, processe
         if stop.is_set():
             if supervisor is not None:
                 supervisor.kill()
-            os._exit(1)  # asked twice: now
+            os._exit(1)  # second signal
         stop.set()
 
     for signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -54,7 +54,7 @@ async def serve_many(settings: Settings, options: dict[str, object], *, processe
                 print(f"headgate {version()} ready on {host}:{reserved.number}", flush=True)
             await supervisor.run(stop)
         except StartFailed as failure:
-            complain(str(failure))
+            print_error(str(failure))
             return failure.code
         except BaseException:
             supervisor.kill()

@@ -1,4 +1,4 @@
-"""What the parent of several processes tells each of them, as plain JSON; needs nothing of the server itself."""
+"""The start message from the parent to each server process, as plain JSON; imports nothing of the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def start_message(options: dict[str, object], *, number: int, log_level: str) -> dict[str, object]:
-    """For the process with this number, from 1 on; a given name is told apart by it."""
+    """Return the message for the process with this number (from 1); the number is appended to a given name."""
     name = f"{options['name']}-{number}" if options["name"] else ""
     plain = {key: _plain(value) for key, value in options.items()}
     return {"number": number, "log_level": log_level, "options": plain | {"name": name, "shared_port": True}}

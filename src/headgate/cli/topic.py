@@ -1,41 +1,40 @@
-"""`headgate topic …`: rules and limits of topics."""
+"""`headgate topic …`: settings and limits of topics."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from dataclasses import asdict
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.options import Output, Url
-from headgate.cli.retention import days
+from headgate.cli.connection import with_client
+from headgate.cli.options import Output, Reason, Url
+from headgate.cli.output import as_json, days
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import shown
-from headgate.sdk import Headgate
 from headgate.sdk.admin.topics import TopicInfo, TopicSettings
 
-topic = App(name="topic", help="Rules and limits of topics.")
+topic = App(name="topic", help="Show and change settings and limits of topics.")
+Keep = Annotated[
+    str,
+    Parameter(
+        help="Retention of jobs that ended in this state: 7d. none: the rule of all topics (headgate retention)."
+    ),
+]
 
 
 @topic.command(name="list")
 def list_command(*, output: Output = "text", url: Url = "") -> None:
-    """List topics with their limits and how many jobs wait and run."""
-
-    async def run() -> list[TopicInfo]:
-        async with Headgate(url or None) as hg:
-            return await hg.admin.topics.list()
-
-    found = asyncio.run(run())
+    """List topics with their limits and the number of jobs by state."""
+    found = with_client(url, lambda hg: hg.admin.topics.list())
     if output == "json":
-        print(json.dumps([_plain(info) for info in found], ensure_ascii=False))
+        print(as_json([_fields(info) for info in found]))
         return
     for info in found:
         counts = "  ".join(f"{state} {count}" for state, count in sorted(info.counts.items()))
@@ -43,74 +42,43 @@ def list_command(*, output: Output = "text", url: Url = "") -> None:
 
 
 @topic.command(name="get")
-def get_command(name: str, *, output: Output = "text", url: Url = "") -> None:
-    """Show one topic: rules, limits, what they count now, jobs by state.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    """
-
-    async def run() -> TopicInfo:
-        async with Headgate(url or None) as hg:
-            return await hg.admin.topics.get(name)
-
-    _report(asyncio.run(run()), output)
+def get_command(name: Annotated[str, Parameter(help="Topic.")], *, output: Output = "text", url: Url = "") -> None:
+    """Show one topic: settings, limits and their current use, number of jobs by state."""
+    _report(with_client(url, lambda hg: hg.admin.topics.get(name)), output)
 
 
 @topic.command(name="set")
 def set_command(
-    name: str,
+    name: Annotated[str, Parameter(help="Topic; created if it does not exist.")],
     *,
-    max_running: str = "",
-    rate: str = "",
-    max_running_per_key: str = "",
-    key_rate: str = "",
-    ordered_by_key: str = "",
-    fair_by_key: str = "",
-    max_backlog: str = "",
-    max_attempts: str = "",
-    retry: str = "",
-    ageing_step: str = "",
-    keep_completed: str = "",
-    keep_dead: str = "",
-    keep_cancelled: str = "",
-    reason: str = "",
+    max_running: Annotated[str, Parameter(help="Maximum jobs running at once.")] = "",
+    rate: Annotated[str, Parameter(help="Maximum starts per period: 100/1s, or 100/1s:20 with a burst of 20.")] = "",
+    max_running_per_key: Annotated[str, Parameter(help="Maximum jobs of one limit key running at once.")] = "",
+    key_rate: Annotated[str, Parameter(help="Maximum starts per period of one limit key, as --rate.")] = "",
+    ordered_by_key: Annotated[
+        str, Parameter(help="yes: a job of a key starts after the previous job of that key has ended.")
+    ] = "",
+    fair_by_key: Annotated[str, Parameter(help="yes: dispatch keys in turn, however many jobs each has.")] = "",
+    max_backlog: Annotated[str, Parameter(help="Maximum waiting jobs; further submits are refused.")] = "",
+    max_attempts: Annotated[str, Parameter(help="Maximum attempts of jobs submitted from now on.")] = "",
+    retry: Annotated[
+        str,
+        Parameter(
+            help="Retry policy: fixed:30s, linear:5s, quadratic:1s, exponential:1s, exponential_full_jitter:1s:10m "
+            "(base and cap)."
+        ),
+    ] = "",
+    ageing_step: Annotated[
+        str, Parameter(help="Waiting time that is worth one unit of priority: 30s. none: strict priority.")
+    ] = "",
+    keep_completed: Keep = "",
+    keep_dead: Keep = "",
+    keep_cancelled: Keep = "",
+    reason: Reason = "",
     output: Output = "text",
     url: Url = "",
 ) -> None:
-    """Change a topic; what is left out stays. `none` takes a limit away.
-
-    Parameters
-    ----------
-    name
-        The topic; made if it does not exist.
-    max_running
-        How many of its jobs may run at once.
-    rate
-        How many may start: 100/1s, or 100/1s:20 with at most 20 at once.
-    max_running_per_key
-        How many of one limit key may run at once.
-    key_rate
-        How many of one limit key may start, as --rate.
-    ordered_by_key
-        yes: the next of a key starts when the one before has ended for good.
-    fair_by_key
-        yes: keys take turns, however many jobs each has.
-    max_backlog
-        How many jobs may wait; more are refused.
-    max_attempts
-        For jobs submitted from now on.
-    retry
-        fixed:30s, linear:5s, quadratic:1s, exponential:1s, exponential_full_jitter:1s:10m (base and cap).
-    ageing_step
-        How much waiting is worth one unit of priority: 30s. none: strict priority.
-    keep_completed, keep_dead, keep_cancelled
-        How long finished jobs are kept, by how they ended: 7d, or none for the rule of all topics (headgate retention).
-    reason
-        Why, for the audit.
-    """
+    """Change settings of a topic. Settings not given stay unchanged; `none` removes a limit."""
     given: dict[str, Any] = {}
     for field, text in (
         ("max_running", max_running),
@@ -133,51 +101,52 @@ def set_command(
     ):
         if text:
             given[field] = (
-                None if text == "none" else check_keep(values.span(text, field=_option(field)), field=_option(field))
+                None
+                if text == "none"
+                else check_keep(values.duration(text, field=_option(field)), field=_option(field))
             )
     if ageing_step:
-        given["ageing_step"] = None if ageing_step == "none" else values.span(ageing_step, field="--ageing-step")
+        given["ageing_step"] = None if ageing_step == "none" else values.duration(ageing_step, field="--ageing-step")
     if retry:
         given["retry"] = None if retry == "none" else policy_of(retry)
     if not given:
-        raise InvalidInput("topic set", "nothing to change is given", hint="for example --max-running 10")
-    settings = TopicSettings(**given)  # type: ignore[typeddict-item]  # put together by name above
-
-    async def run() -> TopicInfo:
-        async with Headgate(url or None) as hg:
-            return await hg.admin.topics.set(name, reason=reason, **settings)
-
-    _report(asyncio.run(run()), output)
+        raise InvalidInput(
+            "topic set", "has nothing to change", hint="pass at least one setting, such as --max-running 10"
+        )
+    settings = TopicSettings(**given)  # type: ignore[typeddict-item]  # built by name above
+    _report(with_client(url, lambda hg: hg.admin.topics.set(name, reason=reason, **settings)), output)
 
 
 def rate_of(text: str, *, field: str) -> Rate:
-    """`100/1s`, or `100/1s:20` with a burst of 20."""
+    """Parse `100/1s`, or `100/1s:20` with a burst of 20."""
     found = re.fullmatch(r"([0-9]{1,18})/([^:]+)(?::([0-9]{1,18}))?", text)
     if found is None:
         raise InvalidInput(
-            field, f"is not a rate, got {shown(text)}", hint="write 100/1s, or 100/1s:20 with a burst of 20"
+            field, f"is not a rate, got {shown(text)}", hint="use 100/1s, or 100/1s:20 with a burst of 20"
         )
     return Rate(
-        count=int(found[1]), period=values.span(found[2], field=field), burst=int(found[3]) if found[3] else None
+        count=int(found[1]), period=values.duration(found[2], field=field), burst=int(found[3]) if found[3] else None
     )
 
 
 def policy_of(text: str) -> RetryPolicy:
-    """`kind:base`, or `kind:base:cap`."""
+    """Parse `kind:base`, or `kind:base:cap`."""
     kind, *spans = text.split(":")
     kinds = {one.name.lower(): one for one in BackoffKind if one is not BackoffKind.EXPLICIT}
     if kind not in kinds or not 1 <= len(spans) <= 2:
         raise InvalidInput(
-            "--retry", f"is not a policy, got {shown(text)}", hint=f"write KIND:BASE[:CAP], of {', '.join(kinds)}"
+            "--retry",
+            f"is not a retry policy, got {shown(text)}",
+            hint=f"use KIND:BASE[:CAP] with KIND one of {', '.join(kinds)}",
         )
-    base, *cap = (values.span(one, field="--retry") // timedelta(milliseconds=1) for one in spans)
+    base, *cap = (values.duration(one, field="--retry") // timedelta(milliseconds=1) for one in spans)
     default = RetryPolicy()
     return RetryPolicy(kind=kinds[kind], base_ms=base, cap_ms=cap[0] if cap else max(base, default.cap_ms))
 
 
 def limits_of(info: TopicInfo) -> str:
-    """The limits in a few words."""
-    words = [
+    """Return the limits as text."""
+    parts = [
         f"{name} {value}"
         for name, value in (
             ("max running", info.max_running),
@@ -186,23 +155,23 @@ def limits_of(info: TopicInfo) -> str:
         )
         if value is not None
     ]
-    words += [f"{name} {_rate(rate)}" for name, rate in (("rate", info.rate), ("rate per key", info.key_rate)) if rate]
-    words += [name for name, on in (("ordered by key", info.ordered_by_key), ("fair by key", info.fair_by_key)) if on]
-    return ", ".join(words)
+    parts += [f"{name} {_rate(rate)}" for name, rate in (("rate", info.rate), ("rate per key", info.key_rate)) if rate]
+    parts += [name for name, on in (("ordered by key", info.ordered_by_key), ("fair by key", info.fair_by_key)) if on]
+    return ", ".join(parts)
 
 
 def _report(info: TopicInfo, output: str) -> None:
     if output == "json":
-        print(json.dumps(_plain(info), ensure_ascii=False))
+        print(as_json(_fields(info)))
         return
     policy = info.retry
     print(info.name)
     print(f"  limits    {limits_of(info) or 'none'}")
     if info.running is not None:
-        tokens = "" if info.tokens is None else f", {info.tokens:.1f} may start now"
+        tokens = "" if info.tokens is None else f", {info.tokens:.1f} can start now"
         print(f"  in use    {info.running} running{tokens}")
     print(f"  rules     max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms")
-    print(f"  priority  {'strict' if info.ageing_step is None else f'one unit for each {info.ageing_step} of waiting'}")
+    print(f"  priority  {'strict' if info.ageing_step is None else f'one unit per {info.ageing_step} of waiting'}")
     kept = [
         f"{state} {days(span)}"
         for state, span in (
@@ -212,23 +181,13 @@ def _report(info: TopicInfo, output: str) -> None:
         )
         if span is not None
     ]
-    print(f"  kept      {', '.join(kept) or 'as all topics'}")
+    print(f"  kept      {', '.join(kept) or 'by the rule of all topics'}")
     for state, count in sorted(info.counts.items()):
         print(f"  {state:9} {count}")
 
 
-def _plain(info: TopicInfo) -> dict[str, object]:
-    words: dict[str, object] = asdict(info)
-    for name, value in words.items():
-        if isinstance(value, datetime):
-            words[name] = value.isoformat()
-        elif isinstance(value, timedelta):
-            words[name] = value.total_seconds()
-    for name, rate in (("rate", info.rate), ("key_rate", info.key_rate)):
-        if rate is not None:
-            words[name] = {"count": rate.count, "period": rate.period.total_seconds(), "burst": rate.burst}
-    words["retry"] = {**asdict(info.retry), "kind": info.retry.kind.name.lower()}
-    return words
+def _fields(info: TopicInfo) -> dict[str, object]:
+    return asdict(info) | {"retry": asdict(info.retry) | {"kind": info.retry.kind.name.lower()}}
 
 
 def _rate(rate: Rate) -> str:
@@ -239,7 +198,7 @@ def _rate(rate: Rate) -> str:
 def _number(text: str, field: str) -> int:
     found = values.number(text)
     if found is None:
-        raise InvalidInput(_option(field), f"is not a whole number, got {shown(text)}", hint="or none, to take it away")
+        raise InvalidInput(_option(field), f"is not a whole number, got {shown(text)}", hint="none removes the limit")
     return found
 
 

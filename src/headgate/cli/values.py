@@ -1,4 +1,4 @@
-"""What people write on a command line: spans, points in time, numbers, payloads. A sentence answers whatever it is."""
+"""Parsers of command-line values: durations, times, numbers, payloads. Invalid text raises InvalidInput."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_FORMS = "write 250ms, 30s, 5m, 2h or 1d"
+_FORMS = "use 250ms, 30s, 5m, 2h or 1d"
 _DIGITS_MAX = 18
 
 
-def span(text: str, *, field: str) -> timedelta:
-    """`30s`, `5m`, `2h`, `1d`, `250ms`, or plain seconds."""
+def duration(text: str, *, field: str) -> timedelta:
+    """Parse `30s`, `5m`, `2h`, `1d`, `250ms`, or plain seconds."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text.strip())
     if found is None:
-        raise InvalidInput(field, f"is not a span, got {shown(text)}", hint=_FORMS)
+        raise InvalidInput(field, f"is not a duration, got {shown(text)}", hint=_FORMS)
     try:
         return timedelta(seconds=float(found[1]) * _UNITS[found[2] or "s"])
     except OverflowError:
-        raise InvalidInput(field, f"is longer than any calendar, got {shown(text)}", hint=_FORMS) from None
+        raise InvalidInput(field, f"is out of range, got {shown(text)}", hint=_FORMS) from None
 
 
-def moment(text: str, *, field: str) -> datetime:
-    """An ISO date and time with a zone: `2026-12-24T18:00:00+01:00` or `…Z`."""
+def timestamp(text: str, *, field: str) -> datetime:
+    """Parse an ISO date and time with a zone: `2026-12-24T18:00:00+01:00` or `…Z`."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInput(
             field,
             f"is not a time, got {shown(text)}",
-            hint="write 2026-12-24T18:00:00Z, or with an offset such as +01:00",
+            hint="use 2026-12-24T18:00:00Z, or an offset such as +01:00",
         ) from None
     if at.tzinfo is None:
         raise InvalidInput(
@@ -45,18 +45,18 @@ def moment(text: str, *, field: str) -> datetime:
     return at
 
 
-def span_or_moment(text: str, *, field: str) -> timedelta | datetime:
-    """Either of the two: a time has a T or a dash."""
-    return moment(text, field=field) if re.search("[-T]", text) else span(text, field=field)
+def duration_or_timestamp(text: str, *, field: str) -> timedelta | datetime:
+    """Parse either of the two: a time contains a T or a dash."""
+    return timestamp(text, field=field) if re.search("[-T]", text) else duration(text, field=field)
 
 
 def number(text: str) -> int | None:
-    """A whole number, or None if that is not one (or longer than any that means something here)."""
+    """Parse a whole number; None if it is not one, or has more than 18 digits."""
     return int(text) if re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text) else None
 
 
 def seconds(value: float, *, field: str) -> timedelta:
-    """A number of seconds that a clock can count; NaN and infinity are none."""
+    """Convert a number of seconds; NaN, infinity and values out of range raise InvalidInput."""
     try:
         return timedelta(seconds=value)
     except (ValueError, OverflowError):
@@ -64,26 +64,26 @@ def seconds(value: float, *, field: str) -> timedelta:
 
 
 def level_of(text: str) -> int:
-    """A log level by its name."""
+    """Parse the name of a log level."""
     levels = logging.getLevelNamesMapping()
     found = levels.get(text.upper())
     if found is None:
         raise InvalidInput(
-            "--log-level", f"is not a level, got {shown(text)}", hint="write DEBUG, INFO, WARNING or ERROR"
+            "--log-level", f"is not a log level, got {shown(text)}", hint="use DEBUG, INFO, WARNING or ERROR"
         )
     return found
 
 
 def priority(text: str) -> int | str:
-    """A number, or the name of a tier, which the SDK knows."""
+    """Parse a number, or return the name of a tier, which the SDK checks."""
     found = number(text)
     return text if found is None else found
 
 
 def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:
-    """JSON as given, in `@file`, or on standard input (`-`); `raw`: those bytes as they are, JSON or not.
+    """Return the payload given as JSON, in `@file`, or on standard input (`-`); `raw` accepts bytes that are not JSON.
 
-    Nothing at all is an empty object.
+    An empty text is an empty object.
     """
     source, body = "", (text or "{}").encode("utf-8", "surrogateescape")
     if text in ("-", "@-"):
@@ -97,21 +97,21 @@ def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:
             raise InvalidInput(field, f"{shown(str(path))} cannot be read: {reason}") from None
     if not raw and (problem := _not_json(body)):
         raise InvalidInput(
-            field, f"{source}is not JSON ({problem})", hint="quote it, or pass --raw to send other bytes"
+            field, f"{source}is not JSON ({problem})", hint="quote it, or pass --raw to send it unchanged"
         )
     return body
 
 
 def _not_json(body: bytes) -> str:
-    """Where it stops to be JSON; nothing if it never does."""
+    """Return where the text is not valid JSON; empty if it is valid."""
     try:
-        json.loads(body.decode())  # UTF-8 and nothing else: handlers read no other
+        json.loads(body.decode())  # UTF-8 only: handlers read nothing else
     except json.JSONDecodeError as error:
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     except UnicodeDecodeError as error:
         return f"byte {error.start} is not UTF-8"
     except RecursionError:
-        return "it is nested too deep"
-    except ValueError as error:  # a number of more digits than Python reads
+        return "nested too deeply"
+    except ValueError as error:  # a number with more digits than Python accepts
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""`headgate worker app.module:hg`: runs the jobs registered on a Headgate object, until SIGTERM or Ctrl-C."""
+"""`headgate worker app.module:hg`: run the handlers registered on a Headgate object until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from headgate.cli.options import App, LogLevel
 from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
 from headgate.ops import logs
@@ -17,32 +21,18 @@ from headgate.sdk import Headgate, WorkerOptions
 
 
 def worker_command(
-    app: str,
+    app: App,
     *,
-    concurrency: int = 32,
-    topics: str = "",
-    grace: float = 30,
-    worker_id: str = "",
-    reload: bool = False,
-    log_level: str = "INFO",
+    concurrency: Annotated[int, Parameter(help="Maximum jobs running at once.")] = 32,
+    topics: Annotated[str, Parameter(help="Topics, separated by commas. Default: all registered topics.")] = "",
+    grace: Annotated[float, Parameter(help="Seconds that running handlers have to finish after SIGTERM.")] = 30,
+    worker_id: Annotated[str, Parameter(help="Name of this worker. Default: a generated name.")] = "",
+    reload: Annotated[
+        bool, Parameter(help="Development: restart when a Python file below the current folder changes.")
+    ] = False,
+    log_level: LogLevel = "INFO",
 ) -> None:
-    """Run a worker.
-
-    Parameters
-    ----------
-    app
-        Where the Headgate object is: `package.module:name`.
-    concurrency
-        How many jobs may run at once.
-    topics
-        Only these, separated by commas; all registered ones when left out.
-    grace
-        Seconds that running handlers get to finish after SIGTERM.
-    worker_id
-        The name of this process; one is made up when left out.
-    reload
-        Development: start anew when a Python file below the current folder changes.
-    """
+    """Run a worker."""
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
@@ -56,10 +46,10 @@ def worker_command(
 
 
 def load(app: str) -> Headgate:
-    """Import `package.module:name`, with the current folder on the path as `python -m` has it."""
+    """Import `package.module:name`, with the current folder on the path, as `python -m` does."""
     module_name, _, name = app.partition(":")
     if not module_name or not name:
-        raise InvalidInput("app", f'"{app}" does not say where to look', hint="write package.module:name")
+        raise InvalidInput("app", f'"{app}" is not of the form package.module:name', hint="for example: app.jobs:hg")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -67,19 +57,19 @@ def load(app: str) -> Headgate:
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
             raise InvalidInput(
-                "app", f'there is no module "{module_name}" here', hint="start it in your project"
+                "app", f'module "{module_name}" does not exist', hint="run the command in the folder of your project"
             ) from None
         raise
     found = getattr(module, name, None)
     if not isinstance(found, Headgate):
         kinds = [key for key, value in vars(module).items() if isinstance(value, Headgate)]
-        hint = f"did you mean {module_name}:{kinds[0]}?" if kinds else "make one: hg = Headgate()"
+        hint = f"did you mean {module_name}:{kinds[0]}?" if kinds else "create one: hg = Headgate()"
         raise InvalidInput("app", f'"{name}" in {module_name} is not a Headgate object', hint=hint)
     return found
 
 
 def _watch(arguments: list[str]) -> None:
-    """Keep a worker process running, and replace it when the code changes. It drains first, so no attempt is spent."""
+    """Run a worker process, and replace it when the code changes. It drains first, so no attempt is used up."""
     while True:
         child = subprocess.Popen([sys.executable, "-m", "headgate.cli", *arguments])
         before = _stamps()
@@ -91,10 +81,10 @@ def _watch(arguments: list[str]) -> None:
             child.wait()
             return
         if child.poll() is not None:
-            while _stamps() == before:  # it ended by itself: wait for the next change, as after a syntax error
+            while _stamps() == before:  # it exited, for example after a syntax error: wait for the next change
                 time.sleep(0.5)
         else:
-            print("headgate worker: code changed, starting anew", file=sys.stderr, flush=True)
+            print("headgate worker: code changed, restarting", file=sys.stderr, flush=True)
             child.terminate()
             child.wait()
 
