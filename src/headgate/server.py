@@ -142,7 +142,9 @@ class Server:
             )
         if options.dev and options.tokens_file is None and not is_loopback(options.host):
             raise InvalidSetting(
-                "--host", f"{options.host} is reachable from outside, and dev mode has no login", hint="use 127.0.0.1"
+                "--host",
+                f"{options.host} is reachable from other machines, and dev mode has no login",
+                hint="use 127.0.0.1",
             )
         check_encrypted(options.host, tls=options.tls_cert is not None, insecure=options.insecure)
         check_private(options.tokens_file, setting="--tokens")
@@ -450,7 +452,9 @@ class Server:
             port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
         except RuntimeError as error:
             raise InvalidSetting(
-                "--port", f"{self.options.host}:{self.options.port} cannot be listened on", hint="is it in use?"
+                "--port",
+                f"cannot listen on {self.options.host}:{self.options.port}",
+                hint="check whether another process uses it",
             ) from error
         await server.start()
         self._grpc = server

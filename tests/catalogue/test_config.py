@@ -152,7 +152,7 @@ def test_a_secret_that_others_can_read_is_refused_with_the_command_to_run(
     more = ("--dev", "--tls-cert", str(secret)) if option == "--tls-key" else ()
     assert main([*SERVE, *more, option, str(secret)]) == 78
     _, err = capfd.readouterr()
-    assert f"{option}: {secret} is open to others than its owner (mode 0640); run: chmod 600 {secret}" in err
+    assert f"{option}: {secret} is accessible to users other than its owner (mode 0640); run: chmod 600 {secret}" in err
 
 
 def test_kubernetes_service_variables_are_no_settings_of_ours(

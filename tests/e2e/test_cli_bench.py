@@ -51,7 +51,8 @@ async def test_a_running_server_is_measured_and_told_what_stays(serve: Serve, da
     assert [line.split("  ")[0] for line in lines[2:7]] == ["submit", "drain", "cycle", "pickup p50", "pickup p99"]
     count = 2 * 2 * 300 + 20 + 5
     assert (
-        lines[7] == f'{count:,} completed jobs stay in the archive of topic "headgate-bench" until retention removes them'
+        lines[7]
+        == f'{count:,} completed jobs stay in the archive of topic "headgate-bench" until retention removes them'
     )
     assert await states(database) == {("headgate-bench", 5): count}
 

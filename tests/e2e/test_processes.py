@@ -184,7 +184,7 @@ async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
             ids = await submit(hg, "held", [str(release).encode()] * LINKS)
             await begun([worker], LINKS)
             os.kill(pids(server)[1], signal.SIGKILL)  # all gather at the other one
-            await asyncio.to_thread(server.saw, r"workers_sent_on process=2 ")
+            await asyncio.to_thread(server.saw, r"sessions_moved process=2 ")
 
             async def shared() -> bool:
                 found = Counter(one.instance for one in await hg.admin.workers.list())
@@ -205,11 +205,11 @@ def test_a_port_in_use_is_refused_and_never_shared(serve: Serve, database: str) 
     for more in ((), ("--processes", "2")):
         refused = run("--port", str(several.port), *more, environ=environ)
         assert refused.returncode == 78
-        assert "cannot be listened on" in refused.stderr
+        assert "cannot listen on" in refused.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = run("--processes", "2", "--port", str(taken.getsockname()[1]), environ=environ)
     assert refused.returncode == 78
-    assert "cannot be listened on" in refused.stderr
+    assert "cannot listen on" in refused.stderr
 
 
 def test_what_keeps_all_from_starting_is_said_once(blank_database: str) -> None:

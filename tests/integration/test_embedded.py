@@ -597,9 +597,9 @@ def test_the_data_folder_follows_project_environment_and_home(tmp_path: Path, mo
 
 def test_a_folder_in_the_home_of_nobody_is_refused() -> None:
     for find, name in ((default_data_dir, "HEADGATE_DATA"), (find_binaries, "HEADGATE_POSTGRES_BIN")):
-        with pytest.raises(EmbeddedPostgresError, match="the home of a user who has none here"):
+        with pytest.raises(EmbeddedPostgresError, match="the home folder of an unknown user"):
             find({name: "~nobody-of-that-name/folder"})
-    with pytest.raises(EmbeddedPostgresError, match="the home of a user who has none here"):
+    with pytest.raises(EmbeddedPostgresError, match="the home folder of an unknown user"):
         start(Path("~nobody-of-that-name/folder"))
 
 

@@ -18,29 +18,29 @@ from headgate.ops import supervisor
 from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 from tests.support.waiting import until_async
 
-# Speaks as `headgate.ops.child` does; its orders say how it misbehaves.
+# Sends the messages of `headgate.ops.child`; its start message says how it misbehaves.
 CHILD = """
 import json, os, signal, sys, time
-orders = json.loads(sys.stdin.readline())
-def say(**word):
-    os.write(1, json.dumps(word).encode() + b"\\n")
+start = json.loads(sys.stdin.readline())
+def send(**message):
+    os.write(1, json.dumps(message).encode() + b"\\n")
 def note(word):
-    with open(orders["notes"], "a") as notes:
-        notes.write(f"{orders['number']} {os.getpid()} {word}\\n")
-signal.signal(signal.SIGTERM, signal.SIG_IGN if orders["how"] == "deaf" else signal.SIG_DFL)
+    with open(start["notes"], "a") as notes:
+        notes.write(f"{start['number']} {os.getpid()} {word}\\n")
+signal.signal(signal.SIGTERM, signal.SIG_IGN if start["how"] == "deaf" else signal.SIG_DFL)
 note("begun")
-if orders["how"] == "refuses":
-    say(word="failed", text="it is raining", code=78)
+if start["how"] == "refuses":
+    send(type="failed", text="it is raining", code=78)
     sys.exit(78)
-say(word="prepared")
+send(type="prepared")
 json.loads(sys.stdin.readline())
 note("ready")
-say(word="ready")
-if orders["how"] == "short-lived":
-    while not os.path.exists(orders["notes"] + ".die"):
+send(type="ready")
+if start["how"] == "short-lived":
+    while not os.path.exists(start["notes"] + ".die"):
         time.sleep(0.01)
     sys.exit(3)
-say(word="links", number=orders["links"])
+send(type="sessions", count=start["sessions"])
 for line in sys.stdin:
     note(line.strip())
 """
@@ -49,16 +49,16 @@ for line in sys.stdin:
 class Supervised:
     """Three of them, and what they have noted."""
 
-    def __init__(self, folder: Path, how: str, *, links: int = 0, command: str = sys.executable) -> None:
+    def __init__(self, folder: Path, how: str, *, sessions: int = 0, command: str = sys.executable) -> None:
         script = folder / "child.py"
         script.write_text(CHILD)
         self.notes, self.how, self.stop = folder / "notes", how, asyncio.Event()
 
-        def orders(number: int) -> dict[str, object]:
-            many = links if number == 1 else 0
-            return {"number": number, "how": self.how, "notes": str(self.notes), "links": many}
+        def start_message(number: int) -> dict[str, object]:
+            many = sessions if number == 1 else 0
+            return {"number": number, "how": self.how, "notes": str(self.notes), "sessions": many}
 
-        self.supervisor = ProcessSupervisor([command, str(script)], orders, number=3, grace=0)
+        self.supervisor = ProcessSupervisor([command, str(script)], start_message, number=3, grace=0)
 
     def noted(self, word: str) -> list[tuple[int, int]]:
         """Number and pid of those who noted this."""
@@ -112,7 +112,7 @@ async def test_a_program_that_cannot_be_run_is_no_silence(tmp_path: Path) -> Non
 async def test_who_keeps_dying_is_started_after_waits_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.1)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.1)
     supervised = Supervised(tmp_path, "short-lived")
     with caplog.at_level(logging.ERROR):
         async with started(supervised):
@@ -135,7 +135,7 @@ async def test_who_does_not_hear_is_killed_in_the_end(tmp_path: Path, monkeypatc
 async def test_one_that_is_killed_is_replaced_and_the_others_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
     supervised = Supervised(tmp_path, "well")
     async with started(supervised):
         victim = dict(supervised.noted("begun"))[2]
@@ -144,15 +144,15 @@ async def test_one_that_is_killed_is_replaced_and_the_others_are_left_alone(
         assert sorted(number for number, _ in supervised.noted("begun")) == [1, 2, 2, 3]
 
 
-async def test_who_has_all_the_workers_is_asked_to_send_some_on(
+async def test_a_process_with_all_the_sessions_is_asked_to_move_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "BALANCE_SECONDS", 0.05)
-    supervised = Supervised(tmp_path, "well", links=30)
+    supervised = Supervised(tmp_path, "well", sessions=30)
     async with started(supervised):
 
         async def asked() -> bool:
-            return bool(supervised.noted('{"word": "send_on", "number": 20}'))
+            return bool(supervised.noted('{"type": "move_sessions", "count": 20}'))
 
         await until_async(asked, "the first one is asked")
-    assert {number for number, _ in supervised.noted('{"word": "send_on", "number": 20}')} == {1}
+    assert {number for number, _ in supervised.noted('{"type": "move_sessions", "count": 20}')} == {1}

@@ -45,7 +45,7 @@ def test_a_name_is_what_it_resolves_to_and_all_of_it(monkeypatch: pytest.MonkeyP
 
 
 def test_plain_text_beyond_loopback_must_be_asked_for() -> None:
-    with pytest.raises(InvalidSetting, match=r"10\.0\.0\.1 is reachable from outside.*--tls-cert.*--insecure"):
+    with pytest.raises(InvalidSetting, match=r"10\.0\.0\.1 is reachable from other machines.*--tls-cert.*--insecure"):
         check_encrypted("10.0.0.1", tls=False, insecure=False)
     check_encrypted("10.0.0.1", tls=True, insecure=False)
     check_encrypted("10.0.0.1", tls=False, insecure=True)
@@ -59,7 +59,9 @@ def test_a_secret_that_others_may_read_or_write_is_refused_with_the_command_to_r
     path.chmod(mode)
     with pytest.raises(InvalidSetting) as refused:
         check_private(path, setting="--tokens")
-    assert str(refused.value).startswith(f"--tokens: {path} is open to others than its owner (mode {mode:04o}); run: ")
+    assert str(refused.value).startswith(
+        f"--tokens: {path} is accessible to users other than its owner (mode {mode:04o}); run: "
+    )
     assert str(refused.value).endswith(f"chmod 600 '{path}'")
 
 

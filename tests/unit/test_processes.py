@@ -1,4 +1,4 @@
-"""What the parent of several processes tells them, and what it refuses."""
+"""The start message of the parent of several processes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from headgate.cli.supervisor_commands import start_message
 from headgate.domain.errors import InvalidSetting
 from headgate.ops.balance import surplus
 from headgate.ops.port import ReservedPort
-from headgate.ops.supervisor import MOST, check_processes
+from headgate.ops.supervisor import PROCESSES_MAX, check_processes
 from headgate.server import ServerOptions
 
 
-@pytest.mark.parametrize("number", [0, -1, MOST + 1])
+@pytest.mark.parametrize("number", [0, -1, PROCESSES_MAX + 1])
 def test_a_number_out_of_range_is_refused(number: int) -> None:
     with pytest.raises(InvalidSetting, match=f"--processes: is {number}"):
         check_processes(number)
 
 
-@pytest.mark.parametrize("number", [1, 2, MOST])
+@pytest.mark.parametrize("number", [1, 2, PROCESSES_MAX])
 def test_others_are_taken(number: int) -> None:
     assert check_processes(number) == number
 
 
-def test_several_are_refused_where_the_kernel_does_not_deal_out_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_are_refused_where_the_kernel_does_not_distribute_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert check_processes(1) == 1
     with pytest.raises(InvalidSetting, match="Linux"):
         check_processes(2)
 
 
-def test_orders_carry_every_option_through_plain_json() -> None:
+def test_the_start_message_carries_every_option_through_plain_json() -> None:
     options: dict[str, object] = {
         "database_url": "postgresql://a:b@c/d",
         "direct_database_url": None,
@@ -68,11 +68,11 @@ def test_a_reserved_port_refuses_clients_and_other_reservations_but_not_listener
     try:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(where, timeout=5)
-        with pytest.raises(InvalidSetting, match="cannot be listened on"):
+        with pytest.raises(InvalidSetting, match="cannot listen on"):
             ReservedPort(*where)
         with socket.create_server(where, reuse_port=True), socket.create_server(where, reuse_port=True):
             socket.create_connection(where, timeout=5).close()
-            with pytest.raises(InvalidSetting, match="cannot be listened on"):
+            with pytest.raises(InvalidSetting, match="cannot listen on"):
                 ReservedPort(*where)
     finally:
         reserved.close()
@@ -96,7 +96,7 @@ def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("links", "expected"),
+    ("sessions", "expected"),
     [
         ({}, {}),
         ({1: 0, 2: 0}, {}),
@@ -109,24 +109,24 @@ def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:
         ({1: 100}, {}),
     ],
 )
-def test_workers_are_sent_on_when_one_has_far_more_or_less_than_its_share(
-    links: dict[int, int], expected: dict[int, int]
+def test_sessions_are_moved_when_one_has_far_more_or_less_than_its_share(
+    sessions: dict[int, int], expected: dict[int, int]
 ) -> None:
-    assert surplus(links) == expected
+    assert surplus(sessions) == expected
 
 
-def test_sending_on_comes_to_an_end() -> None:
+def test_moving_sessions_comes_to_an_end() -> None:
     chance = random.Random(1)
     for processes in (2, 3, 4, 8):
-        links = dict.fromkeys(range(1, processes + 1), 0) | {1: 200}
+        sessions = dict.fromkeys(range(1, processes + 1), 0) | {1: 200}
         for _ in range(20):
-            moves = surplus(links)
+            moves = surplus(sessions)
             if not moves:
                 break
             for number, moved in moves.items():
-                links[number] -= moved
+                sessions[number] -= moved
                 for _ in range(moved):
-                    links[chance.randint(1, processes)] += 1
+                    sessions[chance.randint(1, processes)] += 1
         else:
-            raise AssertionError(f"{processes} processes: {links} after many rounds")
-        assert sum(links.values()) == 200
+            raise AssertionError(f"{processes} processes: {sessions} after many rounds")
+        assert sum(sessions.values()) == 200

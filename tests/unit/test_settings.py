@@ -23,7 +23,7 @@ def test_what_is_set_is_taken() -> None:
 
 
 def test_a_folder_in_the_home_of_nobody_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="HEADGATE_DATA: begins with the home of a user who has none here"):
+    with pytest.raises(InvalidSetting, match="HEADGATE_DATA: starts with the home folder of an unknown user"):
         Settings.from_environ({"HEADGATE_DATA": "~nobody-of-that-name/data"})
 
 

@@ -1,4 +1,4 @@
-"""One process of `headgate serve --processes N`. Run by its parent only, as `python -m headgate.cli.serve_process`."""
+"""One process of `headgate serve --processes N`, started by its parent as `python -m headgate.cli.serve_process`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from headgate.ops import logs
 from headgate.ops.child import Parent
 from headgate.server import Server, ServerOptions
 
-COUNT_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 MOVE_SECONDS = 2
-"""A worker that goes to another process finishes here what ends by then; what still runs, it takes along."""
+"""A worker that moves to another process has this long to finish jobs here; it keeps the jobs that still run."""
 
 
 class StoppedEarly(Exception):
-    """A stop came before the port was open."""
+    """The stop came before the port was open."""
 
 
-def options_of(orders: dict[str, object]) -> ServerOptions:
-    """What `supervisor_commands` said, as the server takes it."""
-    return msgspec.convert(orders["options"], ServerOptions, strict=False, dec_hook=_path)
+def options_of(message: dict[str, object]) -> ServerOptions:
+    """Return the server options of a start message."""
+    return msgspec.convert(message["options"], ServerOptions, strict=False, dec_hook=_path)
 
 
 def main() -> int:
-    """Serve until SIGTERM, or until the parent is gone."""
+    """Serve until SIGTERM, or until the parent has ended."""
     import uvloop
 
     parent = Parent()
-    number, level = parent.orders["number"], str(parent.orders["log_level"])
+    number, level = parent.start_message["number"], str(parent.start_message["log_level"])
     logs.configure(level, process=number)
     try:
-        uvloop.run(_serve(parent, options_of(parent.orders)))
+        uvloop.run(_serve(parent, options_of(parent.start_message)))
     except HeadgateError as error:
         parent.failed(str(error), exit_code(error))
         return exit_code(error)
-    except Exception as error:  # noqa: BLE001 - the outermost place: the parent tells it, or logs it
+    except Exception as error:  # noqa: BLE001 - the outermost level: the parent prints or logs it
         parent.failed(bug_text(error), BUG)
         return BUG
     return 0
@@ -51,29 +51,29 @@ def main() -> int:
 async def _serve(parent: Parent, options: ServerOptions) -> None:
     stop = asyncio.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        # However often it comes: only the parent may force an end.
+        # Repeated signals change nothing: only the parent can force an exit.
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     server = Server(options)
     parent.watch(
-        grace=options.grace.total_seconds(), on_send_on=lambda number: server.sessions.send_on(number, MOVE_SECONDS)
+        grace=options.grace.total_seconds(), on_move=lambda number: server.sessions.send_on(number, MOVE_SECONDS)
     )
 
-    async def when_all_are_prepared() -> None:
-        if not await parent.go(stop):
+    async def wait_for_the_others() -> None:
+        if not await parent.wait_to_listen(stop):
             raise StoppedEarly
 
-    async def count_links() -> None:
+    async def report_sessions() -> None:
         while True:
-            parent.has_links(len(server.sessions))
-            await asyncio.sleep(COUNT_SECONDS)
+            parent.report_sessions(len(server.sessions))
+            await asyncio.sleep(REPORT_SECONDS)
 
     try:
-        await server.start(before_listening=when_all_are_prepared)
+        await server.start(before_listening=wait_for_the_others)
     except StoppedEarly:
         await server.stop(drain=False)
         return
     parent.ready()
-    server.services.start("count links", count_links)
+    server.services.start("report sessions", report_sessions)
     try:
         await server.run(stop)
     finally:

@@ -23,7 +23,7 @@ def whole_path(path: Path) -> Path:
         return path.expanduser().absolute()
     except RuntimeError as problem:
         raise EmbeddedPostgresError(
-            f"{path} begins with the home of a user who has none here; name the folder in full"
+            f"{path} starts with the home folder of an unknown user; use an absolute path"
         ) from problem
 
 

@@ -1,9 +1,9 @@
-"""How many workers a process should send on, so that all processes of a port have about the same number.
+"""How many worker sessions a process should move away, so that all processes on a port have about the same number.
 
-The kernel deals new connections out by a hash and knows nothing of those that exist. So chance makes some processes
-fuller than others, and one that was started again has none at all, until workers connect anew. When one has far more or
-far less than its share, all who are above theirs ask the surplus to come again; the hash then throws once more for each
-of them. That is repeated until all are near their share.
+The kernel distributes new connections by a hash and ignores existing ones. So some processes get more sessions than
+others by chance, and a restarted process has none until workers reconnect. When a process has far more or far fewer
+than its share, every process above its share asks the surplus to reconnect, and the hash distributes them again. This
+repeats until all processes are near their share.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 
 TOLERANCE: Final = 0.5
 SPARED: Final = 2
-"""Half a share and two links more or less are chance, and not worth a move."""
+"""Half a share plus two sessions is within chance, and not worth a move."""
 
 
-def surplus(links: Mapping[int, int]) -> dict[int, int]:
-    """How many links each process should let go, by its number; who is not named keeps all of its own."""
-    if not links:
+def surplus(sessions: Mapping[int, int]) -> dict[int, int]:
+    """Return how many sessions each process should move away, by process number; absent processes keep all."""
+    if not sessions:
         return {}
-    share = sum(links.values()) / len(links)
-    chance = share * TOLERANCE + SPARED
-    if all(abs(count - share) <= chance for count in links.values()):
+    share = sum(sessions.values()) / len(sessions)
+    tolerated = share * TOLERANCE + SPARED
+    if all(abs(count - share) <= tolerated for count in sessions.values()):
         return {}
-    return {process: count - ceil(share) for process, count in links.items() if count > ceil(share)}
+    return {process: count - ceil(share) for process, count in sessions.items() if count > ceil(share)}

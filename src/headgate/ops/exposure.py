@@ -1,4 +1,4 @@
-"""What others may see of a server: files with secrets, and ports that are reachable without encryption."""
+"""Checks of what other users and machines can read: files with secrets, and remote ports without encryption."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headgate.domain.errors import InvalidSetting
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address that `host` stands for is reachable from this machine only.
+    """Return whether every address of `host` is reachable from this machine only.
 
-    By address: a name such as 127.example.org may stand for any. What cannot be resolved counts as reachable.
+    By address, since a name such as 127.example.org can resolve to any. A name that does not resolve counts as remote.
     """
     if not host:
-        return False  # all addresses
+        return False  # empty: all addresses
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -34,38 +34,38 @@ def _is_loopback_address(text: str) -> bool:
 
 
 def check_encrypted(host: str, *, tls: bool, insecure: bool) -> None:
-    """Raise InvalidSetting for a port that others can reach and listen in on, unless that is asked for."""
+    """Raise InvalidSetting for a remote port without encryption, unless `insecure` is set."""
     if tls or insecure or is_loopback(host):
         return
     raise InvalidSetting(
         "--host",
-        f"{host} is reachable from outside, and without TLS everyone on the way can read tokens and jobs",
-        hint="pass --tls-cert and --tls-key; or --insecure where the network is trusted or a proxy does TLS",
+        f"{host} is reachable from other machines, and without TLS the network can read tokens and jobs",
+        hint="pass --tls-cert and --tls-key; or --insecure on a trusted network or behind a proxy that does TLS",
     )
 
 
 def exposure_of(path: Path) -> tuple[str, str] | None:
-    """What is wrong with the permissions of a file that holds secrets, and the command that mends it; None: nothing.
+    """Return the problem with the permissions of a secret file and the command that fixes it; None if there is none.
 
-    As PostgreSQL does it for its key: only the owner, except that a file of root's may be readable by a group.
-    That is how Kubernetes and packages hand secrets to a process that is not root.
+    The rule of PostgreSQL for its key: only the owner has access, but a file of root may be readable by a group, which
+    is how Kubernetes and packages pass secrets to an unprivileged process.
     """
-    if os.name == "nt":  # permissions are not in the mode there
+    if os.name == "nt":  # the mode has no permissions there
         return None
     status = path.stat()
     of_root = status.st_uid == 0 and os.geteuid() != 0
     refused = stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if of_root else stat.S_IRWXG)
     if not status.st_mode & refused:
         return None
-    problem = f"{path} is open to others than its owner (mode {status.st_mode & 0o777:04o})"
+    problem = f"{path} is accessible to users other than its owner (mode {status.st_mode & 0o777:04o})"
     return problem, f"chmod {'640' if of_root else '600'} {shlex.quote(str(path))}"
 
 
 def check_private(path: Path | None, *, setting: str) -> None:
-    """Raise InvalidSetting for a file with secrets that others may read or write."""
+    """Raise InvalidSetting for a secret file that other users can read or write."""
     try:
         exposed = exposure_of(path) if path is not None else None
     except OSError:
-        return  # not there, or not ours to look at: opening it says so
+        return  # missing or not accessible: opening it reports that
     if exposed is not None:
         raise InvalidSetting(setting, exposed[0], hint=f"run: {exposed[1]}")

@@ -1,28 +1,28 @@
-"""How many files, and so connections, this process may have open."""
+"""The limit on open files, and so on connections, of this process."""
 
 from __future__ import annotations
 
 from typing import Final
 
-KEPT_BACK: Final = 64
-"""For connections to the database (a few lanes, one to listen), logs, certificates: strangers must not use them up."""
-MOST: Final = 100_000
-LEAST: Final = 16
+RESERVED: Final = 64
+"""For database connections, logs and certificates: clients must not use them up."""
+CONNECTIONS_MAX: Final = 100_000
+CONNECTIONS_MIN: Final = 16
 
 
 def connections_allowed() -> int:
-    """How many peers may be connected at once. Raises the limit on open files as far as it goes; some are kept back."""
+    """Raise the limit on open files to its maximum, and return how many clients may connect at once."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return MOST
+        return CONNECTIONS_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (OSError, ValueError):  # macOS calls a limit unlimited that it does not grant
+        except (OSError, ValueError):  # macOS reports an unlimited value that it does not grant
             pass
     if soft == resource.RLIM_INFINITY:
-        return MOST
-    return max(LEAST, min(MOST, soft - KEPT_BACK))
+        return CONNECTIONS_MAX
+    return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, soft - RESERVED))

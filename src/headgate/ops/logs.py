@@ -1,8 +1,8 @@
-"""How log lines are written: one record, one line; what comes from outside stands in quotes.
+"""The log format: one record per line, `event key=value key="quoted value"`.
 
-A record of ours is an event name with fields, `session_opened worker=w-1 tenant=acme`. The text is a literal of the
-program; all else is given as arguments, and is quoted here, in the one place that every record passes: no caller can
-forget it, and no name of a worker can end its field and begin another, or another line.
+The message of a record is a literal: an event name and its keys, such as `session_opened worker=%s tenant=%s`. Values
+are passed as arguments and quoted here, the one place that every record passes. So no caller can forget to quote, and
+no value, such as a worker name, can forge a field or a line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 VALUE_MAX_CHARS: Final = 2_000
 _PLAIN: Final = re.compile(r"[\w.:/@+#-]+")
-# What JSON leaves as it is, but a terminal or a reader of lines does not: C1 controls, line and paragraph separators,
-# bidirectional controls, lone surrogates.
+# Characters that JSON does not escape but that change a terminal or end a line: C1 controls, line and paragraph
+# separators, bidirectional controls, lone surrogates.
 _UNFIT: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT: Final = "\n  "
 
 
 def configure(level: int | str, *, process: object = None) -> None:
-    """Write log lines to standard error; `process` tells the processes of one server apart."""
+    """Write log lines to standard error; `process` identifies one of several server processes."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         LineFormatter(FORMAT if process is None else FORMAT.replace("%(message)s", f"[{process}] %(message)s"))
@@ -33,12 +33,12 @@ def configure(level: int | str, *, process: object = None) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Quotes the arguments of our own records, and indents what follows the first line of any record."""
+    """Quotes the arguments of Headgate records, and indents all but the first line of any record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as text: only its first line begins at the margin."""
+        """Return the record as text; only its first line starts in column 1."""
         if record.args and _is_ours(record.name):
-            record = copy.copy(record)  # other handlers see it as it was
+            record = copy.copy(record)  # other handlers get it unchanged
             if isinstance(record.args, tuple):
                 record.args = tuple(map(quoted, record.args))
             elif record.args is not None:
@@ -47,7 +47,7 @@ class LineFormatter(logging.Formatter):
 
 
 def quoted(value: object) -> object:
-    """A value of a field: numbers and plain words as they are, all other texts in quotes and cut to a length."""
+    """Return a field value: numbers and plain words unchanged, other text quoted and limited in length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
@@ -59,5 +59,5 @@ def quoted(value: object) -> object:
 
 
 def _is_ours(name: str) -> bool:
-    # What handlers of jobs say by their own logger is a text of the application's.
+    # The loggers of job handlers carry text of the application.
     return name.startswith("headgate.") and not name.startswith("headgate.job.")

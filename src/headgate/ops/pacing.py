@@ -1,4 +1,4 @@
-"""Long computations on the event loop: they give others their turn."""
+"""Long computations on the event loop yield to other tasks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_SECONDS: Final = 0.005
-"""How long a computation may keep the loop, which is the dispatcher's too."""
+"""How long a computation may block the loop, which also runs the dispatcher."""
 
 
 class Pace:
-    """Makes a loop over many rows stop for others, by the time it has taken and not by the number of rows.
+    """Makes a loop over many rows yield after a time slice, not after a number of rows.
 
-    What one row costs depends on what strangers have written into it.
+    The cost of a row depends on what its submitter has written into it.
     """
 
     __slots__ = ("_clock", "_since")
@@ -23,7 +23,7 @@ class Pace:
         self._clock, self._since = clock, clock()
 
     async def rest(self) -> None:
-        """To be awaited once per row: lets others run when this has run for long enough."""
+        """Await once per row: yields to other tasks when the time slice is used up."""
         if self._clock() - self._since >= SLICE_SECONDS:
             await asyncio.sleep(0)
             self._since = self._clock()

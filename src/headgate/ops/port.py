@@ -1,9 +1,9 @@
-"""A port that several processes listen on together, and nobody else: reserved here, opened by each of them.
+"""A port reserved for the processes of one server: the parent reserves it, each process listens on it.
 
-With SO_REUSEPORT the kernel deals new connections out to all listeners of a port, by a hash of both ends. It would deal
-them out to a stranger's process of the same user as well, one that serves another database, say. So whoever reserves a
-port first proves that nobody else has it (as a plain listener, which tolerates no other), and then holds it with a
-socket that never listens: while its processes are not ready, clients are refused, and a second reservation fails.
+With SO_REUSEPORT the kernel distributes new connections among all listeners of a port, by a hash of both ends. It would
+include an unrelated process of the same user, for example one that serves another database. So a reservation first
+listens exclusively, which fails if the port is in use, and then holds the port with a socket that never listens: until
+the processes are ready, clients are refused, and a second reservation fails.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from headgate.domain.errors import InvalidSetting
 
 _OTHER_FAMILY: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-"""This machine has no such address, as "localhost" may name ::1 where IPv6 is off."""
+"""This machine has no such address: "localhost" can resolve to ::1 where IPv6 is off."""
 
 
 class ReservedPort:
-    """Held until `close` or the end of the process; processes of the same user may listen with SO_REUSEPORT."""
+    """A reservation until `close` or process exit; processes of the same user can listen with SO_REUSEPORT."""
 
     def __init__(self, host: str, port: int) -> None:
         self._sockets: list[socket.socket] = []
@@ -39,11 +39,13 @@ class ReservedPort:
         except OSError as error:
             self.close()
             raise InvalidSetting(
-                "--port", f"{host}:{port} cannot be listened on ({error.strerror})", hint="is it in use?"
+                "--port",
+                f"cannot listen on {host}:{port} ({error.strerror})",
+                hint="check whether another process uses it",
             ) from error
 
     def close(self) -> None:
-        """Let go of it; those who listen go on."""
+        """Release the port; existing listeners keep it."""
         for one in self._sockets:
             one.close()
 
@@ -55,7 +57,7 @@ def _resolved(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str,
 
 def _reserve(family: int, host: str, port: int) -> socket.socket:
     with _bound(family, host, port) as exclusive:
-        # Fails beside any other listener, and beside a reservation, which is bound without SO_REUSEADDR.
+        # Fails if there is another listener, or a reservation, which is bound without SO_REUSEADDR.
         exclusive.listen(1)
         number = exclusive.getsockname()[1]
     held = _bound(family, host, number)
@@ -67,7 +69,7 @@ def _reserve(family: int, host: str, port: int) -> socket.socket:
 def _bound(family: int, host: str, port: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Or connections of the last run, still in TIME_WAIT, would keep the port for a minute.
+        # Otherwise connections in TIME_WAIT from the previous run would block the port for a minute.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,9 +1,9 @@
-"""Background services of one process: each is restarted when it fails; only errors named as fatal end the process.
+"""Background services of one process: each is restarted when it fails; only errors listed as fatal end the process.
 
-An exception that a service does not handle itself is a bug or a surprise. It is logged with its traceback, counted, and
-the service runs again after a growing, jittered wait. While a service keeps failing it is named by `failing`, and the
-instance is not ready. Ending the process instead would turn a fault of one service into an outage of all of them, and a
-fault that comes back after each start into an instance that is never there (ADR 23).
+An exception that a service does not handle is logged with its traceback and counted, and the service runs again after a
+growing, jittered delay. While a service keeps failing, `failing` names it and the instance is not ready. Ending the
+process instead would turn a fault of one service into an outage of all, and a fault that recurs after each start into
+an instance that is never up (ADR 23).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from random import uniform
 from typing import Any, Final
 
 log = logging.getLogger("headgate.services")
-FIRST_WAIT: Final = 0.1
-LONGEST_WAIT: Final = 5.0
+FIRST_DELAY: Final = 0.1
+LONGEST_DELAY: Final = 5.0
 STEADY_SECONDS: Final = 10.0
-"""A service that has run for so long without a failure is healthy again: the next wait is the first one."""
+"""A service that has run this long without a failure is healthy again: the next delay is the first one."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Services:
-    """Starts services, restarts those that fail, and ends when one of them fails with an error named in `fatal`."""
+    """Starts services, restarts those that fail, and ends when a service fails with an error listed in `fatal`."""
 
     def __init__(
         self,
         *,
         fatal: tuple[type[Exception], ...] = (),
         now: Callable[[], float] = time.monotonic,
-        first_wait: float = FIRST_WAIT,
+        first_delay: float = FIRST_DELAY,
     ) -> None:
-        self._fatal, self._now, self._first_wait = fatal, now, first_wait
+        self._fatal, self._now, self._first_delay = fatal, now, first_delay
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
-        self._failed_at: dict[str, tuple[float, str]] = {}  # the last failure of each, and what it was
+        self._failed_at: dict[str, tuple[float, str]] = {}  # last failure of each: time and reason
         self.failures: Counter[str] = Counter()
 
     def start(self, name: str, run: Run) -> None:
@@ -46,17 +46,17 @@ class Services:
         self._tasks[name] = asyncio.create_task(self._keep(name, run), name=name)
 
     def stopping(self) -> None:
-        """From now on a service that returns has ended on purpose, and one that fails is not restarted."""
+        """From now on a service may return, and one that fails is not restarted."""
         self._stopping = True
 
     @property
     def failing(self) -> str:
-        """Services that failed within the last ten seconds, and why; empty if there is none."""
+        """Services that failed within the last ten seconds, with reasons; empty if there are none."""
         since = self._now() - STEADY_SECONDS
         return "; ".join(f"service {name} fails: {why}" for name, (at, why) in self._failed_at.items() if at > since)
 
     async def until(self, stop: asyncio.Event) -> None:
-        """Return at `stop`; raises the error of a service that ends the process on purpose."""
+        """Return at `stop`; raises the fatal error of a service."""
         stopping = asyncio.create_task(stop.wait(), name="stop signal")
         done, _ = await asyncio.wait({stopping, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -66,27 +66,27 @@ class Services:
                 raise error
 
     async def finished(self, name: str, seconds: float) -> None:
-        """Wait until a service has ended, for so long at the most."""
+        """Wait until a service has ended, for at most `seconds`."""
         task = self._tasks.get(name)
         if task is not None:
             await asyncio.wait({task}, timeout=seconds)
 
     async def stop(self) -> None:
-        """Cancel what still runs, and wait for it."""
+        """Cancel the services that still run, and wait for them."""
         self._stopping = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, name: str, run: Run) -> None:
-        wait = self._first_wait
+        delay = self._first_delay
         while True:
             began = self._now()
             try:
                 await run()
                 if self._stopping:
                     return
-                why = "it returned before it was asked to stop"
+                why = "it returned before the stop"
                 log.error("service_failed service=%s error=%s", name, why)
             except self._fatal:
                 raise
@@ -94,7 +94,7 @@ class Services:
                 task = asyncio.current_task()
                 if self._stopping or task is None or task.cancelling():
                     raise
-                # Not the service was cancelled, but something it waited for: a bug like any other.
+                # The service itself was not cancelled, only something it awaited: a bug like any other.
                 why = "something it waited for was cancelled"
                 log.exception("service_failed service=%s", name)
             except Exception as error:
@@ -105,22 +105,22 @@ class Services:
             self.failures[name] += 1
             self._failed_at[name] = (self._now(), why)
             if self._now() - began > STEADY_SECONDS:
-                wait = self._first_wait
-            # Jittered: instances that met the same fault at the same time must not come back in step.
-            pause = wait * uniform(0.75, 1.25)  # noqa: S311 - not a secret
-            log.warning("service_restarts service=%s failures=%d in=%.2fs", name, self.failures[name], pause)
+                delay = self._first_delay
+            # Jittered: instances that fail at the same time must not restart in step.
+            pause = delay * uniform(0.75, 1.25)  # noqa: S311 - not a secret
+            log.warning("service_restarts service=%s failures=%d seconds=%.2f", name, self.failures[name], pause)
             await asyncio.sleep(pause)
-            wait = min(LONGEST_WAIT, wait * 2)
+            delay = min(LONGEST_DELAY, delay * 2)
 
 
 def report_callback_errors(loop: asyncio.AbstractEventLoop, failures: Counter[str]) -> None:
-    """Log what a callback, timer or abandoned task of this loop raises, with its source; and count it."""
+    """Log and count what callbacks, timers and abandoned tasks of this loop raise, with their source."""
 
     def report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         source = next((context[key] for key in ("handle", "task", "future", "protocol") if key in context), None)
         failures["callbacks"] += 1
         log.error(
-            "callback_failed what=%s source=%s", context.get("message"), source, exc_info=context.get("exception")
+            "callback_failed message=%s source=%s", context.get("message"), source, exc_info=context.get("exception")
         )
 
     loop.set_exception_handler(report)

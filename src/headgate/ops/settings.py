@@ -1,8 +1,8 @@
-"""What a process is told by its environment, read once at start and checked before anything else happens.
+"""Settings from environment variables, read and checked once at start.
 
-HEADGATE_DATABASE_URL          the PostgreSQL to use; without it, the embedded one
-HEADGATE_DIRECT_DATABASE_URL   the same database past a transaction pooler: for migrations and LISTEN
-HEADGATE_DATA                  the folder of the embedded PostgreSQL; without it, .headgate of the project
+HEADGATE_DATABASE_URL          the PostgreSQL to use. Default: the embedded one
+HEADGATE_DIRECT_DATABASE_URL   the same database without a transaction pooler, for migrations and LISTEN
+HEADGATE_DATA                  the folder of the embedded PostgreSQL. Default: .headgate of the project
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _SCHEMES = ("postgresql://", "postgres://")
 KNOWN = frozenset(
     {
         *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA", "HEADGATE_POSTGRES_BIN"),
-        *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # the SDK's
+        *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # used by the SDK
         *("HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
     }
 )
-"""Every variable that means something to some part of Headgate."""
-# Kubernetes tells every pod of a service named headgate: HEADGATE_SERVICE_HOST, HEADGATE_PORT_7070_TCP_ADDR, …
+"""All variables that some part of Headgate reads."""
+# Kubernetes sets these for a service named headgate: HEADGATE_SERVICE_HOST, HEADGATE_PORT_7070_TCP_ADDR, …
 _OF_OTHERS = re.compile(r"HEADGATE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one process; an empty variable counts as one that is not set."""
+    """The settings of one process; an empty variable counts as unset."""
 
     database_url: str | None = None
     direct_database_url: str | None = None
@@ -40,15 +40,15 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Read and check them; raises InvalidSetting naming the variable, never its value.
+        """Read and check the settings; raises InvalidSetting with the name of the variable, never its value.
 
-        One that nobody knows is refused: HEADGATE_DATABSE_URL would else quietly mean the embedded database.
+        An unknown variable is refused: otherwise HEADGATE_DATABSE_URL would silently select the embedded database.
         """
         for name in environ:
             if name.startswith("HEADGATE_") and name not in KNOWN and not _OF_OTHERS.fullmatch(name):
                 near = get_close_matches(name, KNOWN, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(KNOWN))}"
-                raise InvalidSetting(name, "is no setting of this release", hint=hint)
+                hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(sorted(KNOWN))}"
+                raise InvalidSetting(name, "is not a known setting", hint=hint)
         data = environ.get("HEADGATE_DATA", "").strip()
         return cls(
             database_url=_url(environ, "HEADGATE_DATABASE_URL"),
@@ -58,12 +58,12 @@ class Settings:
 
     @property
     def url_for_migrations(self) -> str | None:
-        """The direct URL where there is one: a pooler cannot hold what some migrations need."""
+        """The direct URL if there is one: some migrations do not work through a pooler."""
         return self.direct_database_url or self.database_url
 
 
 def version() -> str:
-    """The release that is installed."""
+    """Return the installed release."""
     return metadata.version("headgate")
 
 
@@ -72,12 +72,14 @@ def _folder(value: str, name: str) -> Path:
         return Path(value).expanduser().absolute()
     except RuntimeError as problem:
         raise InvalidSetting(
-            name, "begins with the home of a user who has none here", hint="name it in full"
+            name, "starts with the home folder of an unknown user", hint="use an absolute path"
         ) from problem
 
 
 def _url(environ: Mapping[str, str], name: str) -> str | None:
     value = environ.get(name, "").strip()
     if value and not value.startswith(_SCHEMES):
-        raise InvalidSetting(name, "does not start with postgresql://", hint="the value is not shown, it may be secret")
+        raise InvalidSetting(
+            name, "does not start with postgresql://", hint="the value is not shown, since it may contain a password"
+        )
     return value or None
