@@ -333,7 +333,7 @@ def test_data_of_another_major_version_is_refused_in_words(data: Path, begin: Ca
     found = find_binaries()
     with pytest.raises(EmbeddedPostgresError) as refusal:
         begin()
-    assert f"was made by PostgreSQL 11, but the binaries found are {found.major}" in str(refusal.value)
+    assert f"was created by PostgreSQL 11, but the binaries found are {found.major}" in str(refusal.value)
     assert "HEADGATE_POSTGRES_BIN" in str(refusal.value)
     assert str(data) in str(refusal.value)
 
@@ -548,7 +548,7 @@ def test_without_asking_the_server_holds_no_listening_tcp_socket(begin: Callable
 
 
 def test_settings_that_are_ours_are_refused(fresh: Path) -> None:
-    with pytest.raises(EmbeddedPostgresError, match="settings Port are chosen by the embedded server"):
+    with pytest.raises(EmbeddedPostgresError, match="settings Port are set by the embedded server"):
         start(fresh, settings={"Port": "5433"})
 
 
@@ -562,10 +562,10 @@ def test_a_server_that_cannot_start_is_quoted(begin: Callable[..., Cluster], dat
 def test_a_folder_with_other_things_in_it_is_refused(fresh: Path) -> None:
     fresh.mkdir()
     (fresh / "thesis.tex").touch()
-    with pytest.raises(EmbeddedPostgresError, match=r"holds other things \(thesis\.tex\)"):
+    with pytest.raises(EmbeddedPostgresError, match=r"contains other files \(thesis\.tex\)"):
         start(fresh)
     (fresh / "PG_VERSION").write_text("16\n")
-    with pytest.raises(EmbeddedPostgresError, match="itself a PostgreSQL data folder"):
+    with pytest.raises(EmbeddedPostgresError, match="a PostgreSQL data folder not created by Headgate"):
         start(fresh)
     assert sorted(os.listdir(fresh)) == ["PG_VERSION", "thesis.tex"]
 

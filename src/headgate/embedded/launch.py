@@ -1,4 +1,4 @@
-"""Bring a data folder to a ready server: join the one that runs, or launch one under a guardian."""
+"""Get a ready server on a data folder: join the running one, or launch one under a guardian."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from headgate.embedded.binaries import Binaries, find_binaries
 from headgate.embedded.initdb import initialise, server_environment
 from headgate.embedded.layout import Folder
 from headgate.embedded.locks import FileLock
-from headgate.embedded.postmaster import Postmaster, leftover_of_stranger, live_postmaster, server_version
+from headgate.embedded.postmaster import Postmaster, live_postmaster, pid_file_of_other_process, server_version
 from headgate.embedded.privileges import Account, blocking_folder, reachable_binaries
 
 Mode = Literal["smart", "fast", "immediate"]
 
 _SIGNALS: Mapping[Mode, signal.Signals] = {
-    "smart": signal.SIGTERM,  # waits for every client to leave
-    "fast": signal.SIGINT,  # ends clients, then writes a checkpoint
-    "immediate": signal.SIGQUIT,  # as a crash: the next start recovers
+    "smart": signal.SIGTERM,  # waits until all clients have disconnected
+    "fast": signal.SIGINT,  # disconnects clients, then writes a checkpoint
+    "immediate": signal.SIGQUIT,  # like a crash: the next start runs recovery
 }
 _DEFAULTS: Mapping[str, str] = {
-    # Said aloud although they are the defaults: an acknowledged job must survive a power cut here too.
+    # Explicit although they are the defaults: an acknowledged job must survive a power failure here too.
     "fsync": "on",
     "full_page_writes": "on",
     "synchronous_commit": "on",
     "shared_buffers": "256MB",
     "max_connections": "100",
     "max_wal_size": "2GB",
-    "autovacuum_naptime": "10s",  # a queue makes dead rows all day; a minute is long for its hot tables
+    "autovacuum_naptime": "10s",  # a queue makes dead rows all the time; a minute is too long for its hot tables
     "cluster_name": "headgate",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -46,12 +46,12 @@ _DEFAULTS: Mapping[str, str] = {
     "logging_collector": "off",
 }
 _UNIX_PORT = 5432
-_PASSING = ("pre-existing shared memory block", "could not create any TCP/IP sockets")
+_TEMPORARY = ("pre-existing shared memory block", "could not create any TCP/IP sockets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a ready server is reached."""
+    """The address of a ready server."""
 
     port: int
     socket_dir: Path
@@ -73,62 +73,63 @@ class Launch:
                 if (endpoint := self._attempt(until=until, port=port)) is not None:
                     return endpoint
             except _EndedEarly as ended:
-                if not ended.passing or time.monotonic() >= until:
+                if not ended.temporary or time.monotonic() >= until:
                     raise EmbeddedPostgresError(str(ended)) from None
-            # A guardian without a server is about to leave, and a stopping server about to be gone.
+            # A guardian without a server, or a stopping server, exits soon.
             if time.monotonic() >= until:
                 raise EmbeddedPostgresError(
-                    f"{self.folder.home} is held by a guardian whose server cannot be seen from here: "
-                    "is the folder in use by another container? Stop that one, or choose another with HEADGATE_DATA"
+                    f"{self.folder.home} is locked by a guardian whose server is not visible here: "
+                    "is the folder in use by another container? Stop that one, or choose another "
+                    "folder with HEADGATE_DATA"
                 )
             time.sleep(0.01)
 
     def _attempt(self, *, until: float, port: int | None) -> Endpoint | None:
         """Join or launch once; None when the folder is between two servers."""
-        with FileLock(self.folder.guardian_lock) as kept:
-            unkept = kept.try_exclusive()
+        with FileLock(self.folder.guardian_lock) as lock:
+            unguarded = lock.try_exclusive()
             server = live_postmaster(self.folder.pgdata)
             if server is None:
-                return self._launch(kept, until=until, port=port) if unkept else None
+                return self._launch(lock, until=until, port=port) if unguarded else None
             if server.status == "stopping":
                 return None
-            if unkept:  # its guardian was killed: give it another, or it would outlive its users
-                self._send_guardian(kept, _adoption(self.folder, server, kept))
+            if unguarded:  # its guardian was killed: start another, or the server would outlive its users
+                self._start_guardian(lock, _adoption(self.folder, server, lock))
         return self._joined(until=until)
 
     def _joined(self, *, until: float) -> Endpoint:
         try:
             endpoint = _wait_until_ready(self.folder, until=until, log_from=self.folder.log_size())
         except _EndedEarly as ended:
-            # It died between our look and our login, perhaps of a SIGKILL sent before we came: launch another.
-            ended.passing = True
+            # It died between our check and our login, perhaps by an earlier SIGKILL: launch another.
+            ended.temporary = True
             raise
         server = live_postmaster(self.folder.pgdata)
         if self.tcp and (server is None or not server.tcp):
             raise EmbeddedPostgresError(
-                f"the server of {self.folder.home} runs without TCP: stop its other users, then start it with TCP"
+                f"the server of {self.folder.home} runs without TCP; stop its other users, then start it with TCP"
             )
         return endpoint
 
-    def _launch(self, kept: FileLock, *, until: float, port: int | None) -> Endpoint:
+    def _launch(self, lock: FileLock, *, until: float, port: int | None) -> Endpoint:
         folder = self.folder
         account = folder.account()
         binaries = reachable_binaries(self._matching_binaries(), account)
         by_handle = _needs_handle(folder, account)
         if folder.data_major() is None:
-            initialise(folder, binaries, account, by_handle=by_handle, patience=max(until - time.monotonic(), 1))
-        if leftover_of_stranger(folder.pgdata):
+            initialise(folder, binaries, account, by_handle=by_handle, time_limit=max(until - time.monotonic(), 1))
+        if pid_file_of_other_process(folder.pgdata):
             (folder.pgdata / "postmaster.pid").unlink(missing_ok=True)
         folder.rotate_log()
         log_from = folder.log_size()
         socket_dir = folder.socket_dir(account)
         chosen = port or (_free_port() if self.tcp else _UNIX_PORT)
-        self._send_guardian(
-            kept,
+        self._start_guardian(
+            lock,
             {
                 "pgdata": str(folder.pgdata),
                 "users_lock": str(folder.users_lock),
-                "guardian_fd": kept.fileno(),
+                "guardian_fd": lock.fileno(),
                 "socket_dir": str(socket_dir),
                 "log": str(folder.log),
                 "adopt": 0,
@@ -150,9 +151,9 @@ class Launch:
         except EmbeddedPostgresError:
             hint = f"set HEADGATE_POSTGRES_BIN to the bin folder of a PostgreSQL {made_by}"
         raise EmbeddedPostgresError(
-            f"{self.folder.home} was made by PostgreSQL {made_by}, but the binaries found are {found.major} "
+            f"{self.folder.home} was created by PostgreSQL {made_by}, but the binaries found are {found.major} "
             f"({found.source}, {found.bin_dir}): {hint}; or dump with {made_by} and reload with {found.major}; "
-            "or remove the folder, and with it all its jobs"
+            "or delete the folder with all its jobs"
         )
 
     def _command(self, binaries: Binaries, socket_dir: Path, port: int) -> list[str]:
@@ -165,16 +166,16 @@ class Launch:
         }
         return [str(binaries.postgres), *(part for k, v in settings.items() for part in ("-c", f"{k}={v}"))]
 
-    def _send_guardian(self, kept: FileLock, orders: guardian.Orders) -> None:
-        """Start the guardian, handing it our hold of its lock: there is no moment at which nobody holds it."""
+    def _start_guardian(self, lock: FileLock, request: guardian.Request) -> None:
+        """Start the guardian and pass it the locked descriptor, so that its lock is held at all times."""
         try:
             done = subprocess.run(
-                # By path and isolated: no site-packages, nothing from the caller's PYTHON* variables.
+                # By path and isolated: no site-packages, no PYTHON* variables of the caller.
                 [sys.executable, "-I", "-S", guardian.__file__],
-                input=json.dumps(orders).encode(),
+                input=json.dumps(request).encode(),
                 capture_output=True,
-                pass_fds=[kept.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal is for the user's program, not for the database
+                pass_fds=[lock.fileno()],
+                start_new_session=True,  # Ctrl-C in the terminal must not stop the database
                 cwd="/",
                 timeout=30,
                 check=False,
@@ -183,17 +184,17 @@ class Launch:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise EmbeddedPostgresError(f"cannot start the guardian of {self.folder.home}: {error}") from error
         finally:
-            kept.close()  # from here on the lock tells whether the guardian lives, so it must be the guardian's alone
+            lock.close()  # from here on the lock shows that the guardian is alive, so only the guardian may hold it
         if "pid" not in answer:
             problem = answer.get("error") or done.stderr.decode(errors="replace")[-1000:]
             raise EmbeddedPostgresError(f"cannot launch the server of {self.folder.home}: {problem}")
 
 
-def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> guardian.Orders:
+def _adoption(folder: Folder, server: Postmaster, lock: FileLock) -> guardian.Request:
     return {
         "pgdata": str(folder.pgdata),
         "users_lock": str(folder.users_lock),
-        "guardian_fd": kept.fileno(),
+        "guardian_fd": lock.fileno(),
         "socket_dir": str(server.socket_dir or ""),
         "log": str(folder.log),
         "adopt": server.pid,
@@ -205,15 +206,14 @@ def _adoption(folder: Folder, server: Postmaster, kept: FileLock) -> guardian.Or
 
 
 class _EndedEarly(Exception):
-    """The server ended before it was ready; `passing` when the reason goes away by itself.
+    """The server exited before it was ready; `temporary` if a retry can succeed.
 
-    Such as: its port was taken between our look and its own; or the last backends of a killed server still hold the
-    shared memory, and PostgreSQL is right to refuse.
+    For example, another process took its port, or the last backends of a killed server still hold the shared memory.
     """
 
-    def __init__(self, text: str, *, passing: bool) -> None:
+    def __init__(self, text: str, *, temporary: bool) -> None:
         super().__init__(text)
-        self.passing = passing
+        self.temporary = temporary
 
 
 def _needs_handle(folder: Folder, account: Account | None) -> bool:
@@ -221,29 +221,29 @@ def _needs_handle(folder: Folder, account: Account | None) -> bool:
         return False
     if not Path("/proc/self/fd").is_dir():
         raise EmbeddedPostgresError(
-            f"{closed} is closed to {account.name}, as whom the server runs since PostgreSQL refuses to be root: "
-            "set HEADGATE_DATA to a folder it can reach"
+            f"{account.name} cannot access {closed}, and the server runs as {account.name} since PostgreSQL "
+            "refuses to run as root; set HEADGATE_DATA to a folder it can access"
         )
     return True
 
 
 def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoint:
     pause = 0.005
-    with FileLock(folder.guardian_lock) as kept:
+    with FileLock(folder.guardian_lock) as lock:
         while True:
             server = live_postmaster(folder.pgdata)
             if server is not None and server.status == "ready" and server.port and server.socket_dir:
                 version = server_version(server.socket_dir, server.port)
                 if version is not None:
                     return Endpoint(port=server.port, socket_dir=server.socket_dir, version=version)
-            gone = server is None and kept.try_exclusive()  # no server and no guardian: it has given up
+            gone = server is None and lock.try_exclusive()  # no server and no guardian: the start failed
             if gone or time.monotonic() >= until:
-                said = folder.log_since(log_from) or "(nothing: it may have been killed)"
-                ending = f"its log {folder.log} ends with:\n{said}"
+                log_text = folder.log_since(log_from) or "(empty: it may have been killed)"
+                ending = f"its log {folder.log} ends with:\n{log_text}"
                 if gone:
-                    passing = any(words in said for words in _PASSING)
-                    raise _EndedEarly(f"the server of {folder.home} did not start; {ending}", passing=passing)
-                raise EmbeddedPostgresError(f"the server of {folder.home} is not ready in time; {ending}")
+                    temporary = any(text in log_text for text in _TEMPORARY)
+                    raise _EndedEarly(f"the server of {folder.home} did not start; {ending}", temporary=temporary)
+                raise EmbeddedPostgresError(f"the server of {folder.home} was not ready in time; {ending}")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
 
@@ -263,11 +263,11 @@ def shut_down(folder: Folder, mode: Mode, *, until: float) -> None:
 
 
 def wait_until_gone(folder: Folder, *, until: float) -> None:
-    with FileLock(folder.guardian_lock) as kept:
-        while live_postmaster(folder.pgdata) is not None or not kept.try_exclusive():
+    with FileLock(folder.guardian_lock) as lock:
+        while live_postmaster(folder.pgdata) is not None or not lock.try_exclusive():
             if time.monotonic() >= until:
                 raise EmbeddedPostgresError(
-                    f"the server of {folder.home} is still stopping: clients may be holding it; "
+                    f"the server of {folder.home} is still stopping: clients may still be connected; "
                     f"see {folder.log}, or stop it with mode immediate"
                 )
             time.sleep(0.005)

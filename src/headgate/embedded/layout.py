@@ -1,11 +1,11 @@
-"""The data folder: what is in it, who owns which part, and where its socket is.
+"""The data folder: its files, their owners, and the location of its socket.
 
-<data>/pgdata/        the PostgreSQL data folder; owned by the server's account, 0700; appears complete or not at all
-<data>/password       for TCP logins, and the seed of the socket folder's name; 0600
-<data>/postgres.log   what the server said; the previous one is kept as postgres.log.1
-<data>/start.lock     held while a process decides: init, launch, join, stop
-<data>/users.lock     shared by every user for as long as it uses the server
-<data>/guardian.lock    held by the guardian, hence by exactly one server
+<data>/pgdata/        the PostgreSQL data folder; owned by the server's account, 0700; created atomically
+<data>/password       for TCP logins; also the seed of the name of the socket folder; 0600
+<data>/postgres.log   log of the server; the previous log is kept as postgres.log.1
+<data>/start.lock     held during a decision: init, launch, join, stop
+<data>/users.lock     held shared by every user of the server
+<data>/guardian.lock    held by the guardian of the one running server
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG_LIMIT = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One data folder; every path in it."""
+    """The paths of one data folder."""
 
     home: Path
 
@@ -58,7 +58,7 @@ class Folder:
 
     @classmethod
     def prepare(cls, home: Path) -> Self:
-        """Make the folder if need be, and refuse one that plainly is something else."""
+        """Create the folder if it does not exist, and refuse a folder with other content."""
         home = whole_path(home)
         try:
             _make(home)
@@ -69,22 +69,23 @@ class Folder:
             ) from problem
         if "PG_VERSION" in names:
             raise EmbeddedPostgresError(
-                f"{home} is itself a PostgreSQL data folder, made by something else: choose another with HEADGATE_DATA"
+                f"{home} is a PostgreSQL data folder not created by Headgate; choose another folder with HEADGATE_DATA"
             )
         if names and "start.lock" not in names:
             raise EmbeddedPostgresError(
-                f"{home} holds other things ({', '.join(sorted(names)[:3])}): choose an empty folder with HEADGATE_DATA"
+                f"{home} contains other files ({', '.join(sorted(names)[:3])}); "
+                "choose an empty folder with HEADGATE_DATA"
             )
         return cls(home)
 
     def data_major(self) -> int | None:
-        """Return the major version the data was made by, or None before the first init."""
+        """Return the major version that created the data, or None before the first init."""
         try:
             return int((self.pgdata / "PG_VERSION").read_text().strip())
         except FileNotFoundError:
             if self.pgdata.exists():
                 raise EmbeddedPostgresError(
-                    f"{self.pgdata} has no PG_VERSION, so it is no complete data folder: move it away"
+                    f"{self.pgdata} has no PG_VERSION, so it is not a complete data folder; move it away"
                 ) from None
             return None
         except (ValueError, OSError) as problem:
@@ -94,10 +95,10 @@ class Folder:
         return server_account(self.pgdata)
 
     def socket_dir(self, account: Account | None) -> Path:
-        """Make and return the private folder of the socket: short, since a socket's path must fit in 104 bytes.
+        """Create and return the private folder of the socket: a short path, since a socket path is at most 104 bytes.
 
-        The name hangs on the password (a folder made anew must not meet the dying server of a removed one) and on the
-        inode (a copied folder must not meet its original). It stays the same from start to start, so a DSN stays valid.
+        The name depends on the password (a recreated folder must not find the old server of a removed one) and on the
+        inode (a copied folder must not find the server of the original). It stays the same, so a DSN stays valid.
         """
         here = self.home.stat()
         owner = os.geteuid() if account is None else account.uid
@@ -109,7 +110,9 @@ class Folder:
                 with contextlib.suppress(OSError):
                     if _claim(path, owner, account):
                         return path
-        raise EmbeddedPostgresError("no folder for the server's socket: neither /tmp nor TMPDIR lets us make one")
+        raise EmbeddedPostgresError(
+            "cannot create a folder for the server socket in /tmp or TMPDIR; check their permissions"
+        )
 
     def rotate_log(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -135,9 +138,9 @@ class Folder:
 def _make(home: Path) -> None:
     if home.parent.name == ".headgate" and not home.parent.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
-        (home.parent / ".gitignore").write_text("*\n")  # a project's history is no place for a database
+        (home.parent / ".gitignore").write_text("*\n")  # keep the database out of version control
     home.parent.mkdir(parents=True, exist_ok=True)
-    # As root, the server's account has to pass through to pgdata, but needs to see nothing on the way.
+    # As root, the server's account must traverse the folder to pgdata, but need not list it.
     home.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
 
 
@@ -147,12 +150,12 @@ def _claim(path: Path, owner: int, account: Account | None) -> bool:
         if account is not None:
             os.chown(path, account.uid, account.gid)
     except FileExistsError:
-        # Left by a crash, or put there by somebody else: /tmp is everyone's, so believe the inode only.
+        # Left by a crash, or created by another user: /tmp is writable for all, so check owner and mode.
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner or status.st_mode & 0o077:
             return False
     for stale in path.glob(".s.PGSQL.*"):
-        # Safe only since the caller holds the guardian's lock: no server of this data folder is alive. A stale lock
-        # file whose pid was reused would otherwise stop the next start.
+        # Safe since the caller holds the guardian's lock: no server of this data folder is alive. A stale lock file
+        # with a reused pid would otherwise block the next start.
         stale.unlink()
     return True

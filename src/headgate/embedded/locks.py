@@ -1,4 +1,4 @@
-"""File locks that die with their holder: the kernel drops a flock when its process ends, however it ends."""
+"""File locks that end with their holder: the kernel releases a flock when its process ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headgate.embedded.guardian import above_standard
 
 
 class FileLock:
-    """One open description of a lock file; each instance competes with every other, also inside one process.
+    """One open file description of a lock file; instances exclude each other, also inside one process.
 
-    The descriptor is close-on-exec, so a program we start never keeps the lock by accident. A forked child without
-    an exec does keep it: it counts as a user of what is locked until it ends.
+    The descriptor is close-on-exec, so a started program does not keep the lock. A forked child without an exec does
+    keep it, and counts as a holder until it ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,14 +30,14 @@ class FileLock:
         return self._try(fcntl.LOCK_SH)
 
     def exclusive(self, *, until: float) -> bool:
-        """Take the lock alone, waiting until the monotonic time `until`; say whether it was got."""
+        """Lock exclusively, waiting until the monotonic time `until`; return whether it succeeded."""
         return self._poll(fcntl.LOCK_EX, until)
 
     def shared(self, *, until: float) -> bool:
         return self._poll(fcntl.LOCK_SH, until)
 
     def is_current(self) -> bool:
-        """Tell whether the path still leads to the file we hold: not so when its folder was removed, or made anew."""
+        """Return whether the path is still the locked file: false after its folder was removed or recreated."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.stat(self.path))
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class FileLock:
         return self._fd
 
     def close(self) -> None:
-        """Drop the lock and the descriptor; a second call does nothing."""
+        """Release the lock and close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -66,7 +66,7 @@ class FileLock:
         return True
 
     def _poll(self, kind: int, until: float) -> bool:
-        # flock has no timeout, and an alarm signal belongs to the main program: so poll, quickly at first.
+        # flock has no timeout, and alarm signals belong to the application: so poll, quickly at first.
         pause = 0.002
         while not self._try(kind):
             if time.monotonic() >= until:

