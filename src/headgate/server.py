@@ -454,7 +454,7 @@ class Server:
             raise InvalidSetting(
                 "--port",
                 f"cannot listen on {self.options.host}:{self.options.port}",
-                hint="check whether another process uses it",
+                hint="check whether it is in use",
             ) from error
         await server.start()
         self._grpc = server

@@ -300,7 +300,7 @@ async def test_the_command_line_looks_asks_and_tells(
         group = groups[1].split()[0]
         assert groups[1].endswith("ValueError: no #")
         assert "--yes: is needed" in await run("dead", "redrive", topic, code=2)
-        assert "name a topic" in await run("dead", "discard", code=2)
+        assert "pass a topic" in await run("dead", "discard", code=2)
         dry = await run("dead", "redrive", topic, "--group", group, "--dry-run")
         assert dry.splitlines()[0] == f"3 jobs match state:dead topic:{topic} error_group:{group}."
         assert newest in dry

@@ -223,7 +223,7 @@ def test_what_keeps_all_from_starting_is_said_once(blank_database: str) -> None:
 def test_a_wrong_number_is_refused_before_anything_happens(tmp_path: Path) -> None:
     refused = run("--processes=0", "--port", "0", environ={"HEADGATE_DATA": str(tmp_path / "data")})
     assert refused.returncode == 78
-    assert refused.stderr == "error: --processes: is 0; give 1 to 256, about one for each processor\n"
+    assert refused.stderr == "error: --processes: is 0; use 1 to 256, about one per processor\n"
     assert not (tmp_path / "data").exists()
 
 

@@ -41,7 +41,7 @@ class ReservedPort:
             raise InvalidSetting(
                 "--port",
                 f"cannot listen on {host}:{port} ({error.strerror})",
-                hint="check whether another process uses it",
+                hint="check whether it is in use",
             ) from error
 
     def close(self) -> None:
