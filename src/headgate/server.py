@@ -1,7 +1,7 @@
 """The composition root: builds, starts and stops one instance. The order of stopping is the design.
 
 Start: check the database, the schema and the pause rows, register, open the port; only then is the instance ready.
-Stop: not ready, no new sessions, no more claims, sessions told to drain, sessions end or the grace is over, outcomes
+Stop: not ready, no new sessions, no more claims, sessions asked to drain, sessions end or the grace is over, outcomes
 written; renewals last, so that no lease lapses while its outcome is on the way.
 """
 
@@ -13,13 +13,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from random import uniform
 from typing import ClassVar
-from uuid import UUID
 
 import grpc
 
@@ -27,7 +25,7 @@ from headgate.api.grpc import operator_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
-from headgate.api.grpc.methods import bidi_stream, grpc_service, server_stream, unary
+from headgate.api.grpc.methods import bidi_stream, grpc_service, unary
 from headgate.api.grpc.operation_service import OperationService, operation_methods
 from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
@@ -36,7 +34,7 @@ from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.topic_service import TopicService
 from headgate.api.grpc.topic_service import methods as topic_methods
-from headgate.api.grpc.worker_service import WorkerParts, WorkerService
+from headgate.api.grpc.worker_service import WorkerService, worker_methods
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.operating import Operator, OperatorParts
@@ -46,38 +44,47 @@ from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCalls, Revocation
 from headgate.control.schedules import Schedules
 from headgate.control.topics import Topics
-from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.hints import Hints
-from headgate.dispatch.operations import OperationRunner
+from headgate.dispatch.bulk_runner import BulkRunner
+from headgate.dispatch.claimer import Claimer
+from headgate.dispatch.demands import Demands
+from headgate.dispatch.gate import Gate
+from headgate.dispatch.limit_timers import LimitAdmitter
+from headgate.dispatch.listener import Listener
+from headgate.dispatch.maintenance import DurabilityCheck, Upkeep
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer, beat_seconds
 from headgate.dispatch.retention import Retention
 from headgate.dispatch.scheduler import Scheduler
+from headgate.dispatch.session_rules import SessionRules
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.submits import Submitter
+from headgate.dispatch.tick_times import TickTimes
+from headgate.dispatch.ticker import Ticker
 from headgate.dispatch.unblocker import Unblocker
+from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSetting
+from headgate.domain.errors import InstanceForgotten, InvalidSetting
 from headgate.domain.ids import JobIdMaker
 from headgate.ops.exposure import check_encrypted, check_private, exposure_of, is_loopback
 from headgate.ops.files import connections_allowed
+from headgate.ops.loop_lag import LoopLag
+from headgate.ops.readiness import Readiness
 from headgate.ops.services import Services, report_callback_errors
-from headgate.store.batches import expire_batches
 from headgate.store.control import controls
 from headgate.store.migrate import check_schema
 from headgate.store.operating import OperatorStore
 from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
-from headgate.store.quiet import forget_quiet, quiet_set
+from headgate.store.quiet import quiet_set
 from headgate.store.retention import RetentionStore
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
-from headgate.store.upkeep import fold_flows, forget_arrivals, mend_limits, vacuum_hot_tables, warn_of_held_snapshots
-from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from headgate.store.upkeep_rounds import UpkeepRounds
+from headgate.wire import jobs_pb2, producer_pb2
 
 log = logging.getLogger("headgate.server")
 SERVICES = (
@@ -92,10 +99,6 @@ SERVICES = (
 WATCHES_PER_PEER = 100
 """Health.Watch needs no token, so it has a bound of its own, besides the one on all streams."""
 STREAM_WINDOW_BYTES = 65_536
-UNREADY_SECONDS = 3.0
-"""Ready means that the database answers. Without an answer for longer than this (and a tick's time), new work is better
-off elsewhere; sessions stay."""
-UPKEEP_SECONDS, DURABILITY_SECONDS = 5.0, 60.0
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
 
@@ -167,55 +170,56 @@ class Server:
         self.sessions = WorkerSessions()
         self.lease_ms = int(options.lease.total_seconds() * 1000)
         self.waiters = Waiters(self.store)
-        self.outcomes = OutcomeWriter(
-            self.store,
-            on_back=self._came_back,
-            on_final=self.waiters.ended,
-            awaited=self.waiters.any,
-            on_due=lambda moment: self.coordinator.due_at(moment),
-            on_limit_opened=self._limit_opened,
+        self.times = TickTimes(options.tick_seconds)
+        self.outcomes, self.unmatched_outcomes = (
+            OutcomeWriter(
+                self.store,
+                # Late bound: what is claimed and not delivered is settled by these writers.
+                on_returned=lambda tenant_no, job_id: self.demands.wake_for_job(tenant_no, job_id),
+                on_limit_opened=lambda topic_nos: self.wakes.topics_ready(topic_nos),
+                on_final=self.waiters.ended,
+                awaited=self.waiters.any,
+                on_due=self.times.due_at,
+                unmatched=unmatched,
+            )
+            for unmatched in (False, True)
         )
-        self.unmatched_outcomes = OutcomeWriter(
+        self.demands = Demands(self.store, self.times, abandon_unsent=self.outcomes.abandon_unsent, wakes=options.wakes)
+        self.wakes = Wakes(self.store, self.demands, self.times)
+        self.limits = LimitAdmitter(self.store, self.demands, self.wakes)
+        self.gate = Gate(self.sessions, self.demands, self.times)
+        self.claimer = Claimer(
             self.store,
-            on_back=self._came_back,
-            on_final=self.waiters.ended,
-            awaited=self.waiters.any,
-            on_due=lambda moment: self.coordinator.due_at(moment),
-            on_limit_opened=self._limit_opened,
-            unmatched=True,
-        )
-        beat = self.lease_ms / 3000
-        watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
-        self.coordinator = Coordinator(
-            self.store,
-            self.sessions,
+            self.demands,
+            self.gate,
+            self.limits.timers,
             abandon_unsent=self.outcomes.abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=options.claim_limit,
-            tick_seconds=options.tick_seconds,
-            wakes=options.wakes,
-            watchdog=watchdog,
         )
-        self.hints = Hints(self.coordinator.on_notify, self.coordinator.wake_all)
+        beat = self.lease_ms / 3000
+        watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
+        self.ticker = Ticker(
+            self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=watchdog
+        )
+        self.listener = Listener(self.store, follow=self.wakes.follow, follow_all=self.demands.wake_all)
         self.submitter = Submitter(
             self.store,
-            on_submitted=self.coordinator.submitted,
-            claim_with=self.coordinator.claim_with,
-            on_due_in=self.coordinator.due_in,
-            on_due_at=self.coordinator.due_at,
+            self.wakes,
+            self.times,
+            claimer=self.claimer,
             outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
         )
-        self.unblocker = Unblocker(self.store, on_unblocked=self._requeued)
+        self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
         self.store.on_checks = self.unblocker.wake
-        self.store.on_locked = self.coordinator.wake_for_job
-        self.store.names.on_topic = self.coordinator.topic_appeared
+        self.store.on_locked = self.demands.wake_for_job
+        self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
         self.operating = OperatorStore(self.store)
         self.presence = Presence(
             self.operating,
             self.sessions,
-            self.coordinator,
             topic_name=self.store.topic_name,
             now=time.monotonic,
             stuck=self.store.stuck.counts,
@@ -225,13 +229,15 @@ class Server:
         self.operator = Operator(
             OperatorParts(
                 store=self.operating,
-                dispatch=self.coordinator,
+                gate=self.gate,
+                wake=self.demands.wake,
+                announce=self.wakes.announce,
                 presence=self.presence,
                 endings=self.waiters,
                 retention=retention,
             )
         )
-        self.operations = OperationRunner(OperationStore(self.store), on_requeued=self._requeued)
+        self.operations = BulkRunner(OperationStore(self.store), on_requeued=self.wakes.jobs_returned)
         self.store.on_operations = self.operations.wake
         self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()
@@ -243,18 +249,22 @@ class Server:
             exposed=self._exposed_tokens,
         )
         self.schedule_lanes = ScheduleLanes(self.store)
-        self.scheduler = Scheduler(self.schedule_lanes, fed=self.coordinator.submitted)
+        self.scheduler = Scheduler(self.schedule_lanes, topics_ready=self.wakes.topics_ready)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
         self._health = Health()
         # Nothing a service can do helps here: numbers this process remembers may mean something else by now.
         self.services = Services(fatal=(InstanceForgotten,))
+        self.readiness = Readiness(
+            self._health, self.ticker, tick_seconds=options.tick_seconds, failing=lambda: self.services.failing
+        )
+        self.loop_lag = LoopLag()
+        self.upkeep = Upkeep(UpkeepRounds(self.store))
+        self.durability = DurabilityCheck(self.store)
         self._accepting = False
         self._draining = asyncio.Event()
         self._stopping = asyncio.Lock()
-        self.lag_ms = 0.0
-        self._mended = (0, "")
 
     # ------------------------------------------------------------------ life
 
@@ -272,8 +282,8 @@ class Server:
             await self.store.names.refresh(db)
         if failpoints.armed:
             await failpoints.armed.reach("boot.checked")
-        self.coordinator.flip(paused)
-        self.coordinator.set_quiet(quiet)
+        self.gate.set_paused(paused)
+        self.gate.set_quiet(quiet)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
         async with self.store.lane("leases").use():
@@ -287,10 +297,10 @@ class Server:
             await failpoints.armed.reach("boot.listening")
         report_callback_errors(asyncio.get_running_loop(), self.services.failures)
         for title, run in (
-            ("claims", self.coordinator.run),
-            ("ticks", self.coordinator.run_ticks),
-            ("announcements", self.coordinator.run_announcements),
-            ("limits", self.coordinator.run_limits),
+            ("claims", self.claimer.run),
+            ("ticks", self.ticker.run),
+            ("announcements", self.wakes.run),
+            ("limits", self.limits.run),
             ("outcomes", self.outcomes.writer.run),
             ("unmatched outcomes", self.unmatched_outcomes.writer.run),
             ("submits", self.submitter.writer.run),
@@ -302,17 +312,17 @@ class Server:
             ("presence", self.presence.run),
             ("operations", self.operations.run),
             ("schedules", self.scheduler.run),
-            ("upkeep", self._upkeep),
+            ("upkeep", self.upkeep.run),
             ("retention", self.retention.run),
-            ("durability", self._check_durability),
+            ("durability", self.durability.run),
             ("tokens", self.revocation.run),
             ("revoked operations", self.revocation.run_operations),
-            ("loop lag", self._measure_lag),
-            ("health", self._tell_health),
+            ("loop lag", self.loop_lag.run),
+            ("health", self.readiness.run),
         ):
             self.services.start(title, run)
         if self.options.notifications and self.store.can_listen:
-            self.services.start("notifications", self._hear_others)
+            self.services.start("notifications", self.listener.run)
         self._accepting = True
         self._health.set(ready=True)
         # Long-lived objects leave the collector's sight; what is left is young, and rarely looked at.
@@ -340,7 +350,8 @@ class Server:
         self._draining.set()  # producers are sent away
         self.waiters.stop()
         self._health.drain()
-        self.coordinator.stop()
+        for service in (self.readiness, self.claimer, self.ticker, self.wakes, self.limits, self.listener):
+            service.stop()
         self.operations.stop()
         self.scheduler.stop()
         await self.services.finished("claims", STOP_SECONDS)
@@ -349,12 +360,12 @@ class Server:
         if port is not None:
             # Refuses new calls at once; streams may go on until the grace is over.
             await port.stop(grace)
-        self.submitter.writer.close()
-        self.outcomes.writer.close()
-        self.unmatched_outcomes.writer.close()
+        self.submitter.writer.stop()
+        self.outcomes.writer.stop()
+        self.unmatched_outcomes.writer.stop()
         await self.services.finished("operations", STOP_SECONDS)
         await self.services.finished("submits", STOP_SECONDS)
-        self.submitter.locked.close()
+        self.submitter.locked.stop()
         await self.services.finished("locked submits", STOP_SECONDS)
         await self.services.finished("outcomes", STOP_SECONDS)
         await self.services.finished("unmatched outcomes", STOP_SECONDS)
@@ -365,21 +376,24 @@ class Server:
         log.info("stopped")
 
     async def _listen(self, name: str) -> int:
+        session_rules = SessionRules(
+            sessions=self.sessions,
+            demands=self.demands,
+            outcomes=self.outcomes,
+            unmatched=self.unmatched_outcomes,
+            renewer=self.renewer,
+            progress=self.progress,
+            tenants=self.store,
+            now=time.monotonic,
+            lease_ms=self.lease_ms,
+            accepting=lambda: self._accepting,
+        )
         worker = WorkerService(
-            WorkerParts(
-                store=self.store,
-                sessions=self.sessions,
-                coordinator=self.coordinator,
-                outcomes=self.outcomes,
-                unmatched=self.unmatched_outcomes,
-                renewer=self.renewer,
-                progress=self.progress,
-                instance=name,
-                version=self.options.version,
-                now=time.monotonic,
-                lease_ms=self.lease_ms,
-                accepting=lambda: self._accepting,
-            )
+            session_rules,
+            uuids=self.store.uuids,
+            topic_name=self.store.topic_name,
+            instance=name,
+            version=self.options.version,
         )
         producer = ProducerService(
             ProducerParts(
@@ -398,7 +412,7 @@ class Server:
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
-            Schedules(self.schedule_lanes, fed=self.coordinator.submitted, wake=self.scheduler.wake)
+            Schedules(self.schedule_lanes, fed=self.wakes.topics_ready, wake=self.scheduler.wake)
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         server = grpc.aio.server(
@@ -434,13 +448,13 @@ class Server:
         peers = PeerStreams(self.options.streams_per_peer)
         server.add_generic_rpc_handlers(
             (
-                _worker_methods(worker, peers),
+                worker_methods(worker, peers),
                 _producer_methods(producer, peers),
                 operator_service.methods(self.operator),
                 batch_methods(BatchService(self.store, new_id=self.ids.next_id)),
                 operation_methods(OperationService(many_jobs)),
                 schedule_methods(schedules),
-                topic_methods(TopicService(Topics(self.store, on_change=self.coordinator.limits_changed))),
+                topic_methods(TopicService(Topics(self.store, on_change=self.limits.limits_changed))),
                 self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),
                 *self.extra_services,
             )
@@ -460,120 +474,9 @@ class Server:
         self._grpc = server
         return port
 
-    # ------------------------------------------------------------------ small services
-
-    def _limit_opened(self, topic_nos: set[int]) -> None:
-        """What was settled here lets others of these topics start, here or on another instance."""
-        self.coordinator.submitted(topic_nos)
-
-    def _came_back(self, tenant_no: int, job_id: UUID) -> None:
-        """A job of ours is claimable again, at its old place: whoever wants its topic gets it by its id."""
-        self.coordinator.wake_for_job(tenant_no, job_id)
-
-    def _requeued(self, places: Iterable[tuple[int, UUID]]) -> None:
-        """Jobs are claimable at places that may lie below the watermark: look for them there, and tell the others."""
-        topic_nos = set()
-        for topic_no, job_id in places:
-            self.coordinator.wake(topic_no, job_id)
-            topic_nos.add(topic_no)
-        self.coordinator.submitted(topic_nos)
-
-    async def _hear_others(self) -> None:
-        """LISTEN, and again when the connection is lost. The tick finds everything meanwhile."""
-        wait = 0.1
-        while True:
-            try:
-                await self.store.listen(self.hints.on_notify, self.coordinator.wake_all)
-                log.warning("listen_lost what=ticks find new jobs until it is back")
-                wait = 0.1
-            except HeadgateError as error:
-                log.warning("listen_failed error=%s", error)
-            await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
-            wait = min(5.0, wait * 2)
-
-    async def _upkeep(self) -> None:
-        """Fold, forget, vacuum, make partitions: on a lane of its own, now and then, on every instance."""
-        beat = 0
-        while True:
-            # Jittered: many instances must not do it in step.
-            await asyncio.sleep(UPKEEP_SECONDS * uniform(0.8, 1.2))  # noqa: S311
-            beat += 1
-            try:
-                await self._upkeep_once(beat)
-            except HeadgateError as error:
-                log.warning("upkeep_failed error=%s", error)
-
-    async def _upkeep_once(self, beat: int) -> None:
-        async with self.store.lane("read").use() as db:
-            await fold_flows(db)
-            await forget_arrivals(db)
-            if beat % 12 == 0:
-                await forget_quiet(db)
-                await expire_batches(db)
-                self._mended = await mend_limits(db, self._mended)
-                await ensure_partitions(db)
-                await warn_of_held_snapshots(db)
-        if beat % 12 == 6:
-            async with self.store.lane("read") as db:  # in no transaction, behind a pooler too
-                await vacuum_hot_tables(db)
-
-    async def _check_durability(self) -> None:
-        """Once a minute, besides every new connection: settings can be changed, and another host be promoted."""
-        known = ""
-        while True:
-            await asyncio.sleep(DURABILITY_SECONDS * uniform(0.8, 1.0))  # noqa: S311 - jitter
-            try:
-                defaults = await self.store.check_durability()
-                if defaults and defaults != known:
-                    log.warning("defaults_not_durable effect=jobs submitted from SQL can be lost reason=%s", defaults)
-                known = defaults
-            except HeadgateError as error:
-                log.error("durability_check_failed error=%s", error)
-
     def _exposed_tokens(self) -> str:
         exposed = None if self.options.tokens_file is None else exposure_of(self.options.tokens_file)
         return "" if exposed is None else f"{exposed[0]}; run: {exposed[1]}"
-
-    async def _tell_health(self) -> None:
-        """Not ready while the ticks fail or hang, or a service fails; ready again after that. Ends with the drain."""
-        ticks, since = self.coordinator.ticks, time.monotonic()
-        while not self._draining.is_set():
-            await asyncio.sleep(0.2)
-            now = time.monotonic()
-            if self.coordinator.ticks != ticks:
-                ticks, since = self.coordinator.ticks, now
-            reason = self.services.failing
-            if not reason and now - since > UNREADY_SECONDS + self.options.tick_seconds:
-                reason = self.coordinator.tick_error or "the database does not answer"
-            if self._health.ready == bool(reason) and not self._draining.is_set():
-                if reason:
-                    log.warning("not_ready reason=%s", reason)
-                else:
-                    log.warning("ready_again")
-                self._health.set(ready=not reason)
-
-    async def _measure_lag(self) -> None:
-        """How late the loop is: the first sign of a server that has too much to do."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.5)
-            self.lag_ms = max(0.0, (time.monotonic() - before - 0.5) * 1000)
-            if self.lag_ms > 500:
-                log.warning("loop_lag ms=%.0f", self.lag_ms)
-
-
-def _worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
-    pb = worker_pb2
-    return grpc_service(
-        "headgate.v1.WorkerService",
-        {
-            "Work": bidi_stream(peers.bounded(service.work), pb.WorkerFrame, pb.ServerFrame),
-            "StreamJobs": server_stream(service.stream_jobs, pb.StreamJobsRequest, pb.JobBatch, bounded=peers.bounded),
-            "Heartbeat": unary(service.heartbeat, pb.HeartbeatRequest, pb.HeartbeatResponse),
-            "ReportOutcome": unary(service.report_outcome, pb.ReportOutcomeRequest, pb.ReportOutcomeResponse),
-            "Claim": unary(service.claim, pb.ClaimRequest, pb.ClaimResponse),
-        },
-    )
 
 
 def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:

@@ -226,13 +226,13 @@ async def test_who_waits_for_a_result_must_still_be_permitted_to_read_it(
     job_id = await wire.submit(topic)
     request = producer_pb2.WaitResultRequest(id=job_id, wait_ms=60_000)
     waiting = asyncio.create_task(mine.refused("WaitResult", request))
-    async with wire.worker() as link:
-        await link.ready(1, topic)
-        (job,) = await link.take(1)
+    async with wire.worker() as session:
+        await session.ready(1, topic)
+        (job,) = await session.take(1)
         await known(mine, tokens, topics=["other"])
         ended: Ended = await asyncio.wait_for(waiting, ENDED)
         assert ended.code == "not_found", "it ends when the right does, not when the job does"
-        await link.complete(job, results=[b"secret"])
+        await session.complete(job, results=[b"secret"])
 
 
 async def test_a_token_that_loses_a_scope_keeps_the_others(mine: Wire, tokens: Tokens) -> None:
@@ -274,16 +274,16 @@ async def test_a_removed_token_ends_and_one_in_a_damaged_file_stays(
     server: ServerProcess, mine: Wire, wire: Wire, tokens: Tokens
 ) -> None:
     topic = f"topic-{uuid4()}"
-    async with mine.worker() as link, wire.worker() as stays:
+    async with mine.worker() as session, wire.worker() as stays:
         before = len(server.seen("tokens_unreadable"))
         tokens.damage()
         await asyncio.to_thread(server.saw, "tokens_unreadable", times=before + 2)
         await mine.submit(topic)
-        await link.ready(1, topic)
-        await link.complete(*await link.take(1))
+        await session.ready(1, topic)
+        await session.complete(*await session.take(1))
         claiming = await claims(mine, topic)
         tokens.remove(mine.token)
-        await revoked(link, "is not valid any more")
+        await revoked(session, "is not valid any more")
         assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
         assert (await mine.refused("Claim", claim(topic))).code == "unauthenticated"
         await stays.beat()
@@ -298,12 +298,12 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
     await known(mine, tokens, as_digest=way == "removed by its digest", scopes=scopes)
     job_id, *_ = await wire.submit_many(other, [b""] * 50)
     async with (
-        mine.worker() as link,
+        mine.worker() as session,
         mine.stream_jobs(f"streams-{uuid4()}", topic, max_in_flight=1) as jobs,
         mine.producer() as producer,
         Headgate(server.address, token=mine.token) as hg,
     ):
-        await link.ready(1, topic)
+        await session.ready(1, topic)
         claiming = await claims(mine, topic)
         waiting = asyncio.create_task(
             mine.refused("WaitResult", producer_pb2.WaitResultRequest(id=job_id, wait_ms=60_000))
@@ -319,7 +319,7 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
                 case _:
                     tokens.remove(mine.token)
             word = "has expired" if way == "expired" else "is not valid any more"
-            for stream in (link, jobs, producer):
+            for stream in (session, jobs, producer):
                 await revoked(stream, word)
             for call in (claiming, waiting):
                 assert (await asyncio.wait_for(call, ENDED)).code == "token_revoked"

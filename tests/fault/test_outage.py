@@ -86,7 +86,7 @@ def readiness(server: ServerProcess) -> Iterator[Readiness]:
 
 
 @pytest.mark.req("T10", "T37", "D18", "D19", "F30")
-async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_link(
+async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_session(
     mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, stalls: Stalls, tmp_path: Path
 ) -> None:
     """The outage is longer than the lease: what runs goes on, and is not taken from its worker afterwards."""

@@ -123,7 +123,7 @@ class IdleLinks:
 
 
 @pytest.mark.req("T6", "D11", "D26", "O2")
-async def test_a_thousand_idle_links_cost_the_database_nothing(
+async def test_a_thousand_idle_sessions_cost_the_database_nothing(
     database: str, postgres: Server, servers: Servers
 ) -> None:
     """How it is counted: commits and rollbacks of the instance's database, as PostgreSQL itself adds them up, read from

@@ -306,7 +306,7 @@ async def test_a_server_frozen_for_longer_than_its_leases_and_thawed_does_no_har
 
 
 @pytest.mark.req("T37", "F31", "D18", "D19", "T10")
-async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_link(
+async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_session(
     mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, stalls: Stalls
 ) -> None:
     # Beats of two seconds: a link must not drop because this machine is busy for one.

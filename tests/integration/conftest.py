@@ -15,7 +15,7 @@ from tests.support.queue import Clock
 async def one(database: str) -> AsyncIterator[Instance]:
     """A running instance; only wakes find work, for its tick is an hour away."""
     async with Instance(database) as instance:
-        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        await soon(lambda: instance.ticker.ticks, "the first tick is over")
         yield instance
 
 

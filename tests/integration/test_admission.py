@@ -83,7 +83,7 @@ async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_on
 
 async def test_submits_rest_only_after_large_flushes_and_only_while_outcomes_wait(one: Instance) -> None:
     waiting = False
-    submitter = Submitter(one.store, on_submitted=lambda *_, claimed: None, outcomes_wait=lambda: waiting)
+    submitter = Submitter(one.store, one.wakes, one.times, outcomes_wait=lambda: waiting)
     assert submitter._rest(2_000, 0.1) == 0.0  # a burst with nobody working is taken at full speed
     waiting = True
     assert submitter._rest(1, 0.1) == 0.0

@@ -33,12 +33,12 @@ class Other:
 
     async def claim(self, count: int = 2) -> list[UUID]:
         self.worker.ready(count)
-        assert await self.instance.coordinator.claim_once() == count, "it has a backlog: its claims are full"
+        assert await self.instance.claimer.run_once() == count, "it has a backlog: its claims are full"
         return list((await self.worker.take()).ids)
 
     @property
     def marks(self) -> Watermark:
-        (demand,) = self.instance.coordinator._demands.values()
+        (demand,) = self.instance.demands.by_wanted.values()
         return demand.marks
 
     @property
@@ -471,7 +471,7 @@ async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
     await queue.add()
     await other.claim(1)
     other.worker.ready(1)
-    assert await other.instance.coordinator.claim_once() == 0
+    assert await other.instance.claimer.run_once() == 0
     await queue.settle((job, epoch, Abandon()))
     await other.instance.submit()
     assert list((await other.worker.take()).ids) == [job]

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import pytest
 
-from headgate.dispatch.coordinator import CLAIM_LIMIT, Coordinator
-from headgate.dispatch.sessions import SessionSilent
+from headgate.dispatch.claimer import CLAIM_LIMIT, Claimer
+from headgate.dispatch.session import SessionSilent
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
 from headgate.server import ServerOptions
@@ -159,11 +159,11 @@ async def test_a_submit_wakes_it_and_a_finished_job_wakes_it(one: Instance) -> N
 async def test_credit_that_a_claim_does_not_use_is_given_back_at_once(still: Instance) -> None:
     await still.submit(3)
     worker = await still.worker(slots=10)
-    assert await still.coordinator.claim_once() == 3
+    assert await still.claimer.run_once() == 3
     assert still.free() == 7
     assert len(await worker.take()) == 3
     await still.submit(9)
-    assert await still.coordinator.claim_once() == 7  # without another word from the worker
+    assert await still.claimer.run_once() == 7  # without another word from the worker
     assert still.free() == 0
 
 
@@ -173,13 +173,13 @@ async def test_a_freed_slot_is_filled_by_one_claim_and_no_tick(one: Instance) ->
     await one.submit(40)
     worker = await one.worker(slots=1)
     delivery = await worker.take()
-    ticks, claims = one.coordinator.ticks, one.coordinator.claims
+    ticks, claims = one.ticker.ticks, one.claimer.claims
     for _ in range(19):
         worker.complete(delivery)
         worker.ready(1)
         delivery = await worker.take()
-    assert one.coordinator.claims - claims == 19
-    assert one.coordinator.ticks == ticks
+    assert one.claimer.claims - claims == 19
+    assert one.ticker.ticks == ticks
 
 
 @pytest.mark.req("T5", "D12")
@@ -191,9 +191,9 @@ async def test_one_claim_is_one_call_of_at_most_the_cap_and_the_credit(
         await one.submit(50)
         await one.store.count_statements()
         await one.worker(slots=credit)
-        assert await one.coordinator.claim_once() == min(claim_limit, credit)
+        assert await one.claimer.run_once() == min(claim_limit, credit)
         assert await one.store.sent() == 1
-        while await one.coordinator.claim_once():
+        while await one.claimer.run_once():
             pass
         assert sum(one.store.got) == credit
         assert {asked.limit <= min(claim_limit, credit) for asked in one.store.asked} == {True}
@@ -230,17 +230,17 @@ async def test_ten_thousand_jobs_that_do_nothing_take_few_claims(one: Instance) 
 async def test_fifty_sessions_cost_as_much_as_one(still: Instance) -> None:
     await still.store.count_statements()
     workers = [await still.worker(slots=4) for _ in range(50)]
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert still.store.calls == {"claim": 1}
-    await still.coordinator.tick_once()  # it reads the name that is new, once
+    await still.ticker.run_once()  # it reads the name that is new, once
     before = await still.store.sent()
     for _ in range(3):  # idle: the tick alone, and nothing else
-        await still.coordinator.tick_once()
-        await still.coordinator.claim_once()
+        await still.ticker.run_once()
+        await still.claimer.run_once()
     assert await still.store.sent() - before == 3
     assert (still.store.calls["claim"], still.store.calls["tick"]) == (1, 4)
     await still.submit(1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert still.store.calls["claim"] == 2  # one wake, one claim, one session served
     assert sum(worker.session.held != {} for worker in workers) == 1
 
@@ -295,16 +295,15 @@ def test_the_concurrency_core_needs_nothing_but_the_standard_library() -> None:
 
 
 @pytest.mark.req("C12")
-def test_nobody_can_put_an_executor_of_batches_into_the_coordinator() -> None:
-    assert set(inspect.signature(Coordinator).parameters) == {
+def test_nobody_can_put_an_executor_of_batches_into_the_claimer() -> None:
+    assert set(inspect.signature(Claimer).parameters) == {
         "store",
-        "sessions",
+        "demands",
+        "gate",
+        "limit_timers",
         "abandon_unsent",
         "end_late",
         "claim_limit",
-        "tick_seconds",
-        "wakes",
-        "watchdog",
     }
 
 
@@ -330,7 +329,7 @@ async def test_jobs_that_trickle_in_are_spread_over_all_sessions(still: Instance
     workers = [await still.worker(slots=10) for _ in range(3)]
     for _ in range(12):
         await still.submit()
-        assert await still.coordinator.claim_once() == 1
+        assert await still.claimer.run_once() == 1
     assert [len(worker.session.held) for worker in workers] == [4, 4, 4]
 
 
@@ -340,7 +339,7 @@ async def test_fewer_jobs_than_credit_reach_every_session_in_turn(database: str,
         workers = [await one.worker(slots=credit) for _ in range(5)]
         for _ in range(5 * credit):
             await one.submit()
-            await one.coordinator.claim_once()
+            await one.claimer.run_once()
         assert [len(worker.session.held) for worker in workers] == [credit] * 5
 
 
@@ -352,7 +351,7 @@ async def test_sessions_that_want_the_same_share_a_claim_and_others_have_their_o
     await still.worker("d", "mail", "sms", slots=1, lease=2 * minute)
     await still.worker("e", "mail", "sms", slots=1, tenant="other")
     await still.submit(10)
-    assert await still.coordinator.claim_once() == 4
+    assert await still.claimer.run_once() == 4
     groups = Counter(asked.workers for asked in still.store.asked[:4])
     assert groups == {("a", "b"): 1, ("c",): 1, ("d",): 1, ("e",): 1}
 
@@ -360,7 +359,7 @@ async def test_sessions_that_want_the_same_share_a_claim_and_others_have_their_o
 async def test_the_worker_on_the_row_is_the_one_that_gets_the_job(still: Instance, db: Connection) -> None:
     workers = [await still.worker(slots=3) for _ in range(4)]
     await still.submit(10)
-    assert await still.coordinator.claim_once() == 10
+    assert await still.claimer.run_once() == 10
     for worker in workers:
         rows = await db.fetch("SELECT id FROM headgate.jobs WHERE worker = $1", worker.session.worker_id)
         assert {row[0] for row in rows} == set(worker.session.held)
@@ -369,16 +368,16 @@ async def test_the_worker_on_the_row_is_the_one_that_gets_the_job(still: Instanc
 async def test_a_session_that_comes_and_goes_leaves_nothing_behind(still: Instance) -> None:
     stays = await still.worker("stays", slots=1)
     await still.submit(1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     for number in range(5):
         passing = await still.worker(f"passing{number}", slots=2)
-        await still.coordinator.claim_once()
+        await still.claimer.run_once()
         passing.lose()
-    assert len(still.coordinator._demands) == 1  # the one that is busy counts as well
+    assert len(still.demands.by_wanted) == 1  # the one that is busy counts as well
     assert len(stays.session.credit) == 1
     stays.lose()
-    assert not still.coordinator._demands
-    assert not still.coordinator._by_topic
+    assert not still.demands.by_wanted
+    assert not still.demands.by_topic
 
 
 async def test_a_session_that_ends_during_its_claim_leaves_nothing_behind(one: Instance) -> None:
@@ -388,7 +387,7 @@ async def test_a_session_that_ends_during_its_claim_leaves_nothing_behind(one: I
     await hold.reached()
     worker.lose()
     hold.release()
-    await soon(lambda: not one.coordinator._demands, "the demand is dropped")
+    await soon(lambda: not one.demands.by_wanted, "the demand is dropped")
     await one.flushed()
     view = await one.job(job)
     assert (view.state, view.attempt) == (State.PENDING, 0)
@@ -399,6 +398,6 @@ async def test_nothing_is_claimed_for_a_session_that_has_ended_and_does_not_know
     silent = await still.worker("silent", slots=3)
     good = await still.worker("good", slots=3)
     silent.session.end(SessionSilent("not heard of"))
-    assert await still.coordinator.claim_once() == 3
+    assert await still.claimer.run_once() == 3
     assert (len(silent.session.held), len(good.session.held)) == (0, 3)
     assert still.free() == 0

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.dispatch.sessions import MAX_QUEUED_PARTS, ControlFrame, Delivery, SessionOverflow
+from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.session import MAX_QUEUED_PARTS, SessionOverflow
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
@@ -48,9 +49,9 @@ async def test_the_claim_is_committed_before_anything_is_sent(one: Instance, db:
     assert row["lease_until"] is not None
     assert not worker.session.held
     worker.lose()  # between commit and send
-    one.outcomes.writer.close()  # and no way to hand it back
+    one.outcomes.writer.stop()  # and no way to hand it back
     hold.release()
-    await soon(lambda: one.free() == 0 and not one.coordinator._demands, "the claim is over")
+    await soon(lambda: one.free() == 0 and not one.demands.by_wanted, "the claim is over")
     assert (await one.job(job)).state is State.RUNNING
 
 
@@ -60,23 +61,23 @@ async def test_the_lease_alone_recovers_what_was_not_sent_and_what_a_dead_worker
     still: Instance, db: Connection, sent: bool
 ) -> None:
     clock = await Clock.install(db)
-    still.coordinator._abandon_unsent = lambda _: None  # no clean-up of any kind
+    still.claimer._abandon_unsent = still.demands._abandon_unsent = lambda _: None  # no clean-up of any kind
     (job,) = await still.submit()
     worker = await still.worker(slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     if sent:
         await worker.take()
     worker.lose()
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     assert (await still.job(job)).state is State.RUNNING
     await clock.advance(seconds=61)
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt) == (State.RETRYING, 1)
     await clock.advance(seconds=10)
     other = await still.worker(slots=1)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 1
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 1
     assert (await other.take()).attempts == (2,)
 
 
@@ -126,12 +127,12 @@ async def test_the_open_stream_is_the_presence_and_when_it_ends_nothing_more_is_
     worker.lose()
     before = one.store.calls["claim"]
     await one.submit(5)
-    await one.coordinator.tick_once()
+    await one.ticker.run_once()
     await settle_down()
     assert one.store.calls["claim"] == before
     assert (await one.states())[State.PENDING] == 5
-    assert not one.coordinator._demands
-    assert not one.coordinator._by_topic
+    assert not one.demands.by_wanted
+    assert not one.demands.by_topic
 
 
 @pytest.mark.req("D19", "D26")
@@ -194,7 +195,7 @@ async def test_a_claim_that_fails_ends_no_session_and_is_tried_again(one: Instan
     one.store.before["claim"] = failing_with(error)
     await one.submit(10)
     await one.reach(10, State.COMPLETED)
-    assert one.coordinator.claim_errors == 1
+    assert one.claimer.errors == 1
     assert [worker.session.ended for worker in workers] == [None] * 5
     await soon(lambda: one.free() == 10, "all credit is back")
 
@@ -210,8 +211,8 @@ async def test_claims_that_fail_back_off_and_a_thousand_wakes_do_not_hurry_them(
 
     def woken() -> bool:
         for _ in range(100):
-            one.coordinator.wake(topic_no)
-        return one.coordinator.claim_errors >= 5
+            one.demands.wake(topic_no)
+        return one.claimer.errors >= 5
 
     await soon(woken, "five claims have failed")
     assert time.monotonic() - began >= 0.5 * (0.05 + 0.1 + 0.2 + 0.4)
@@ -222,8 +223,8 @@ async def test_claims_that_fail_back_off_and_a_thousand_wakes_do_not_hurry_them(
 async def test_a_stop_during_the_backoff_is_heard_at_once(one: Instance) -> None:
     one.store.before["claim"] = failing_with(*[AWAY] * 100)
     await one.worker(slots=1)
-    await soon(lambda: one.coordinator.claim_errors >= 4, "it waits longer and longer")
-    one.coordinator.stop()
+    await soon(lambda: one.claimer.errors >= 4, "it waits longer and longer")
+    one.claimer.stop()
     assert await asyncio.wait_for(one.died("claims"), 60) is None
 
 
@@ -233,7 +234,7 @@ async def test_a_demand_that_is_refused_does_not_keep_the_others_from_their_work
     good = await one.worker("good", slots=3, handler=completing())
     await one.submit(20)
     await one.reach(20, State.COMPLETED)
-    assert one.coordinator.claim_errors == 1
+    assert one.claimer.errors == 1
     assert bad.session.ended is None
     assert good.tracker.times.total() == 20
 
@@ -248,7 +249,7 @@ async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_t
 
     one.store.before["claim"] = unreadable
     await one.submit(1, "broken")
-    await soon(lambda: one.coordinator.claim_errors >= 1, "the broken one was refused")
+    await soon(lambda: one.claimer.errors >= 1, "the broken one was refused")
     await one.worker("good", slots=3, handler=completing())
     await one.submit(20)
     await one.reach(20, State.COMPLETED)
@@ -269,10 +270,10 @@ async def test_bugs_met_by_some_demands_do_not_keep_the_others_from_their_work(
 
     still.store.before["claim"] = faulty
     await still.submit(3, "good")
-    claiming = asyncio.create_task(still.coordinator.run())
+    claiming = asyncio.create_task(still.claimer.run())
     assert len(await good.take()) == 3
     assert not claiming.done()
-    still.coordinator.stop()
+    still.claimer.stop()
     await claiming
     for topic_no in broken:
         assert f"in a claim for tenant {good.session.tenant_no}, topics ({topic_no},)" in caplog.text
@@ -284,7 +285,7 @@ async def test_a_bug_met_while_no_other_demand_gets_jobs_fails_the_service(one: 
     await soon(lambda: one.store.got, "it has looked")
     one.store.before["claim"] = failing_with(RuntimeError("planted"))
     before = one.store.calls["claim"]
-    one.coordinator.wake_all()
+    one.demands.wake_all()
     assert isinstance(await one.died("claims"), RuntimeError)
     assert one.store.calls["claim"] == before + 1, "it is not tried again before the next wake"
 
@@ -305,12 +306,12 @@ async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
     with monkeypatch.context() as patch:
         patch.setattr(type(second.session), "deliver", deliver)
         with pytest.raises(MemoryError):
-            await still.coordinator.claim_once()
+            await still.claimer.run_once()
     assert len(await first.take()) == 3
     assert still.free() == 3
     await still.flushed()
     assert [(await still.job(job)).state for job in jobs] == [State.RUNNING] * 3 + [State.PENDING] * 3
-    assert await still.coordinator.claim_once() == 3  # known to have come back, by their ids
+    assert await still.claimer.run_once() == 3  # known to have come back, by their ids
     assert list((await second.take()).ids) == jobs[3:]
 
 
@@ -325,14 +326,14 @@ async def test_who_lost_the_lease_is_told_so_and_the_second_success_stands(
     clock = await Clock.install(db)
     (job,) = await still.submit()
     first = await still.worker("first", slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await first.take()
     await clock.advance(seconds=61)
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     await clock.advance(seconds=5)
     second = await still.worker("second", slots=1)
-    await still.coordinator.tick_once()
-    await still.coordinator.claim_once()
+    await still.ticker.run_once()
+    await still.claimer.run_once()
     (epoch,) = (await second.take()).epochs
     run = Run(id=job, epoch=epoch - 1, attempt=1, topic_no=0, worker="first")
     assert (await first.report(job, epoch - 1, await late(run))).receipt is Receipt.STALE

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.dispatch import coordinator
+from headgate.dispatch import sweeps
 from headgate.dispatch.demand import MOST_HINTS
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.keyrange import KeyRanges
@@ -28,7 +28,7 @@ async def move_mark(one: Instance, *topics: str) -> None:
     for topic in topics or ("mail",):
         await one.submit(1, topic)
         worker = await one.worker(f"mover {topic}", topic, slots=1)
-        assert await one.coordinator.claim_once() == 1
+        assert await one.claimer.run_once() == 1
         worker.complete(await worker.take())
         await one.flushed()
         worker.lose()
@@ -38,7 +38,7 @@ async def below_the_mark(one: Instance, count: int = 1) -> tuple[list[UUID], lis
     """Jobs that run, older than the mark: their ids and epochs."""
     jobs = await one.submit(count)
     holder = await one.worker("holder", slots=count)
-    assert await one.coordinator.claim_once() == count
+    assert await one.claimer.run_once() == count
     delivery = await holder.take()
     await move_mark(one)
     return list(jobs), list(delivery.epochs)
@@ -50,10 +50,10 @@ async def test_a_job_that_comes_back_below_the_mark_is_claimed_at_once_by_its_id
 ) -> None:
     (job,), (epoch,) = await below_the_mark(still)
     worker = await still.worker(slots=1)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     settled = await worker.report(job, epoch, outcome)
     assert (settled.receipt, settled.state) == (Receipt.APPLIED, State.PENDING)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     last = still.store.asked[-1]
     assert (last.hints, last.from_head) == ((job,), False)
     assert list((await worker.take()).ids) == [job]
@@ -64,10 +64,10 @@ async def test_a_promoted_job_is_claimed_at_once_by_its_id(still: Instance, db: 
     (job,), (epoch,) = await below_the_mark(still)
     worker = await still.worker(slots=1)
     await worker.report(job, epoch, Snooze(delay=timedelta(seconds=30)))
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await clock.advance(seconds=31)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 1
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 1
     assert still.store.asked[-1].hints == (job,)
     assert list((await worker.take()).ids) == [job]
 
@@ -75,25 +75,25 @@ async def test_a_promoted_job_is_claimed_at_once_by_its_id(still: Instance, db: 
 async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(still: Instance) -> None:
     await still.worker("a", slots=1)
     await still.worker("b", slots=1, tenant="other")
-    await still.coordinator.claim_once()
-    mine, theirs = still.coordinator._demands.values()
+    await still.claimer.run_once()
+    mine, theirs = still.demands.by_wanted.values()
     for job in still.ids.make(MOST_HINTS):
-        still.coordinator.wake_for_job(mine.tenant_no, job)
+        still.demands.wake_for_job(mine.tenant_no, job)
     assert (len(mine.hints), len(theirs.hints), mine.from_head) == (MOST_HINTS, 0, False)
     for job in still.ids.make(3 * MOST_HINTS):
-        still.coordinator.wake_for_job(mine.tenant_no, job)
+        still.demands.wake_for_job(mine.tenant_no, job)
     assert (mine.hints, mine.from_head, theirs.wake_pending) == ({}, True, False)  # too many to name: from the head
 
 
 async def test_hints_survive_a_claim_that_fails(still: Instance) -> None:
     (job,), (epoch,) = await below_the_mark(still)
     worker = await still.worker(slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await worker.report(job, epoch, Abandon())
     still.store.before["claim"] = failing_with(AWAY)
     with pytest.raises(StoreUnavailable):
-        await still.coordinator.claim_once()
-    assert await still.coordinator.claim_once() == 1
+        await still.claimer.run_once()
+    assert await still.claimer.run_once() == 1
     assert list((await worker.take()).ids) == [job]
 
 
@@ -101,19 +101,19 @@ async def test_claims_start_at_the_mark_and_not_at_the_head(still: Instance) -> 
     await still.worker(slots=100)
     for _ in range(4):
         await still.submit(2)
-        await still.coordinator.claim_once()
+        await still.claimer.run_once()
     assert [asked.from_head for asked in still.store.asked] == [True, False, False, False]
 
 
 async def test_an_idle_session_finds_by_the_tick_what_lies_below_the_mark(still: Instance, db: Connection) -> None:
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     # Somebody else handed it back, and told nobody.
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
-    assert await still.coordinator.claim_once() == 0
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 0
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 1
     assert list((await worker.take()).ids) == [job]
 
 
@@ -122,25 +122,25 @@ async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(still
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
     await still.submit(50)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
     for _ in range(4):
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()
         worker.ready(1)
-        assert await still.coordinator.claim_once() == 1
+        assert await still.claimer.run_once() == 1
     assert job in worker.session.held
 
 
 async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still: Instance, db: Connection) -> None:
     jobs, _ = await below_the_mark(still, 30)
     worker = await still.worker(slots=4)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     await still.submit(10)
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
-    still.coordinator.wake_all()
+    still.demands.wake_all()
     got: list[UUID] = []
     for _ in range(8):
-        assert await still.coordinator.claim_once() == 4
+        assert await still.claimer.run_once() == 4
         got += (await worker.take()).ids
         worker.ready(4)
     assert got[:30] == jobs
@@ -152,12 +152,12 @@ async def test_a_sweep_that_finds_more_than_it_may_take_goes_on_where_it_stopped
     jobs, _ = await below_the_mark(still, 30)
     worker = await still.worker(slots=4)
     await still.submit(50)
-    assert await still.coordinator.claim_once() == 4
+    assert await still.claimer.run_once() == 4
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     for _ in range(8):
         worker.ready(4)
-        assert await still.coordinator.claim_once() == 4
+        assert await still.claimer.run_once() == 4
     assert set(jobs) <= set(worker.session.held)
 
 
@@ -197,41 +197,41 @@ async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_o
 async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new_jobs_are_found(
     still: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
-    monkeypatch.setattr(coordinator, "_WHOLE_SHARE", 1e-9)
-    monkeypatch.setattr(coordinator, "_WHOLE_ALWAYS_US", -1)
+    monkeypatch.setattr(sweeps, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
+    monkeypatch.setattr(sweeps, "_WHOLE_SHARE", 1e-9)
+    monkeypatch.setattr(sweeps, "_WHOLE_ALWAYS_US", -1)
     await still.submit(1)
     worker = await still.worker(slots=2)
-    assert await still.coordinator.claim_once() == 1  # which sets the mark of its demand
+    assert await still.claimer.run_once() == 1  # which sets the mark of its demand
     worker.complete(await worker.take())
     await still.flushed()
     asked = still.store.tick_ranges
-    await still.coordinator.tick_once()
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
+    await still.ticker.run_once()
     assert asked[-2] is None  # everything
     assert asked[-1] is not None
     assert asked[-1] != KeyRanges.whole(asked[-1].topic_nos)
     await still.submit(1)
-    assert (await still.coordinator.tick_once()).pending
+    assert (await still.ticker.run_once()).pending
 
 
 async def test_a_sweep_that_makes_a_claim_slow_goes_half_as_far_the_next_time(
     still: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, least = still.coordinator, coordinator._SWEEP_AT_LEAST_US
-    one._sweep_us = one._swept_us = 8 * least
+    pace, least = still.claimer._sweeps, sweeps.SWEEP_AT_LEAST_US
+    pace._most_us = pace._swept_us = 8 * least
     for slow, expected in ((-1.0, 4), (-1.0, 2), (1e9, 4), (-1.0, 2), (-1.0, 1), (-1.0, 1), (1e9, 2)):
-        monkeypatch.setattr(coordinator, "_SWEEP_SLOW_SECONDS", slow)
-        one._pace_sweeps(0.01)
-        assert one._sweep_us == expected * least
-        one._swept_us = one._sweep_us
+        monkeypatch.setattr(sweeps, "_SWEEP_SLOW_SECONDS", slow)
+        pace.claimed(0.01, swept=True)
+        assert pace._most_us == expected * least
+        pace._swept_us = pace._most_us
     for _ in range(40):
-        one._pace_sweeps(0.01)
-    assert one._sweep_us == coordinator._SWEEP_MOST_US
+        pace.claimed(0.01, swept=True)
+    assert pace._most_us == sweeps.SWEEP_MOST_US
 
 
 async def test_a_tick_that_is_aimed_at_a_due_job_looks_at_no_topics(still: Instance) -> None:
     await still.worker(slots=1)
     await still.submit(1)
-    assert not (await still.coordinator.tick_once(sweep=False)).pending
-    assert (await still.coordinator.tick_once()).pending
+    assert not (await still.ticker.run_once(sweep=False)).pending
+    assert (await still.ticker.run_once()).pending

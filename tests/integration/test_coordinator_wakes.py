@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
 
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
+from headgate.domain.wakes import TopicReady, Wake
 from headgate.store import control
 from headgate.store.connect import Connection
 from tests.support.dispatching import Hold, Instance, completing, failing_with, slow, soon, waiting_for
@@ -26,13 +28,13 @@ AWAY = StoreUnavailable("the database is away")
 async def test_the_tick_alone_starts_a_job_and_its_period_is_tunable(database: str, tick_seconds: float) -> None:
     async with Instance(database, wakes=False, tick_seconds=tick_seconds) as one:
         worker = await one.worker(slots=3, handler=completing())
-        await soon(lambda: one.store.got and one.coordinator.ticks, "it has looked in vain")
-        ticks, began = one.coordinator.ticks, time.monotonic()
+        await soon(lambda: one.store.got and one.ticker.ticks, "it has looked in vain")
+        ticks, began = one.ticker.ticks, time.monotonic()
         await one.submit(2)
         await one.reach(2, State.COMPLETED)
-        assert one.coordinator.ticks > ticks
+        assert one.ticker.ticks > ticks
         assert worker.tracker.times.total() == 2
-        await soon(lambda: one.coordinator.ticks >= ticks + 3, "three ticks")
+        await soon(lambda: one.ticker.ticks >= ticks + 3, "three ticks")
         assert time.monotonic() - began >= 2 * tick_seconds * 0.9
 
 
@@ -50,21 +52,22 @@ async def test_another_instance_finds_a_job_without_any_word_of_it(one: Instance
 async def test_news_of_submits_goes_to_other_instances_in_one_word_and_only_when_there_are_some(
     one: Instance, database: str
 ) -> None:
-    one.start("announcements", one.coordinator.run_announcements(apart=0.01))
+    one.wakes.apart_seconds = 0.01
+    one.start("announcements", one.wakes.run())
     await one.submit(3)
-    await soon(lambda: not one.coordinator._unannounced, "nobody is there to be told")
+    await soon(lambda: not one.wakes._unannounced, "nobody is there to be told")
     assert one.store.calls["notify"] == 0
     async with Instance(database, name="two", running=False) as two:
-        heard: asyncio.Queue[list[int]] = asyncio.Queue()
-        listening = asyncio.create_task(two.store.listen(heard.put_nowait, lambda: None))
-        await two.coordinator.tick_once()
-        await one.coordinator.tick_once()
-        assert one.coordinator.others == 1
+        received: asyncio.Queue[Iterable[Wake]] = asyncio.Queue()
+        listening = asyncio.create_task(two.store.listen(received.put_nowait))
+        await two.ticker.run_once()
+        await one.ticker.run_once()
+        assert one.wakes.others == 1
         (topic_no,) = await one.topic_nos("mail")
         await soon(lambda: two.store._listener is not None, "two listens")
         for _ in range(5):
             await one.submit(2)
-        assert await asyncio.wait_for(heard.get(), 60) == [topic_no]
+        assert await asyncio.wait_for(received.get(), 60) == [TopicReady(topic_no)]
         assert one.store.calls["notify"] <= 5
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
@@ -76,9 +79,9 @@ async def test_a_thousand_wakes_run_nothing_twice_and_keep_the_limit(one: Instan
     worker = await one.worker(slots=3, handler=slow(0.001))
     (topic_no,) = await one.topic_nos("mail")
     for turn in range(1_000):
-        one.coordinator.wake(topic_no)
+        one.demands.wake(topic_no)
         if turn % 50 == 0:
-            one.coordinator.wake_all()
+            one.demands.wake_all()
             await asyncio.sleep(0)
     await one.reach(50, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
@@ -90,7 +93,7 @@ async def test_a_wake_that_comes_while_a_claim_is_in_flight_is_not_missed(one: I
     await soon(lambda: one.store.got, "it has looked in vain")
     hold = one.store.after["claim"] = Hold()  # it has seen nothing, and has not said so yet
     (topic_no,) = await one.topic_nos("mail")
-    one.coordinator.wake(topic_no)
+    one.demands.wake(topic_no)
     await hold.reached()
     await one.submit()
     hold.release()
@@ -115,13 +118,13 @@ async def test_a_due_job_that_somebody_holds_does_not_make_the_ticks_spin(databa
         transaction = db.transaction()
         await transaction.start()
         await db.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", job)
-        one.start("ticks", one.coordinator.run_ticks())
+        one.start("ticks", one.ticker.run())
         began = time.monotonic()
-        await soon(lambda: one.coordinator.ticks >= 6, "a few ticks were made in vain")
+        await soon(lambda: one.ticker.ticks >= 6, "a few ticks were made in vain")
         assert time.monotonic() - began >= 4 * 0.05 * 0.9
         await transaction.rollback()
         await one.worker(slots=1, handler=completing())
-        one.start("claims", one.coordinator.run())
+        one.start("claims", one.claimer.run())
         await one.reach(1, State.COMPLETED)
 
 
@@ -133,9 +136,9 @@ async def test_a_due_job_that_somebody_held_is_promoted_by_the_next_tick(still: 
     transaction = db.transaction()
     await transaction.start()
     await db.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", held_id)
-    assert [one for _, _, one in (await still.coordinator.tick_once()).promoted] == [later_id]
+    assert [one for _, _, one in (await still.ticker.run_once()).promoted] == [later_id]
     await transaction.rollback()
-    assert [one for _, _, one in (await still.coordinator.tick_once()).promoted] == [held_id]
+    assert [one for _, _, one in (await still.ticker.run_once()).promoted] == [held_id]
 
 
 # ---------------------------------------------------------------------- the pause gate
@@ -149,20 +152,20 @@ async def test_a_paused_topic_is_never_asked_for_and_a_resume_wakes_everybody(st
     await still.submit(2)
     await still.worker(slots=5)
     # The gate knows nothing yet; the claim's own check is the truth.
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     assert still.store.calls["claim"] == 1
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     for _ in range(3):
         await still.submit(1)
-        assert await still.coordinator.claim_once() == 0
+        assert await still.claimer.run_once() == 0
     assert still.store.calls["claim"] == 1  # the gate comes first: nothing is asked
     await still.worker("both", "mail", "sms", slots=5)
     await still.submit(1, "sms")
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     assert still.store.asked[-1].topic_nos == (sms,)
     await control.resume(db, (tenant_no, mail))
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 5
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 5
     assert (await still.states())[State.RUNNING] == 6
 
 
@@ -173,7 +176,7 @@ async def test_a_pause_lets_jobs_in_lets_running_ones_end_and_keeps_the_order(on
     worker = await one.worker(slots=1, handler=waiting_for(go))
     await soon(lambda: worker.tracker.now == 1, "it runs")
     await control.pause(db)
-    await one.coordinator.tick_once()
+    await one.ticker.run_once()
     low = await one.submit(2)
     high = await one.submit(2, priority=10)
     go.set()
@@ -181,7 +184,7 @@ async def test_a_pause_lets_jobs_in_lets_running_ones_end_and_keeps_the_order(on
     assert (await one.states())[State.PENDING] == 4
     assert worker.receipts[before, *await one.epochs([before])] is None
     await control.resume(db)
-    await one.coordinator.tick_once()
+    await one.ticker.run_once()
     await one.reach(5, State.COMPLETED)
     assert [run.id for run in worker.tracker.runs] == [before, *high, *low]
 
@@ -191,26 +194,26 @@ async def test_a_pause_of_a_tenant_leaves_the_others_alone(still: Instance, db: 
     await still.submit(2, tenant="other")
     await still.worker("a", slots=5)
     await still.worker("b", slots=5, tenant="other")
-    still.coordinator.flip([(await still.store.tenant_no("acme"), 0)])
-    assert await still.coordinator.claim_once() == 2
+    still.gate.set_paused([(await still.store.tenant_no("acme"), 0)])
+    assert await still.claimer.run_once() == 2
     assert [asked.tenant_no for asked in still.store.asked] == [await still.store.tenant_no("other")]
-    still.coordinator.flip([])
-    assert await still.coordinator.claim_once() == 2
+    still.gate.set_paused([])
+    assert await still.claimer.run_once() == 2
 
 
 async def test_a_resume_during_a_claim_is_not_forgotten(still: Instance) -> None:
     """Whoever asks for a look from the head while a claim is under way gets one afterwards."""
     await still.submit()
     await still.worker(slots=5)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     hold = still.store.after["claim"] = Hold()
     (topic_no,) = await still.topic_nos("mail")
-    still.coordinator.wake(topic_no)
-    claiming = asyncio.create_task(still.coordinator.claim_once())
+    still.demands.wake(topic_no)
+    claiming = asyncio.create_task(still.claimer.run_once())
     await hold.reached()
-    still.coordinator.wake_all()
+    still.demands.wake_all()
     hold.release()
     await claiming
     still.store.after.clear()
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert [asked.from_head for asked in still.store.asked] == [True, False, True]

@@ -29,16 +29,16 @@ async def test_a_tick_that_cannot_promote_still_finds_what_is_pending_and_what_r
 ) -> None:
     await still.submit(2)
     await still.worker("w", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     await still.submit(1, delay=timedelta(hours=1))
     await db.execute(PROMOTE % "XX001")
     await still.worker("other", slots=1)
-    tick = await still.coordinator.tick_once()
+    tick = await still.ticker.run_once()
     assert tick.pending == await still.topic_nos("mail")
     assert tick.oldest_running is not None
     assert tick.now is not None
     assert "tick_part_failed part=promote" in caplog.text
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
 
 
 async def test_a_tick_that_cannot_reap_is_of_use_nevertheless_and_reaps_page_by_page(
@@ -47,11 +47,11 @@ async def test_a_tick_that_cannot_reap_is_of_use_nevertheless_and_reaps_page_by_
     clock = await Clock.install(db)
     await still.submit(1)
     await still.worker("w", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     await still.submit(1, delay=timedelta(seconds=30))
     await db.execute(REAP)
     await clock.advance(seconds=61)
-    tick = await still.coordinator.tick_once()
+    tick = await still.ticker.run_once()
     assert (len(tick.promoted), tick.reaped) == (1, 1)
     states = await still.states()
     assert (states[State.PENDING], states[State.RETRYING]) == (1, 1)
@@ -60,4 +60,4 @@ async def test_a_tick_that_cannot_reap_is_of_use_nevertheless_and_reaps_page_by_
 async def test_a_database_that_is_busy_fails_the_tick_as_a_whole(still: Instance, db: Connection) -> None:
     await db.execute(PROMOTE % "53200")
     with pytest.raises(StoreBusy):
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()

@@ -39,7 +39,7 @@ async def test_a_job_past_its_deadline_is_not_delivered_and_its_neighbours_are(s
     others = await still.submit(2, headers={"trace": "abc"})
     await clock.advance(seconds=1.5)
     one, two = await still.worker("one", slots=3), await still.worker("two", slots=5)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     got = [*(await one.take()).ids, *(await two.take()).ids]
     assert sorted(got) == sorted([*first, *in_time, *others])
     assert credit(still) == {"one": 3 - len(one.delivered[0]), "two": 5 - len(two.delivered[0])}  # what came is taken
@@ -62,7 +62,7 @@ async def test_a_claim_of_nothing_but_late_jobs_sends_nothing_and_keeps_the_cred
     await still.worker("one", slots=2)
     gone = await still.worker("gone", slots=2)
     for _ in range(3):
-        await still.coordinator.claim_once()
+        await still.claimer.run_once()
     await still.flushed()
     assert credit(still) == {"one": 2, "gone": 2}
     gone.lose()
@@ -77,7 +77,7 @@ async def test_a_job_whose_payload_is_gone_ends_and_its_neighbours_are_delivered
     others = await still.submit(2)
     await db.execute("DELETE FROM headgate.payloads WHERE id = $1", bare)
     worker = await still.worker("one", slots=5)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert list((await worker.take()).ids) == others
     await still.flushed()
     job = await still.job(bare)
@@ -89,7 +89,7 @@ async def test_at_its_deadline_a_job_is_late(still: Instance, clock: Clock, left
     (job_id,) = await still.submit(deadline=clock.now + SECOND + left)
     await clock.advance(seconds=1)
     await still.worker("one", slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await still.flushed()
     assert (await still.job(job_id)).state is (State.RUNNING if starts else State.DEAD)
 
@@ -103,7 +103,7 @@ async def test_the_clock_of_the_database_decides(still: Instance, clock: Clock, 
     assert (await still.job(late[1])).deadline == clock.now + SECOND  # a span counts from the submit
     await clock.advance(seconds=2)
     worker = await still.worker("one", slots=9)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert list((await worker.take()).ids) == in_time
     await still.flushed()
     assert [(await still.job(job_id)).state for job_id in late] == [State.DEAD, State.DEAD]
@@ -112,13 +112,13 @@ async def test_the_clock_of_the_database_decides(still: Instance, clock: Clock, 
 async def test_a_retry_that_is_due_after_the_deadline_ends_when_its_turn_comes(still: Instance, clock: Clock) -> None:
     (job_id,) = await still.submit(deadline=timedelta(seconds=1))
     worker = await still.worker("one", slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await worker.report(job_id, (await worker.take()).epochs[0], Failed(error=ErrorInfo(type="Oops")))
     assert (await still.job(job_id)).state is State.RETRYING
     await clock.advance(days=1)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     worker.ready(1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await still.flushed()
     job = await still.job(job_id)
     assert (job.state, job.attempt) == (State.DEAD, 2)
@@ -128,7 +128,7 @@ async def test_a_retry_that_is_due_after_the_deadline_ends_when_its_turn_comes(s
 async def test_a_span_counts_from_the_submit_also_when_a_worker_waits(database: str, clock: Clock) -> None:
     async with Instance(database, running=False, claims_along=True) as instance:
         worker = await instance.worker("one", slots=2)
-        await instance.coordinator.claim_once()  # finds nothing: it waits
+        await instance.claimer.run_once()  # finds nothing: it waits
         (job_id,) = await instance.submit(deadline=SECOND, headers={"trace": "abc"})
         delivery = await worker.take()
         assert (json.loads(delivery.headers[0] or "")[".deadline_us"]) == str(delivery.claimed_us + 1_000_000)
@@ -145,7 +145,7 @@ async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
     worker = await still.worker("one", slots=1)
     if passed:
         await clock.advance(hours=2)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     if not passed:
         fatal = Failed(error=ErrorInfo(type="Oops"), permanent=True)
         await worker.report(job_id, (await worker.take()).epochs[0], fatal)
@@ -156,8 +156,8 @@ async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
     await OperatorStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
     job = await still.job(job_id)
     assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
-    still.coordinator.wake_all()
-    await still.coordinator.claim_once()
+    still.demands.wake_all()
+    await still.claimer.run_once()
     assert list((await worker.take()).ids) == [job_id]
 
 

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from headgate import server as composition
+from headgate.dispatch import maintenance
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
+from headgate.ops import readiness
 from headgate.server import Server, ServerOptions
 from headgate.store import preflight
 from headgate.store.service import Store
@@ -71,8 +72,8 @@ async def server(
     for setting in ("fsync", "full_page_writes"):
         asked = asked.replace(f"current_setting('{setting}')", f"(SELECT s.{setting} FROM public.settings s)")
     monkeypatch.setattr(preflight, "_SETTINGS", asked)
-    monkeypatch.setattr(composition, "DURABILITY_SECONDS", 0.2)
-    monkeypatch.setattr(composition, "UNREADY_SECONDS", 0.2)
+    monkeypatch.setattr(maintenance, "DURABILITY_SECONDS", 0.2)
+    monkeypatch.setattr(readiness, "UNREADY_SECONDS", 0.2)
     thresholds = gc.get_threshold()
     one = Server(ServerOptions(database_url=database, port=0, dev=True, grace=timedelta(0), tick_seconds=0.2))
     await one.start()

@@ -64,7 +64,7 @@ async def test_a_lease_begins_after_the_claim_has_waited(
             await lock.execute("SELECT pg_advisory_xact_lock(4847423, 1)")
         else:
             assert await lock.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
-        assert await after_a_wait(db, clock, one.coordinator.claim_once(), lock) == 1
+        assert await after_a_wait(db, clock, one.claimer.run_once(), lock) == 1
         await lock.close()
     assert await lease_of(db, job) == (clock.now, clock.now + MINUTE)
 
@@ -74,7 +74,7 @@ async def test_a_lease_begins_after_a_submit_that_claims_has_waited(
 ) -> None:
     async with Instance(database, running=False, claims_along=True) as one:
         await one.worker(slots=1)
-        assert await one.coordinator.claim_once() == 0
+        assert await one.claimer.run_once() == 0
         lock = await connect(database, application_name="a stranger")
         await lock.execute("BEGIN")
         await lock.execute("SELECT pg_advisory_xact_lock(4847423, 1)")
@@ -153,12 +153,12 @@ async def test_a_promotion_wakes_the_topic_of_its_own_tenant(database: str, cloc
     async with Instance(database, running=False) as one:
         acme = await one.worker("a", slots=1)
         globex = await one.worker("g", slots=1, tenant="globex")
-        assert await one.coordinator.claim_once() == 0
+        assert await one.claimer.run_once() == 0
         (job,) = await one.submit(1, tenant="globex", delay=SECOND)
         await clock.advance(seconds=1)
         asked = len(one.store.asked)
-        await one.coordinator.tick_once()
-        assert await one.coordinator.claim_once() == 1
+        await one.ticker.run_once()
+        assert await one.claimer.run_once() == 1
         assert [(call.tenant_no, call.hints) for call in one.store.asked[asked:]] == [
             (globex.session.tenant_no, (job,))
         ]
@@ -176,12 +176,12 @@ async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and
             await queue.submit(queue.job(id=job))
         acme = await one.worker("w", slots=1)
         globex = await one.worker("w", slots=1, tenant="globex")
-        assert await one.coordinator.claim_once() == 2
+        assert await one.claimer.run_once() == 2
         ours, theirs = await acme.take(), await globex.take()
         await clock.advance(seconds=61)
         held = {(globex.session.tenant_no, 60_000): ([job], list(theirs.epochs))}
         assert await one.store.renew(held) == {}
-        assert (await one.coordinator.tick_once()).reaped == 1
+        assert (await one.ticker.run_once()).reaped == 1
         seconds.advance(31)
         acme.session.mark_seen()
         globex.session.mark_seen()
@@ -198,14 +198,14 @@ async def test_of_two_who_hold_one_job_only_the_older_epoch_is_lost(
     async with Instance(database, running=False, now=seconds) as one:
         (job,) = await one.submit(1)
         older = await one.worker("older", slots=1)
-        assert await one.coordinator.claim_once() == 1
+        assert await one.claimer.run_once() == 1
         first = (await older.take()).epochs[0]
         await clock.advance(seconds=61)
-        assert (await one.coordinator.tick_once()).reaped == 1
+        assert (await one.ticker.run_once()).reaped == 1
         await clock.advance(hours=1)
-        await one.coordinator.tick_once()
+        await one.ticker.run_once()
         newer = await one.worker("newer", slots=1)
-        assert await one.coordinator.claim_once() == 1
+        assert await one.claimer.run_once() == 1
         second = (await newer.take()).epochs[0]
         assert second > first
         seconds.advance(31)
@@ -246,9 +246,7 @@ async def test_a_child_waits_for_its_parent_through_any_number_of_redrives(queue
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_a_job_that_came_while_all_slots_were_taken_starts_when_one_falls_free(database: str, where: str) -> None:
     async with Instance(database) as one, Instance(database, name="two") as two:
-        await soon(
-            lambda: one.coordinator.ticks and two.coordinator.ticks, "both have ticked; the next is an hour away"
-        )
+        await soon(lambda: one.ticker.ticks and two.ticker.ticks, "both have ticked; the next is an hour away")
         busy = asyncio.Event()
         worker = await one.worker(slots=1, handler=waiting_for(busy))
         (first,) = await one.submit(1)
@@ -261,7 +259,7 @@ async def test_a_job_that_came_while_all_slots_were_taken_starts_when_one_falls_
 
 async def test_a_job_that_fell_due_while_all_slots_were_taken_starts_when_one_falls_free(database: str) -> None:
     async with Instance(database) as one:
-        await soon(lambda: one.coordinator.ticks, "it has ticked")
+        await soon(lambda: one.ticker.ticks, "it has ticked")
         busy = asyncio.Event()
         worker = await one.worker(slots=1, handler=waiting_for(busy))
         await one.submit(1)
@@ -274,7 +272,7 @@ async def test_a_job_that_fell_due_while_all_slots_were_taken_starts_when_one_fa
 
 async def test_a_job_starts_at_a_worker_that_connects_after_it_was_promoted(database: str) -> None:
     async with Instance(database) as one:
-        await soon(lambda: one.coordinator.ticks, "it has ticked")
+        await soon(lambda: one.ticker.ticks, "it has ticked")
         (late,) = await one.submit(1, delay=timedelta(milliseconds=50))
         await one.reach(1, State.PENDING)
         worker = await one.worker(slots=1, handler=completing())

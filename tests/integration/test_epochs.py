@@ -129,7 +129,7 @@ async def test_epochs_far_beyond_32_bits_pass_through_every_call(database: str, 
     async with Instance(database, running=False) as one:
         done, back, stops = await one.submit(3)
         worker = await one.worker(slots=3)
-        await one.coordinator.claim_once()
+        await one.claimer.run_once()
         runs = await worker.take()
         epochs = dict(zip(runs.ids, runs.epochs, strict=True))
         assert min(epochs.values()) > 2**52
@@ -140,7 +140,7 @@ async def test_epochs_far_beyond_32_bits_pass_through_every_call(database: str, 
         assert (await worker.report(done, epochs[done], Completed())).receipt is Receipt.DUPLICATE
         async with one.store.lane("operate").use() as link:
             await verbs.cancel(link, await one.store.tenant_no("acme"), [stops])
-        tick = await one.coordinator.tick_once()
+        tick = await one.ticker.run_once()
         assert tick.cancels == [(await one.store.tenant_no("acme"), stops, epochs[stops])]
 
 

@@ -32,7 +32,7 @@ async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncItera
 
 
 async def promoted(one: Instance) -> set[UUID]:
-    tick = await asyncio.wait_for(one.coordinator.tick_once(), ANSWERED)
+    tick = await asyncio.wait_for(one.ticker.run_once(), ANSWERED)
     return {job for _, _, job in tick.promoted}
 
 
@@ -84,10 +84,10 @@ async def test_an_attempt_whose_claim_is_committed_late_is_reaped_by_the_next_ti
             await clock.advance(seconds=10)
             await still.submit(1)
             await still.worker(slots=1)
-            assert await still.coordinator.claim_once() == 1
-            await still.coordinator.tick_once()
+            assert await still.claimer.run_once() == 1
+            await still.ticker.run_once()
     await clock.advance(seconds=21)
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     assert (await still.job(job)).state is State.RETRYING
 
 
@@ -114,27 +114,27 @@ async def test_a_lock_on_a_limits_usage_delays_only_the_reaping_of_who_is_counte
     for topic in ("limited", "mail"):
         await still.submit(2, topic)
         await still.worker("", topic, slots=2)
-        assert await still.coordinator.claim_once() == 2
+        assert await still.claimer.run_once() == 2
     await clock.advance(seconds=61)
     async with stranger(database) as session:
         assert await session.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
-        assert (await asyncio.wait_for(still.coordinator.tick_once(), ANSWERED)).reaped == 2
-        assert (await asyncio.wait_for(still.coordinator.tick_once(), ANSWERED)).reaped == 0
-    assert (await still.coordinator.tick_once()).reaped == 2
+        assert (await asyncio.wait_for(still.ticker.run_once(), ANSWERED)).reaped == 2
+        assert (await asyncio.wait_for(still.ticker.run_once(), ANSWERED)).reaped == 0
+    assert (await still.ticker.run_once()).reaped == 2
 
 
 async def test_due_jobs_do_not_wait_for_the_watchdog(still: Instance, clock: Clock) -> None:
     await still.submit(1)
     await still.worker("dead", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     await still.submit(1, delay=SECOND)
     await still.worker("waiting", slots=1)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     await clock.advance(seconds=61)
     hold = still.store.before["reap"] = Hold()
-    tick = asyncio.create_task(still.coordinator.tick_once())
+    tick = asyncio.create_task(still.ticker.run_once())
     await hold.reached()
-    assert await still.coordinator.claim_once() == 1, "the job that fell due"
+    assert await still.claimer.run_once() == 1, "the job that fell due"
     hold.release()
     assert (await tick).reaped == 1
 
@@ -144,13 +144,13 @@ async def test_a_job_that_cannot_be_promoted_or_reaped_keeps_no_other_and_is_nam
 ) -> None:
     ids = await still.submit(5)
     await still.worker(slots=5)
-    assert await still.coordinator.claim_once() == 5
+    assert await still.claimer.run_once() == 5
     await clock.advance(seconds=61)
     await db.execute(POISON % ids[2])
     for reaped in (4, 0, 0):
-        assert (await still.coordinator.tick_once()).reaped == reaped
+        assert (await still.ticker.run_once()).reaped == reaped
     await db.execute("DROP FUNCTION public.poison CASCADE")
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     assert caplog.text.count("job_stuck") == 1
     waiting = {job for job in ids if (await still.job(job)).state is State.RETRYING}
     assert waiting == set(ids)

@@ -14,8 +14,21 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from headgate.dispatch import coordinator, demand, outcomes, renewals, sessions, watchdog, watermark, writer
-from headgate.dispatch.sessions import SessionSilent, Superseded
+from headgate.dispatch import (
+    claimer,
+    demand,
+    demands,
+    outcomes,
+    renewals,
+    session,
+    sessions,
+    tick_times,
+    ticker,
+    watchdog,
+    watermark,
+    writer,
+)
+from headgate.dispatch.session import SessionSilent, Superseded
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
@@ -58,7 +71,7 @@ async def holding(
     """A worker that was sent new jobs."""
     await one.submit(count, **options)
     worker = await one.worker(worker_id, slots=count, incarnation=incarnation)
-    assert await one.coordinator.claim_once() == count
+    assert await one.claimer.run_once() == count
     return worker, list((await worker.take()).ids)
 
 
@@ -89,7 +102,7 @@ async def test_each_ready_may_ask_for_a_lease_of_its_own(still: Instance, db: Co
     await still.submit(2)
     await still.worker("short", slots=1, lease=timedelta(seconds=5))
     await still.worker("long", slots=1, lease=timedelta(hours=1))
-    assert await still.coordinator.claim_once() == 2
+    assert await still.claimer.run_once() == 2
     leases = await db.fetch("SELECT lease_until - claimed_at FROM headgate.jobs ORDER BY 1")
     assert [row[0] for row in leases] == [timedelta(seconds=5), timedelta(hours=1)]
 
@@ -127,7 +140,7 @@ async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
         await pass_time(seconds, clock, 31)
         worker.session.mark_seen()  # a beat
         assert await still.renewer.run_once() == 50
-        assert (await still.coordinator.tick_once()).reaped == 0
+        assert (await still.ticker.run_once()).reaped == 0
     assert still.store.calls["renew"] == 20  # one statement each time, however many jobs
     rows = await db.fetch("SELECT attempt, epoch % 1024, lease_until - headgate.clock_v1() FROM headgate.jobs")
     assert {tuple(row) for row in rows} == {(1, 1, MINUTE)}
@@ -166,7 +179,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
     await hold.reached()
     await worker.report(job, 1, Abandon())
     worker.ready(1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     hold.release()
     await renewing
     assert claims(worker.session.held[job][0]) == 2
@@ -176,7 +189,7 @@ async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the
     worker, (job,) = await holding(still)
     await worker.report(job, 1, Abandon())
     worker.ready(1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.STALE
     assert claims(worker.session.held[job][0]) == 2
     assert (await worker.report(job, 2, Completed())).receipt is Receipt.APPLIED
@@ -210,7 +223,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
         await pass_time(seconds, clock, 29)
         good.session.mark_seen()
         await still.renewer.run_once()
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()
     assert silent.session.ended is None
     await pass_time(seconds, clock, 3)  # 61 s of silence
     good.session.mark_seen()
@@ -218,7 +231,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     assert isinstance(silent.session.ended, SessionSilent)
     assert good.session.ended is None
     # It has sent nothing since 0 s, so nothing was renewed either, although it counted as alive.
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")
     assert [event.kind for event in view.events] == [EventKind.LAPSED.label]
@@ -236,7 +249,7 @@ async def test_a_session_that_has_ended_is_not_renewed(still: Instance, seconds:
 
 async def test_a_plain_stream_without_jobs_need_not_say_anything(still: Instance, seconds: ManualClock) -> None:
     plain = await still.worker("plain")
-    plain.session.on_freed = lambda _: None
+    plain.session.return_credit = lambda _: None
     seconds.advance(3_600)
     await still.renewer.run_once()
     assert plain.session.ended is None
@@ -246,7 +259,7 @@ async def test_a_plain_stream_gets_its_credit_back_when_a_job_was_reported_elsew
     still: Instance, other: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, (job,) = await holding(still)
-    worker.session.on_freed = worker.ready
+    worker.session.return_credit = worker.ready
     reporter = await other.worker("w")
     assert (await reporter.report(job, 1, Completed())).receipt is Receipt.APPLIED
     assert still.free() == 0
@@ -261,7 +274,7 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
 ) -> None:
     worker, (job,) = await holding(still)
     await verbs.cancel(db, worker.session.tenant_no, [job], who="ana", reason="")
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]
     await pass_time(seconds, clock, 31)
     worker.session.mark_seen()
@@ -274,7 +287,7 @@ async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, secon
     worker, (job, kept) = await holding(still, 2)
     await clock.advance(seconds=61)  # only the database's: the worker and its server were asleep
     await still.store.renew({(worker.session.tenant_no, 60_000): ([kept], [worker.session.held[kept][0]])})
-    assert (await other.coordinator.tick_once()).reaped == 1
+    assert (await other.ticker.run_once()).reaped == 1
     seconds.advance(31)
     worker.session.mark_seen()
     assert await still.renewer.run_once() == 1
@@ -308,7 +321,7 @@ async def test_a_worker_comes_back_to_another_instance_with_what_it_runs(
         await pass_time(seconds, clock, 31)
         back.session.mark_seen()
         assert await other.renewer.run_once() == 1
-        await other.coordinator.tick_once()
+        await other.ticker.run_once()
     assert (await back.report(running, 1, Completed(result=b"r"))).receipt is Receipt.APPLIED
     assert (await other.job(running)).attempt == 1  # nothing that ran was run again
 
@@ -364,7 +377,7 @@ async def test_the_newer_of_two_sessions_of_one_worker_wins_and_the_older_is_tol
     assert still.sessions.holder(newer.session.tenant_no, job, *epochs) is newer.session
     await still.submit(3)
     newer.ready(2)
-    assert await still.coordinator.claim_once() == 2
+    assert await still.claimer.run_once() == 2
     assert len(newer.session.held) == 3
     older.lose()
     assert still.sessions.holder(newer.session.tenant_no, job, *epochs) is newer.session
@@ -391,11 +404,11 @@ async def test_nothing_a_zombie_says_changes_its_successors_run(
 ) -> None:
     zombie, (job,) = await holding(still, worker_id="zombie")
     await clock.advance(seconds=61)
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     await clock.advance(seconds=5)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     successor = await still.worker("successor", slots=1)
-    assert await still.coordinator.claim_once() == 1  # while the zombie still runs it: handlers must be idempotent
+    assert await still.claimer.run_once() == 1  # while the zombie still runs it: handlers must be idempotent
     before = await db.fetchrow("SELECT * FROM headgate.jobs")
     assert (await zombie.report(job, 1, outcome)).receipt is Receipt.STALE
     seconds.advance(31)
@@ -411,11 +424,11 @@ async def test_nothing_a_zombie_says_changes_its_successors_run(
 async def test_what_a_zombie_does_not_declare_is_not_its_own_to_abandon(still: Instance, clock: Clock) -> None:
     _, (job,) = await holding(still, worker_id="zombie")
     await clock.advance(seconds=61)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     await clock.advance(seconds=5)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     successor = await still.worker("successor", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     assert await still.store.abandon_undeclared(successor.session.tenant_no, "zombie", []) == []
     assert (await still.job(job)).state is State.RUNNING
 
@@ -426,7 +439,7 @@ async def test_an_outcome_after_the_lease_ran_out_counts_as_long_as_nobody_has_r
     worker, (job,) = await holding(still)
     await clock.advance(seconds=600)
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
-    assert (await still.coordinator.tick_once()).reaped == 0
+    assert (await still.ticker.run_once()).reaped == 0
 
 
 # ---------------------------------------------------------------------- the watchdog
@@ -439,12 +452,12 @@ async def test_ten_thousand_lapsed_jobs_are_reaped_in_bounded_batches(
     async with Instance(database, running=False, claim_limit=5_000) as one:
         await one.submit(10_000)
         worker = await one.worker(slots=10_000)
-        assert await one.coordinator.claim_once() + await one.coordinator.claim_once() == 10_000
-        one.coordinator._abandon_unsent = lambda _: None
+        assert await one.claimer.run_once() + await one.claimer.run_once() == 10_000
+        one.claimer._abandon_unsent = one.demands._abandon_unsent = lambda _: None
         worker.lose()
         await clock.advance(seconds=61)
         reaped = []
-        while (count := (await one.coordinator.tick_once()).reaped) > 0:
+        while (count := (await one.ticker.run_once()).reaped) > 0:
             reaped.append(count)
         assert reaped == [REAP_AT_ONCE] * 10
         assert await db.fetchval("SELECT count(*) FROM headgate.jobs WHERE state = 1") == 0
@@ -457,20 +470,20 @@ async def test_a_job_that_kills_its_worker_each_time_is_dead_after_its_attempts(
     (job,) = await still.submit(max_attempts=3)
     for attempt in (1, 2, 3):
         worker = await still.worker(f"w{attempt}", slots=1)
-        await still.coordinator.tick_once()
-        assert await still.coordinator.claim_once() == 1
+        await still.ticker.run_once()
+        assert await still.claimer.run_once() == 1
         assert (await worker.take()).attempts == (attempt,)
         worker.lose("killed")
         await clock.advance(seconds=61)
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()
         await clock.advance(seconds=100)
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.DEAD, 3, "LeaseExpired")
     assert view.finished_at is not None
     assert [event.kind for event in view.events] == [EventKind.LAPSED.label] * 3
     await still.worker("next", slots=1)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 0
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 0
 
 
 @pytest.mark.req("T29")
@@ -502,7 +515,10 @@ async def test_the_servers_own_clock_does_not_matter(database: str, db: Connecti
 
 
 @pytest.mark.req("T29")
-@pytest.mark.parametrize("module", [coordinator, demand, sessions, outcomes, renewals, watchdog, watermark, writer])
+@pytest.mark.parametrize(
+    "module",
+    [claimer, demand, demands, outcomes, renewals, session, sessions, tick_times, ticker, watchdog, watermark, writer],
+)
 def test_dispatch_never_asks_for_the_time_of_day(module: ModuleType) -> None:
     text = inspect.getsource(module)
     assert "time.time" not in text
@@ -516,11 +532,11 @@ def test_dispatch_never_asks_for_the_time_of_day(module: ModuleType) -> None:
 async def gated(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """As server.py builds it, with the watchdog's gate: leases of a minute, beats of 20 s. Awake for a beat."""
     async with Instance(database, name="gated", running=False, now=seconds, gated=True, tick_seconds=1.0) as one:
-        await one.coordinator.tick_once()
+        await one.ticker.run_once()
         await one.renewer.run_once()
         for _ in range(20):
             await pass_time(seconds, clock, 1)
-            await one.coordinator.tick_once()
+            await one.ticker.run_once()
         yield one
 
 
@@ -537,13 +553,13 @@ async def ticks(one: Instance, seconds: ManualClock, clock: Clock, count: int) -
     for _ in range(count):
         await pass_time(seconds, clock, 1)
         await one.renewer.run_once()
-        reaped += (await one.coordinator.tick_once()).reaped
+        reaped += (await one.ticker.run_once()).reaped
     return reaped
 
 
 async def test_in_quiet_times_a_lapsed_lease_is_reaped_by_the_next_tick(gated: Instance, clock: Clock) -> None:
     await lapse_of_a_stranger(gated, clock)
-    assert (await gated.coordinator.tick_once()).reaped == 1
+    assert (await gated.ticker.run_once()).reaped == 1
 
 
 @pytest.mark.parametrize("error", [AWAY, OutcomeUnknown("lost"), StoreBusy("no connection left")])
@@ -554,7 +570,7 @@ async def test_after_an_outage_nothing_is_reaped_for_a_beat(
     gated.store.before["tick"] = failing_with(error, error)
     for _ in range(2):
         with pytest.raises(type(error)):
-            await gated.coordinator.tick_once()
+            await gated.ticker.run_once()
     assert await ticks(gated, seconds, clock, 20) == 0
     assert await ticks(gated, seconds, clock, 2) == 1
 
@@ -570,10 +586,10 @@ async def test_a_worker_that_beats_again_in_time_keeps_its_job_over_an_outage(
     with pytest.raises(StoreUnavailable):
         await gated.renewer.run_once()
     with pytest.raises(StoreUnavailable):
-        await gated.coordinator.tick_once()
+        await gated.ticker.run_once()
     await pass_time(seconds, clock, 30)  # the lease has run out meanwhile
     worker.session.mark_seen()
-    assert (await gated.coordinator.tick_once()).reaped == 0  # the tick may come first
+    assert (await gated.ticker.run_once()).reaped == 0  # the tick may come first
     assert await gated.renewer.run_once() == 1
     assert await ticks(gated, seconds, clock, 25) == 0
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
@@ -585,17 +601,17 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
     worker, _ = await holding(gated)
     gated.store.before["renew"] = failing_with(*[AWAY] * 100)
     await pass_time(seconds, clock, 15)
-    await gated.coordinator.tick_once()
+    await gated.ticker.run_once()
     for _ in range(16):  # from 30 s on, its lease is due for renewal
         await pass_time(seconds, clock, 1)
         worker.session.mark_seen()
         with suppress(StoreUnavailable):
             await gated.renewer.run_once()
-        await gated.coordinator.tick_once()
+        await gated.ticker.run_once()
     assert gated.watchdog is not None
     assert not gated.watchdog.is_open
     await lapse_of_a_stranger(gated, clock)
-    assert (await gated.coordinator.tick_once()).reaped == 0
+    assert (await gated.ticker.run_once()).reaped == 0
     gated.store.before.clear()
     worker.session.mark_seen()
     assert await ticks(gated, seconds, clock, 19) == 0
@@ -647,11 +663,11 @@ async def test_a_tick_that_waited_for_the_database_reaps_nothing(
 ) -> None:
     async with Instance(database, running=False, gated=True, now=seconds, tick_seconds=1.0) as one:
         _, (job,) = await holding(one)
-        await one.coordinator.tick_once()
+        await one.ticker.run_once()
         await one.renewer.run_once()
         for _ in range(30):
             seconds.advance(1)
-            await one.coordinator.tick_once()
+            await one.ticker.run_once()
         assert one.watchdog is not None
         assert one.watchdog.is_open
 
@@ -660,7 +676,7 @@ async def test_a_tick_that_waited_for_the_database_reaps_nothing(
             await clock.advance(seconds=90)
 
         one.store.before["tick"] = frozen
-        assert (await one.coordinator.tick_once()).reaped == 0
+        assert (await one.ticker.run_once()).reaped == 0
         assert (await one.job(job)).attempt == 1
         assert await db.fetchval("SELECT lease_until < headgate.clock_v1() FROM headgate.jobs")
 
@@ -671,27 +687,27 @@ async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
 ) -> None:
     holder, (held,) = await holding(still)
     (early,) = await still.submit(1, delay=timedelta(seconds=1))
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     await clock.advance(seconds=2)
-    assert [job for _, _, job in (await still.coordinator.tick_once()).promoted] == [early]
+    assert [job for _, _, job in (await still.ticker.run_once()).promoted] == [early]
     await clock.advance(minutes=-10)
     (later,) = await still.submit(1, delay=timedelta(seconds=1))
     with caplog.at_level("WARNING"):
-        assert (await still.coordinator.tick_once()).stepped_back == timedelta(minutes=10)
+        assert (await still.ticker.run_once()).stepped_back == timedelta(minutes=10)
     assert "clock_stepped_back seconds=600" in caplog.text
     await clock.advance(seconds=2)
-    tick = await still.coordinator.tick_once()
+    tick = await still.ticker.run_once()
     assert (tick.stepped_back, [job for _, _, job in tick.promoted]) == (None, [later])
     # What begins now is older than what ran before: its lease runs out all the same, and only that one.
     worker = await still.worker("another", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     await worker.take()
     worker.lose()
     await pass_time(seconds, clock, 31)
     holder.session.mark_seen()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
-    assert (await still.coordinator.tick_once()).reaped == 1
+    assert (await still.ticker.run_once()).reaped == 1
     assert (await still.job(held)).attempt == 1
 
 
@@ -702,7 +718,7 @@ async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_wo
     still: Instance, other: Instance, clock: Clock, db: Connection, lease: int, lived_through: bool
 ) -> None:
     worker, (dead,) = await holding(still)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     await clock.advance(seconds=20)
     tenant = worker.session.tenant_no
     if lease != 60:  # its handler has asked for longer
@@ -711,19 +727,19 @@ async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_wo
     worker.lose()
     before = await db.fetchval("SELECT lease_until FROM headgate.jobs")
     watch = still if lived_through else other
-    assert (await watch.coordinator.tick_once()).reaped == 0
+    assert (await watch.ticker.run_once()).reaped == 0
     assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == before, (
         "a lease that is as it should be is left"
     )
     await clock.advance(hours=-2)
-    assert (await watch.coordinator.tick_once()).reaped == 0
+    assert (await watch.ticker.run_once()).reaped == 0
     assert await db.fetchval("SELECT lease_until - headgate.clock_v1() FROM headgate.jobs") == timedelta(
         seconds=lease if lease != 60 else 60
     )
     await clock.advance(seconds=lease)
-    assert (await watch.coordinator.tick_once()).reaped == 0, "a lease that ends now is not over"
+    assert (await watch.ticker.run_once()).reaped == 0, "a lease that ends now is not over"
     await clock.advance(microseconds=1)
-    assert (await watch.coordinator.tick_once()).reaped == 1
+    assert (await watch.ticker.run_once()).reaped == 1
 
 
 async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
@@ -734,7 +750,7 @@ async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
     for lease_ms in (3_600_000, 60_000):
         assert await still.store.renew({(worker.session.tenant_no, lease_ms): ([job], [epoch])}) == {}
     await clock.advance(seconds=61)
-    assert (await still.coordinator.tick_once()).reaped == 0
+    assert (await still.ticker.run_once()).reaped == 0
     row = await db.fetchrow("SELECT lease_ms, lease_until - headgate.clock_v1() AS left FROM headgate.jobs")
     assert (row["lease_ms"], row["left"]) == (3_600_000, timedelta(seconds=3539))
     await clock.advance(seconds=3480)  # 59 s are left of it: the short one takes over
@@ -754,10 +770,10 @@ async def test_an_extension_of_a_worker_that_is_never_heard_of_again_is_not_rene
         for _ in range(18):  # it does not end its stream, and says nothing
             await pass_time(seconds, clock, 0.5)
             await one.renewer.run_once()
-            assert (await one.coordinator.tick_once()).reaped == 0
+            assert (await one.ticker.run_once()).reaped == 0
         assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == until
         await pass_time(seconds, clock, 0.5)
-        assert (await one.coordinator.tick_once()).reaped == 1
+        assert (await one.ticker.run_once()).reaped == 1
 
 
 async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard_of(
@@ -770,7 +786,7 @@ async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard
     worker.session.mark_seen()
     assert await still.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
-    assert (await still.coordinator.tick_once()).reaped == 0
+    assert (await still.ticker.run_once()).reaped == 0
 
 
 async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database: str) -> None:

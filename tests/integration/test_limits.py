@@ -474,7 +474,7 @@ async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Conne
         assert await store.reap() == 0
         tick = await store.tick([no])
         assert (tick.promoted, tick.pending) == ([], [])
-        assert {topic_no for topic_no, _ in tick.room} == {no}
+        assert {topic_no for topic_no, _ in tick.limits_open} == {no}
         assert store.is_keyed(no)
         await clock.advance(seconds=10)
         assert await store.reap() == 1

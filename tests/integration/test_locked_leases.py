@@ -45,7 +45,7 @@ async def holding(one: Instance, count: int) -> tuple[Worker, list[UUID]]:
     """A worker that was sent so many new jobs."""
     await one.submit(count)
     worker = await one.worker("w", slots=count)
-    assert await one.coordinator.claim_once() == count
+    assert await one.claimer.run_once() == count
     return worker, list((await worker.take()).ids)
 
 
@@ -66,7 +66,7 @@ async def test_two_locked_rows_cost_nobody_else_a_lease(
             await clock.advance(seconds=31)
             worker.session.mark_seen()
             assert await renewed(still) == 48
-            assert (await still.coordinator.tick_once()).reaped == 0
+            assert (await still.ticker.run_once()).reaped == 0
         for job in free:
             assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
         assert set(worker.session.held) == set(locked), "still held, and asked for again at every pass"
@@ -75,10 +75,10 @@ async def test_two_locked_rows_cost_nobody_else_a_lease(
     # They are free again, and their leases are over: whoever comes first has them.
     if first == "the renewal":
         assert await renewed(still) == 2
-        assert (await still.coordinator.tick_once()).reaped == 0
+        assert (await still.ticker.run_once()).reaped == 0
         assert await renewed(still) == 0, "renewed, hence not due"
     else:
-        assert (await still.coordinator.tick_once()).reaped == 2
+        assert (await still.ticker.run_once()).reaped == 2
         assert await renewed(still) == 0
         assert {one for one, _ in (await worker.hear()).lost} == set(locked)
         assert not worker.session.held
@@ -148,11 +148,11 @@ async def test_of_locked_rows_only_what_is_certain_is_told(
     await clock.advance(seconds=61)
     my_first, their_first = await still.epochs([mine, theirs])
     await still.store.renew({(tenant, 60_000): ([mine], [my_first])})
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     await clock.advance(seconds=20)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     other = await still.worker("successor", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     assert list((await other.take()).ids) == [theirs]
     async with locking(database, [mine, theirs], strength):
         asked = {

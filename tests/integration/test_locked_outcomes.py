@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.dispatch.outcomes import OutcomeWrite
+from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.ports import SettledOutcome
 from headgate.domain.errors import StoreBusy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
@@ -46,7 +46,7 @@ async def holding(one: Instance, count: int, topic: str = "mail", **options: obj
     """A worker that was sent so many new jobs, their ids, and the epoch of them all."""
     await one.submit(count, topic, **options)
     worker = await one.worker("", topic, slots=count)
-    assert await one.coordinator.claim_once() == count
+    assert await one.claimer.run_once() == count
     delivery = await worker.take()
     (epoch,) = set(delivery.epochs)
     return worker, list(delivery.ids), epoch
@@ -174,7 +174,7 @@ async def test_a_lock_on_what_a_limit_counts_delays_only_who_is_counted(database
         # It is tried again, and costs the others nothing any more.
         (job,) = await still.submit(1)
         again = await still.worker("again", slots=1)
-        assert await still.coordinator.claim_once() == 1
+        assert await still.claimer.run_once() == 1
         delivery = await again.take()
         assert await receipts(again.settle((job, delivery.epochs[0], DONE)), 1) == [Receipt.APPLIED]
     await still.reach(32, State.COMPLETED)

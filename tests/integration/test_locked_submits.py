@@ -240,7 +240,7 @@ async def test_an_instance_that_ends_answers_those_who_wait(one: Instance, db: C
     await foreign.holds(keys=["once"])
     task = asyncio.create_task(send(one, job(one, key="once")))
     await soon(lambda: one.submitter.locked.rows == 1, "it waits")
-    one.submitter.locked.close()
+    one.submitter.locked.stop()
     with pytest.raises(RowLocked):
         await answer(task)
     await asyncio.wait_for(one.tasks.pop("locked submits"), SOON.total_seconds())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.sessions import SESSION_BYTES
+from headgate.dispatch.session import SESSION_BYTES
 from tests.support.dispatching import Instance, Worker
 
 LARGE = SESSION_BYTES // 5  # a demand that knows what its jobs weigh claims about five of these
 
 
 def demand_of(one: Instance) -> Demand:
-    (demand,) = one.coordinator._demands.values()
+    (demand,) = one.demands.by_wanted.values()
     return demand
 
 
@@ -21,7 +21,7 @@ async def full_worker(one: Instance, slots: int = 50) -> Worker:
     worker = await one.worker(slots=slots)
     await one.submit(8, payload=bytes(LARGE // 8 * 8)[: 1024 * 1024])
     while not worker.session.is_full:
-        assert await one.coordinator.claim_once(), "there is more"
+        assert await one.claimer.run_once(), "there is more"
     return worker
 
 
@@ -31,20 +31,20 @@ async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_unt
     worker = await full_worker(still)
     await still.submit(3, priority=5)
     claims = len(still.store.asked)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     assert len(still.store.asked) == claims, "all that have credit are full: nothing is asked"
     assert demand_of(still).delayed
     while worker.session.is_full:  # it reads a frame or two, and has room: no wake says that there is work
         await worker.take()
-    assert await still.coordinator.claim_once(), "without a tick and without another wake"
+    assert await still.claimer.run_once(), "without a tick and without another wake"
 
 
 async def test_a_session_with_room_that_comes_while_the_others_are_full_gets_what_waits(still: Instance) -> None:
     await full_worker(still)
     await still.submit(3)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     fresh = await still.worker(slots=2)
-    assert await still.coordinator.claim_once() == 2, "the wake was kept, though the full one has most of the credit"
+    assert await still.claimer.run_once() == 2, "the wake was kept, though the full one has most of the credit"
     assert len(await fresh.take()) == 2
 
 
@@ -54,19 +54,19 @@ async def test_a_lost_wake_costs_a_tick_and_no_more(still: Instance, lost: str) 
     if lost == "the room":
         worker.session.on_capacity = None
         await still.submit(3)
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     while worker.session.queued_bytes:
         await worker.take()
-    while await still.coordinator.claim_once():
+    while await still.claimer.run_once():
         await worker.take()
     if lost == "the submit":  # of another instance, whose NOTIFY never arrives
         async with Instance(still.store._dsn, name="two", running=False) as two:
             await two.submit(3)
     if lost == "the room":
         assert not demand_of(still).wake_pending
-    assert await still.coordinator.claim_once() == 0, "no claimer knows"
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 3
+    assert await still.claimer.run_once() == 0, "no claimer knows"
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 3
 
 
 async def test_a_tick_wakes_a_demand_whose_sessions_were_full_at_the_tick_before(still: Instance) -> None:
@@ -74,9 +74,9 @@ async def test_a_tick_wakes_a_demand_whose_sessions_were_full_at_the_tick_before
     worker.session.on_capacity = None
     await still.submit(3)
     for _ in range(3):
-        await still.coordinator.tick_once()
-        assert await still.coordinator.claim_once() == 0, "still full"
+        await still.ticker.run_once()
+        assert await still.claimer.run_once() == 0, "still full"
     while worker.session.queued_bytes:
         await worker.take()
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() > 0
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() > 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 import pytest
 
-from headgate.api.grpc import worker_service
-from headgate.api.grpc.worker_service import WorkerService
+from headgate.dispatch import session_rules
+from headgate.dispatch.session_rules import reporting_errors
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import QuotaExceeded, TooLarge
@@ -21,7 +21,6 @@ from headgate.domain.states import State
 from headgate.store import topics
 from headgate.store.connect import Connection
 from headgate.store.names import Names
-from headgate.wire import worker_pb2
 from tests.support.dispatching import SOON, Hold, Instance, Worker, completing, listening, soon
 from tests.support.queue import Queue
 from tests.support.waiting import until_async
@@ -31,7 +30,7 @@ SECOND = timedelta(seconds=1)
 
 
 def ask(worker: Worker, *names: str, count: int = 1, lease_ms: int = 60_000) -> None:
-    worker.instance.coordinator.ask(worker.session, names, lease_ms, count)
+    worker.instance.demands.ask(worker.session, names, lease_ms, count)
 
 
 def job(one: Instance, topic: str, **options: Any) -> Submission:
@@ -53,8 +52,8 @@ async def test_asking_for_10_000_names_asks_nothing_of_the_database_and_makes_no
         ask(worker, *(f"new-{n}-{m}" for m in range(1_000)), count=5)
     assert await still.store.sent() == begun
     for _ in range(3):
-        await still.coordinator.tick_once()
-        assert await still.coordinator.claim_once() == 0
+        await still.ticker.run_once()
+        assert await still.claimer.run_once() == 0
     assert await db.fetchval(TOPICS) == before
     assert still.store.asked == [], "there is nothing to claim from"
     assert sum(worker.session.credit[demand] for worker in workers for demand in worker.session.credit) == 50
@@ -73,7 +72,7 @@ async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(st
     with pytest.raises(TooLarge, match="1001 topics without any job so far is over the limit of 1000"):
         ask(other, "one-more")
     ask(other, "mail", lease_ms=7_000)
-    assert len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX + 2
+    assert len(still.demands.by_wanted) == limits.SESSION_DEMANDS_MAX + 2
 
 
 async def test_combinations_that_have_had_their_jobs_leave_room_for_others(still: Instance) -> None:
@@ -81,10 +80,10 @@ async def test_combinations_that_have_had_their_jobs_leave_room_for_others(still
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 1))
     await still.submit(limits.SESSION_DEMANDS_MAX)
-    assert await still.coordinator.claim_once() == limits.SESSION_DEMANDS_MAX
+    assert await still.claimer.run_once() == limits.SESSION_DEMANDS_MAX
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 100))
-    assert len(worker.session.credit) == len(still.coordinator._demands) == limits.SESSION_DEMANDS_MAX
+    assert len(worker.session.credit) == len(still.demands.by_wanted) == limits.SESSION_DEMANDS_MAX
 
 
 async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: Instance) -> None:
@@ -93,20 +92,21 @@ async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: I
     ids = [*await one.submit(1, "new"), *await one.submit(1, "mail"), *await one.submit(1, "new")]
     await one.reach(3, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
-    assert one.coordinator.claimed == 3, "what the claim brought went to the worker, not back"
+    assert one.claimer.claimed == 3, "what the claim brought went to the worker, not back"
     await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
 
 
 async def test_a_job_of_a_new_topic_starts_at_once_on_another_instance(one: Instance, database: str) -> None:
-    one.start("announcements", one.coordinator.run_announcements(apart=0.01))
+    one.wakes.apart_seconds = 0.01
+    one.start("announcements", one.wakes.run())
     async with Instance(database, name="two") as two:
-        await soon(lambda: two.coordinator.ticks, "the first tick is over")
-        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
+        await soon(lambda: two.ticker.ticks, "the first tick is over")
+        two.start("notifications", two.store.listen(two.wakes.follow))
         await until_async(lambda: listening(two), "two listens")
-        await one.coordinator.tick_once()  # it knows the other
+        await one.ticker.run_once()  # it knows the other
         worker = await two.worker("w", handler=completing())
         ask(worker, "new", count=2)
-        await soon(lambda: two.coordinator.ticks >= 2, "it has looked whether another instance has made the topic")
+        await soon(lambda: two.ticker.ticks >= 2, "it has looked whether another instance has made the topic")
         (made,) = await one.submit(1, "new")
         await one.reach(1, State.COMPLETED)
         assert worker.tracker.times == {made: 1}
@@ -129,13 +129,13 @@ async def test_a_tick_finds_a_new_topic_of_which_nobody_told(still: Instance, db
     async with db.transaction():
         await db.fetchval("SELECT headgate.submit('new', 'x'::bytea, tenant => $1)", still.tenant)
         await Queue(db, tenant="other").topic("new")  # of no concern
-        await still.coordinator.tick_once()
-        assert await still.coordinator.claim_once() == 0
+        await still.ticker.run_once()
+        assert await still.claimer.run_once() == 0
         # Others come and are read meanwhile: the transaction that commits last was the first to begin.
         await still.submit(1, "elsewhere")
-        await still.coordinator.tick_once()
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 1
+        await still.ticker.run_once()
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 1
     assert len(await worker.take()) == 1
     assert still.free() == 2
 
@@ -151,19 +151,19 @@ async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(on
     hold.release()
     await one.reach(3, State.COMPLETED)
     assert worker.tracker.times == dict.fromkeys(ids, 1)
-    assert one.coordinator.claimed == 3, "what the claim brought went to the worker, not back"
+    assert one.claimer.claimed == 3, "what the claim brought went to the worker, not back"
     await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
 
 
 async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still: Instance) -> None:
     worker = await still.worker()
     ask(worker, "new", count=2)
-    still.coordinator.quiet(worker.session)
+    still.demands.quiet(worker.session)
     ask(worker, "new", "newer")
     await still.submit(1, "new")
-    assert await still.coordinator.claim_once() == 0
-    still.coordinator.resume_worker(worker.session)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 0
+    still.demands.resume_worker(worker.session)
+    assert await still.claimer.run_once() == 1
     assert still.free() == 2
 
 
@@ -175,28 +175,27 @@ async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(worker_service, "asyncio", SimpleNamespace(sleep=pause))
-    parts = SimpleNamespace(coordinator=still.coordinator, lease_ms=60_000)
-    service, worker, topics = WorkerService(cast("Any", parts)), await still.worker(), list[str]()
+    monkeypatch.setattr(session_rules, "asyncio", SimpleNamespace(sleep=pause))
+    worker = await still.worker()
 
     async def ready(*names: str) -> list[float]:
-        frame = worker_pb2.WorkerFrame(ready=worker_pb2.Ready(topics=names, count=1))
         pauses.clear()
-        await service._take(worker.session, frame, topics, greeted=True)
+        with reporting_errors(worker.session):
+            await still.rules.request_jobs(worker.session, names, 1)
         return list(pauses)
 
     many, others = ([f"{name}{n}" for n in range(1_000)] for name in "ab")
     assert [await ready(*many), await ready(*many), await ready(), await ready("mail")] == [[0.1], [], [], []]
     assert [await ready(*others), await ready(*others)] == [[0.1], [0.1]]  # refused: it waits for 1,000 others already
-    assert topics == ["mail"]
+    assert worker.session.topics == ["mail"]
 
 
 async def test_a_worker_that_leaves_leaves_no_name_behind(still: Instance) -> None:
     worker = await still.worker()
     ask(worker, "new", "mail", count=2)
-    still.coordinator.forget(worker.session)
-    coordinator = still.coordinator
-    assert (coordinator._demands, coordinator._by_name, coordinator._by_topic) == ({}, {}, {})
+    still.demands.revoke(worker.session)
+    demands = still.demands
+    assert (demands.by_wanted, demands._by_name, demands.by_topic) == ({}, {}, {})
 
 
 # ---------------------------------------------------------------------- quotas
@@ -268,13 +267,13 @@ async def test_a_tick_asks_for_names_only_when_some_have_changed(still: Instance
         assert await still.store.names.refresh(reader) == 0
     assert still.store.names.topic_no((await Queue(db).tenant_no()), "t499") is not None
     await still.store.count_statements()
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     begun = await still.store.sent()
     for _ in range(5):
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()
     assert await still.store.sent() == begun + 5, "the tick itself, and nothing for the names"
     await db.execute("UPDATE headgate.topics SET max_attempts = 7 WHERE name = 't3'")
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     assert await still.store.sent() == begun + 7
     (topic,) = await still.store.topics(still.tenant, ["t3"])
     assert topic.rules.max_attempts == 7

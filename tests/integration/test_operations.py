@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from headgate.control.operations import ManyJobs, Request
-from headgate.dispatch.operations import OperationRunner
+from headgate.dispatch.bulk_runner import BulkRunner
 from headgate.domain.errors import InvalidInput, NotFound, Refused
 from headgate.domain.filters import parse
 from headgate.domain.identity import Identity, PermissionDenied, Scope
@@ -435,7 +435,7 @@ CREATE TRIGGER kill BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCT
 
 
 @asynccontextmanager
-async def instances(database: str, count: int) -> AsyncIterator[list[tuple[OperationRunner, Store, list[int]]]]:
+async def instances(database: str, count: int) -> AsyncIterator[list[tuple[BulkRunner, Store, list[int]]]]:
     """Runners of their own, each with its own connections; the lists hold the topics they were told to look at."""
     made = []
     try:
@@ -447,7 +447,7 @@ async def instances(database: str, count: int) -> AsyncIterator[list[tuple[Opera
             def hear(pairs: Sequence[tuple[int, UUID]], heard: list[int] = heard) -> None:
                 heard.extend(topic_no for topic_no, _ in pairs)
 
-            made.append((OperationRunner(OperationStore(store), on_requeued=hear, poll=0.05), store, heard))
+            made.append((BulkRunner(OperationStore(store), on_requeued=hear, poll=0.05), store, heard))
         yield made
     finally:
         for _, store, _ in made:

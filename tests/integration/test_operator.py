@@ -34,7 +34,7 @@ async def finished(instance: Instance, count: int = 1, topic: str = "mail") -> l
     """Jobs that are dead."""
     ids = await instance.submit(count, topic)
     worker = await instance.worker(f"undertaker-{ids[0]}", topic, slots=count)
-    await instance.coordinator.claim_once()
+    await instance.claimer.run_once()
     for job_id in ids:
         await worker.report(job_id, 1, FATAL)
     worker.lose()
@@ -78,12 +78,12 @@ async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ign
 
 async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
-        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
+        two.start("notifications", two.store.listen(two.wakes.follow))
         await until_async(lambda: listening(one), "two listens")
         (job,) = await one.submit()
         worker = await two.worker(slots=1)
         await worker.take()
-        await one.coordinator.tick_once()
+        await one.ticker.run_once()
         await Desk(one).verbs.cancel(OPERATOR, [job])
         word = await worker.hear()  # its tick is an hour away
         assert counted(word.cancel) == [(job, 1)]
@@ -167,15 +167,15 @@ async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_water
     desk = Desk(still)
     await still.submit(4)
     worker = await still.worker(slots=2)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     first = await still.submit(2, priority=5)
     worker.ready(2)
-    await still.coordinator.claim_once()  # the marks have moved on
+    await still.claimer.run_once()  # the marks have moved on
     low = await still.submit(2, priority=-5)
     answers = await desk.verbs.reprioritise(OPERATOR, [low[1], first[0]], priority=9, reason="vip")
     assert told(answers) == [(True, State.PENDING, ""), (False, State.RUNNING, "wrong_state")]
     worker.ready(1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert low[1] in worker.session.held
     (event,) = (await still.job(low[1])).events
     assert (event.kind, event.actor, event.reason) == ("reprioritised", "ana", "vip")
@@ -183,16 +183,16 @@ async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_water
 
 async def test_another_instance_looks_from_the_head_after_a_new_priority(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
-        await soon(lambda: two.coordinator.ticks, "two has ticked")
-        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
+        await soon(lambda: two.ticker.ticks, "two has ticked")
+        two.start("notifications", two.store.listen(two.wakes.follow))
         await until_async(lambda: listening(one), "two listens")
-        await one.coordinator.tick_once()
+        await one.ticker.run_once()
         await one.submit(3)
         worker = await two.worker(slots=1)
         await worker.take()  # its mark is behind the first
         (late,) = await one.submit(priority=-5)
         await Desk(one).verbs.reprioritise(OPERATOR, [late], priority=50)
-        await soon(lambda: any(demand.from_head for demand in two.coordinator._demands.values()), "two was told")
+        await soon(lambda: any(demand.from_head for demand in two.demands.by_wanted.values()), "two was told")
         worker.ready(1)
         assert list((await worker.take()).ids) == [late]
 
@@ -249,7 +249,7 @@ async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Conn
     (dead,) = await finished(still)
     (running,) = await still.submit(priority=10)
     await still.worker("busy", slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     (pending,) = await still.submit()
     (timed,) = await still.submit(delay=timedelta(hours=1))
     (keyed,) = await still.submit()
@@ -268,7 +268,7 @@ async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Conn
     status = await desk.verbs.status(READER)
     assert {topic.topic: topic.counts.get(State.SCHEDULED, 0) for topic in status.topics} == {"mail": 0, "new": 1}
     worker = await still.worker("newcomer", "new", slots=5)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert set(worker.session.held) == {pending}
 
 
@@ -368,24 +368,24 @@ async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Insta
     await still.submit(2)
     worker = await still.worker("ant", slots=5)
     hold = still.store.after["claim"] = Hold()
-    claiming = asyncio.create_task(still.coordinator.claim_once())
+    claiming = asyncio.create_task(still.claimer.run_once())
     await hold.reached()
     tenant_no = await still.store.tenant_no("acme")
-    still.coordinator.set_quiet([(tenant_no, "ant")])
+    still.gate.set_quiet([(tenant_no, "ant")])
     worker.ready(2)
     hold.release()
     assert await claiming == 2  # which go back
     still.store.after.clear()
     assert still.free() == 0
     await still.submit(9)
-    still.coordinator.wake_all()
-    assert await still.coordinator.claim_once() == 0
-    still.coordinator.set_quiet([])
+    still.demands.wake_all()
+    assert await still.claimer.run_once() == 0
+    still.gate.set_quiet([])
     assert still.free() == 7, "five that the claim had reserved, and two said meanwhile"
-    assert await still.coordinator.claim_once() == 7
-    still.coordinator.set_quiet([(tenant_no, "ant")])
+    assert await still.claimer.run_once() == 7
+    still.gate.set_quiet([(tenant_no, "ant")])
     worker.lose()
-    assert not still.coordinator._demands, "one that ends while it is quiet leaves nothing behind"
+    assert not still.demands.by_wanted, "one that ends while it is quiet leaves nothing behind"
 
 
 async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(one: Instance, database: str) -> None:
@@ -395,13 +395,13 @@ async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(o
     ):
         there = await two.worker("ant", slots=5, handler=completing())
         await Desk(one).verbs.quiet(OPERATOR, "ant")
-        await soon(lambda: two.coordinator.quieted and three.coordinator.quieted, "all know")
+        await soon(lambda: two.sessions.quiet_workers and three.sessions.quiet_workers, "all know")
         there.lose()
         again = await three.worker("ant", slots=5, handler=completing())
         await one.submit(2)
-        three.coordinator.wake_all()
-        ticks = three.coordinator.ticks
-        await soon(lambda: three.coordinator.ticks > ticks + 2, "some ticks")
+        three.demands.wake_all()
+        ticks = three.ticker.ticks
+        await soon(lambda: three.ticker.ticks > ticks + 2, "some ticks")
         assert again.tracker.runs == []
         await Desk(one).verbs.unquiet(OPERATOR, "ant")
         await one.reach(2, State.COMPLETED)
@@ -415,15 +415,15 @@ async def test_being_quiet_ends_by_itself_and_costs_no_statement_meanwhile(still
     await still.worker("ant", slots=1)
     quiet = await desk.verbs.quiet(OPERATOR, "ant", span=timedelta(minutes=5))
     assert quiet.until - quiet.since == timedelta(minutes=5)
-    await still.coordinator.tick_once()
+    await still.ticker.run_once()
     await still.store.count_statements()
     for _ in range(3):
-        await still.coordinator.tick_once()
-        assert await still.coordinator.claim_once() == 0
+        await still.ticker.run_once()
+        assert await still.claimer.run_once() == 0
     assert await still.store.sent() == 3
     await clock.advance(minutes=5)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 1
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 1
     await desk.verbs.quiet(OPERATOR, "bee")
     assert await db.fetch("SELECT worker FROM headgate.quiet_names") == [("bee",)], "what is over is forgotten"
 
@@ -432,7 +432,7 @@ async def test_the_same_name_in_another_tenant_is_another_worker(still: Instance
     await Desk(still).verbs.quiet(someone(Scope.OPERATE, tenant="other"), "ant")
     await still.submit(1)
     await still.worker("ant", slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     with pytest.raises(PermissionDenied, match="all topics"):
         await Desk(still).verbs.quiet(someone(Scope.OPERATE, topics=["mail"]), "ant")
 
@@ -509,7 +509,7 @@ async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(d
 async def test_completed_jobs_can_be_redriven_too(still: Instance) -> None:
     (job,) = await still.submit()
     worker = await still.worker(slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await worker.report(job, 1, Completed(result=b"x"))
     assert told(await Desk(still).verbs.redrive(OPERATOR, [job])) == [(True, State.PENDING, "")]
 

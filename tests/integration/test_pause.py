@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from headgate.control.operator_ports import Pause, Status, Target, TargetKind
-from headgate.dispatch.coordinator import TICK_SECONDS
+from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, StoreUnavailable
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
@@ -64,8 +64,8 @@ async def test_while_a_target_is_paused_none_of_its_jobs_starts_and_a_resume_run
     low = await one.submit(3)
     high = await one.submit(3, priority=10)
     await settle_down()
-    one.coordinator.wake_all()
-    await one.coordinator.tick_once()
+    one.demands.wake_all()
+    await one.ticker.run_once()
     await settle_down()
     states = await one.states()
     assert (states[State.PENDING], states[State.RUNNING], states[State.COMPLETED]) == (6, 0, 0), "all landed, none ran"
@@ -92,7 +92,7 @@ async def test_what_was_claimed_before_a_pause_ends_normally_and_a_failure_waits
     assert (await one.job(bad)).state is State.RETRYING
     async with one.store.lane("read").use() as db:
         await db.execute("UPDATE headgate.jobs SET run_at = run_at - interval '1 hour'")
-    await one.coordinator.tick_once()
+    await one.ticker.run_once()
     assert (await one.job(bad)).state is State.PENDING, "due, and not started"
     await desk.resume(target)
     assert (await worker.take()).ids == (bad,)
@@ -126,12 +126,12 @@ async def test_the_watchdog_reaps_during_a_pause_and_nothing_it_reaps_runs(
     await Desk(still).pause(target)
     await clock.advance(seconds=61)
     await still.worker(slots=5)
-    assert (await still.coordinator.tick_once()).reaped == 2
+    assert (await still.ticker.run_once()).reaped == 2
     assert (await still.job(again)).state is State.RETRYING
     assert (await still.job(last)).state is State.DEAD
     await clock.advance(hours=1)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 0
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 0
     assert (await still.job(again)).state is State.PENDING
 
 
@@ -147,11 +147,11 @@ async def test_what_is_timed_falls_due_during_a_pause_and_queues(
     await desk.pause(target)
     await still.worker(slots=5)
     await clock.advance(minutes=1)
-    await still.coordinator.tick_once()
-    assert await still.coordinator.claim_once() == 0
+    await still.ticker.run_once()
+    assert await still.claimer.run_once() == 0
     assert (await still.job(timed)).state is State.PENDING
     await desk.resume(target)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
 
 
 @pytest.mark.req("O5", "Z24")
@@ -161,12 +161,12 @@ async def test_a_paused_topic_costs_its_neighbours_nothing_and_is_left_out_of_th
     await still.submit(3, "sms")
     await desk.pause(MAIL)
     await still.worker("both", "mail", "sms", slots=10)
-    assert await still.coordinator.claim_once() == 3
+    assert await still.claimer.run_once() == 3
     assert still.store.asked[-1].topic_nos == tuple(await still.topic_nos("sms"))
     await desk.pause(Target(kind=TargetKind.TOPIC, topic="sms"))
     claims = still.store.calls["claim"]
-    still.coordinator.wake_all()
-    assert await still.coordinator.claim_once() == 0
+    still.demands.wake_all()
+    assert await still.claimer.run_once() == 0
     assert still.store.calls["claim"] == claims, "with all topics paused nothing is asked"
 
 
@@ -193,14 +193,14 @@ async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick
         await still.worker(f"w{number}", slots=4)
     await still.submit(20)
     await Desk(still).pause(EVERYTHING)
-    await still.coordinator.tick_once()  # it also reads the topic that was just made
+    await still.ticker.run_once()  # it also reads the topic that was just made
     await still.store.count_statements()
     for _ in range(200):
-        still.coordinator.wake_all()
-        assert await still.coordinator.claim_once() == 0
+        still.demands.wake_all()
+        assert await still.claimer.run_once() == 0
     assert await still.store.sent() == 0, "200 wakes of 50 sessions, and not one statement"
     for _ in range(3):
-        await still.coordinator.tick_once()
+        await still.ticker.run_once()
     assert await still.store.sent() == 3, "one statement a tick, whatever is connected"
     assert TICK_SECONDS == 1.0
 
@@ -215,11 +215,11 @@ async def test_the_global_row_is_seeded_open_and_cannot_have_a_twin(db: Connecti
 
 @pytest.mark.req("Z13")
 async def test_a_coordinator_that_was_told_nothing_is_open(still: Instance) -> None:
-    assert still.coordinator.paused == frozenset()
-    assert not still.coordinator.is_paused(1, 1)
+    assert still.gate.paused == frozenset()
+    assert not still.gate.is_paused(1, 1)
     await still.submit(1)
     await still.worker(slots=1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
 
 
 @pytest.mark.req("Z15", "T24")
@@ -233,15 +233,15 @@ async def test_a_refresh_that_fails_is_logged_and_keeps_the_last_value(
         await one.submit(1, delay=timedelta(hours=1))
         if paused:
             await desk.pause(MAIL)
-        value = one.coordinator.paused
+        value = one.gate.paused
         assert bool(value) is paused
         # The row says otherwise from now on, but every refresh fails: nobody can know.
         one.store.before["tick"] = failing_with(*[StoreUnavailable("the database is away")] * 10_000)
         await db.execute("UPDATE headgate.dispatch_control SET paused = NOT paused, reason = '', paused_at = now()")
         await soon(lambda: "tick_failed" in caplog.text, "the failure is logged")
-        assert one.coordinator.paused == value
+        assert one.gate.paused == value
         one.store.before.clear()
-        await soon(lambda: one.coordinator.paused != value, "the first refresh that succeeds brings the new value")
+        await soon(lambda: one.gate.paused != value, "the first refresh that succeeds brings the new value")
 
 
 @pytest.mark.req("Z16")
@@ -259,17 +259,17 @@ async def test_the_serving_instance_follows_a_verb_at_once_and_after_the_write(
     await db.execute("LOCK TABLE headgate.dispatch_control IN SHARE ROW EXCLUSIVE MODE")
     pausing = asyncio.create_task(desk.pause(target))
     await until_async(lambda: _waiting(still), "the write waits")
-    assert still.coordinator.paused == frozenset()
+    assert still.gate.paused == frozenset()
     await lock.rollback()
     await pausing
-    assert still.coordinator.paused == {row}
-    assert still.coordinator.ticks == 0, "no refresh was needed"
-    assert await still.coordinator.claim_once() == 0
+    assert still.gate.paused == {row}
+    assert still.ticker.ticks == 0, "no refresh was needed"
+    assert await still.claimer.run_once() == 0
     assert still.store.calls["claim"] == 0
     await desk.resume(target)
-    assert still.coordinator.paused == frozenset()
-    assert await still.coordinator.claim_once() == 1
-    assert still.coordinator.ticks == 0
+    assert still.gate.paused == frozenset()
+    assert await still.claimer.run_once() == 1
+    assert still.ticker.ticks == 0
 
 
 async def _waiting(instance: Instance) -> bool:
@@ -288,30 +288,30 @@ async def test_a_verb_that_cannot_be_written_leaves_gate_row_and_audit_and_tells
     row = await row_of(still, target)
     if verb == "resume":
         await desk.pause(target)
-    gate = still.coordinator.paused
+    gate = still.gate.paused
     audited = await db.fetchval("SELECT count(*) FROM headgate.audit")
     # The audit is the last thing a verb writes, so its row for the target was written, and must be undone.
     await db.execute("ALTER TABLE headgate.audit ADD CONSTRAINT full_up CHECK (false) NOT VALID")
     with pytest.raises(HeadgateError):
         await (desk.pause(target) if verb == "pause" else desk.resume(target))
-    assert still.coordinator.paused == gate == (frozenset() if verb == "pause" else {row})
+    assert still.gate.paused == gate == (frozenset() if verb == "pause" else {row})
     assert await db.fetchval("SELECT count(*) FROM headgate.audit") == audited
     status = await desk.verbs.status(ANA)
     assert any(pause.paused for pause in status.pauses) is (verb == "resume")
-    await still.coordinator.tick_once()
-    assert still.coordinator.paused == gate, "and the rows say the same"
+    await still.ticker.run_once()
+    assert still.gate.paused == gate, "and the rows say the same"
 
 
 async def test_a_tick_that_was_under_way_during_a_verb_does_not_undo_it(still: Instance) -> None:
     desk = Desk(still)
     await still.submit(1)
     hold = still.store.after["tick"] = Hold()  # it has read the rows, and has not said so yet
-    ticking = asyncio.create_task(still.coordinator.tick_once())
+    ticking = asyncio.create_task(still.ticker.run_once())
     await hold.reached()
     await desk.pause(EVERYTHING)
     hold.release()
     await ticking
-    assert still.coordinator.paused == {(0, 0)}
+    assert still.gate.paused == {(0, 0)}
 
 
 @pytest.mark.req("Z9")
@@ -322,14 +322,14 @@ async def test_one_refresh_is_enough_for_another_instance_and_it_comes_every_sec
     assert ServerOptions(database_url=database).tick_seconds <= 1
     await one.submit(1, delay=timedelta(hours=1))  # a topic exists once it has had a job
     async with Instance(database, name="two", running=False) as two:
-        await two.coordinator.tick_once()
-        assert two.coordinator.paused == set()
+        await two.ticker.run_once()
+        assert two.gate.paused == set()
         await Desk(one).pause(target)
-        await two.coordinator.tick_once()
-        assert two.coordinator.paused == {await row_of(one, target)}
+        await two.ticker.run_once()
+        assert two.gate.paused == {await row_of(one, target)}
         await Desk(one).resume(target)
-        await two.coordinator.tick_once()
-        assert two.coordinator.paused == set()
+        await two.ticker.run_once()
+        assert two.gate.paused == set()
 
 
 @TARGETS
@@ -343,15 +343,15 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
         Instance(database, name="three", tick_seconds=0.3) as three,
     ):
         all_workers = [await instance.worker(slots=5, handler=completing()) for instance in (two, three)]
-        await soon(lambda: two.coordinator.ticks and three.coordinator.ticks, "both have ticked")
+        await soon(lambda: two.ticker.ticks and three.ticker.ticks, "both have ticked")
         await Desk(one).pause(target)
-        ticks = {instance: instance.coordinator.ticks for instance in (two, three)}
+        ticks = {instance: instance.ticker.ticks for instance in (two, three)}
         await one.submit(5)
         for instance in (two, three):
-            instance.coordinator.wake_all()  # they may ask before they know: the claim itself refuses
+            instance.demands.wake_all()  # they may ask before they know: the claim itself refuses
         # One may have been under way, and have read before the pause; the next one knows.
-        await soon(lambda: all(i.coordinator.ticks >= before + 2 for i, before in ticks.items()), "both have ticked")
-        assert two.coordinator.paused == three.coordinator.paused == {row}
+        await soon(lambda: all(i.ticker.ticks >= before + 2 for i, before in ticks.items()), "both have ticked")
+        assert two.gate.paused == three.gate.paused == {row}
         assert [worker.tracker.runs for worker in all_workers] == [[], []]
         assert (await one.states())[State.PENDING] == 5
         await Desk(one).resume(target)
@@ -360,15 +360,15 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
 
 async def test_a_word_to_the_other_instances_makes_them_look_at_once(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:  # its tick is an hour away
-        await soon(lambda: two.coordinator.ticks, "it has ticked")
-        two.start("notifications", two.store.listen(two.coordinator.on_notify, lambda: None))
+        await soon(lambda: two.ticker.ticks, "it has ticked")
+        two.start("notifications", two.store.listen(two.wakes.follow))
         await until_async(lambda: listening(one), "two listens")
-        await one.coordinator.tick_once()
-        assert one.coordinator.others == 1
+        await one.ticker.run_once()
+        assert one.wakes.others == 1
         await Desk(one).pause(EVERYTHING)
-        await soon(lambda: two.coordinator.paused == {(0, 0)}, "it has heard")
+        await soon(lambda: two.gate.paused == {(0, 0)}, "it has heard")
         await Desk(one).resume(EVERYTHING)
-        await soon(lambda: not two.coordinator.paused, "and again")
+        await soon(lambda: not two.gate.paused, "and again")
 
 
 @pytest.mark.req("O7")
@@ -379,9 +379,9 @@ async def test_an_instance_without_a_database_hands_out_nothing(still: Instance)
     still.store.before["claim"] = still.store.before["tick"] = failing_with(*[StoreUnavailable("away")] * 4)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
-            await still.coordinator.claim_once()
+            await still.claimer.run_once()
         with pytest.raises(StoreUnavailable):
-            await still.coordinator.tick_once()
+            await still.ticker.run_once()
     assert worker.session.held == {}
 
 
@@ -430,7 +430,7 @@ async def test_status_counts_jobs_by_topic_and_tells_how_long_the_oldest_waits(s
     await still.submit(3, priority=10)
     await still.submit(1, "sms", delay=timedelta(hours=1))
     await still.worker(slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await desk.pause(MAIL)
     status = await desk.verbs.status(READER)
     mail, sms = status.topics
@@ -470,7 +470,7 @@ async def test_a_pause_with_an_end_resumes_by_itself_to_the_moment_and_never_bef
     claimed = (await one.job(job)).claimed_at
     assert end <= claimed <= end + timedelta(seconds=60), "the hour of the tick was not waited for"
     assert not of(await desk.verbs.status(READER), MAIL).paused
-    assert one.coordinator.paused == frozenset()
+    assert one.gate.paused == frozenset()
     assert not await desk.resume(MAIL), "it ran already"
     assert [entry.verb for entry in await desk.verbs.audit(READER)] == ["pause"]
 
@@ -482,7 +482,7 @@ async def test_an_end_that_is_over_is_refused_by_the_databases_clock(still: Inst
     with pytest.raises(InvalidInput, match="until: is over"):
         await desk.verbs.pause(ANA, MAIL, until=clock.now)
     assert not (await desk.verbs.status(READER)).topics[0].paused
-    assert still.coordinator.paused == frozenset()
+    assert still.gate.paused == frozenset()
 
 
 # ---------------------------------------------------------------------- who may

@@ -15,7 +15,7 @@ import pytest
 from headgate import embedded
 from headgate.cli import main
 from headgate.cli.migrate import advice
-from headgate.dispatch.hints import APART_SECONDS, Hints
+from headgate.dispatch.listener import APART_SECONDS, PacedWakes
 from headgate.domain.outcomes import Completed
 from headgate.store import partitions, roles, upkeep
 from headgate.store.connect import Connection, connect
@@ -207,8 +207,8 @@ async def test_a_notification_from_anyone_is_a_hint_and_a_flood_of_them_costs_li
         logged_in(owned, owned.app) as stranger,
         Instance(owned.url(owned.runtime)) as one,
     ):
-        hints = Hints(one.coordinator.on_notify, one.coordinator.wake_all)
-        one.start("words", one.store.listen(hints.on_notify, lambda: None))
+        paced = PacedWakes(one.wakes.follow, one.demands.wake_all)
+        one.start("words", one.store.listen(paced.on_notify))
         worker = await one.worker(slots=1, handler=completing())
         await soon(lambda: one.store._listener is not None and one.store.got, "it listens, and has found nothing")
         (topic_no,) = await one.topic_nos("mail")

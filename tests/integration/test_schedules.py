@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, db: Connection, clock: Clock) -> None:
         self.db, self.clock, self.queue = db, clock, Queue(db)
         self.fed: list[int] = []
-        self.scheduler = Scheduler(self, fed=self.fed.extend)
+        self.scheduler = Scheduler(self, topics_ready=self.fed.extend)
 
     async def due(self, *, limit: int) -> Any:
         return await schedules.due(self.db, limit=limit)

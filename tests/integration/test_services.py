@@ -17,12 +17,13 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from headgate import server as composition
 from headgate.control import revocation
+from headgate.dispatch import maintenance
+from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.locked import LockedWrite
-from headgate.dispatch.outcomes import OutcomeWrite
-from headgate.dispatch.sessions import Delivery, WorkerSession
+from headgate.dispatch.outcome_writes import OutcomeWrite
+from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InstanceForgotten, InternalError
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -37,8 +38,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 # By service, what it calls in each round: the fault is planted there.
 CALLS = {
-    "claims": ("coordinator", "claim_once"),
-    "ticks": ("coordinator", "tick_once"),
+    "claims": ("claimer", "run_once"),
+    "ticks": ("ticker", "run_once"),
     "announcements": ("store", "notify"),
     "limits": ("store", "admit_due"),
     "outcomes": ("outcomes.writer", "_take"),
@@ -52,7 +53,7 @@ CALLS = {
     "presence": ("presence", "run_once"),
     "operations": ("operations", "run_once"),
     "schedules": ("scheduler", "run_once"),
-    "upkeep": ("", "_upkeep_once"),
+    "upkeep": ("upkeep", "run_once"),
     "retention": ("retention", "run_once"),
     "durability": ("store", "check_durability"),
     "tokens": ("validator", "refresh"),
@@ -85,9 +86,9 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture
 def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(composition, "UPKEEP_SECONDS", 0.1)
+    monkeypatch.setattr(maintenance, "UPKEEP_SECONDS", 0.1)
     monkeypatch.setattr(revocation, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(composition, "DURABILITY_SECONDS", 0.1)
+    monkeypatch.setattr(maintenance, "DURABILITY_SECONDS", 0.1)
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
     tokens.chmod(0o600)
@@ -127,9 +128,9 @@ class Planted:
 
 async def poke(server: Server, session: WorkerSession) -> None:
     """Give each service that waits for an event something to do."""
-    server.coordinator.wake_all()
-    server.coordinator.others = 1
-    server.coordinator.limits_changed(session.tenant_no)
+    server.demands.wake_all()
+    server.wakes.others = 1
+    server.limits.limits_changed(session.tenant_no)
     server.unblocker.wake()
     server.operations.wake()
     server.scheduler.wake()
@@ -155,7 +156,7 @@ async def connected(server: Server, topic: str) -> WorkerSession:
     session.mark_seen()
     server.sessions.open(session)
     (found,) = await server.store.topics("default", [topic])
-    server.coordinator.grant(session, [found.no], 60_000, 1)
+    server.demands.grant(session, [found.no], 60_000, 1)
     return session
 
 
@@ -242,7 +243,7 @@ def test_a_topic_that_has_room_now_is_woken_once_however_often_it_is_said(run: R
 
     async def check() -> None:
         woken: list[tuple[int, bool]] = []
-        timers = LimitTimers(lambda topic_no, timed: woken.append((topic_no, timed)))
+        timers = LimitTimers(lambda opened: woken.append((opened.topic_no, opened.waited)))
         timers.set([(1, seconds), (1, seconds), (1, 5.0), (2, None)])
         await soon(lambda: woken, "it was woken")
         assert woken == [(1, seconds > 0)]

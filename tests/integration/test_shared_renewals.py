@@ -10,7 +10,8 @@ import pytest
 
 from headgate.dispatch import renewals
 from headgate.dispatch.renewals import LeaseRenewer
-from headgate.dispatch.sessions import Superseded, WorkerIdTaken
+from headgate.dispatch.session import Superseded
+from headgate.dispatch.sessions import WorkerIdTaken
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.states import State
 from headgate.store.connect import Connection
@@ -35,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 async def holding(one: Instance, count: int, name: str, *, tenant: str, lease: timedelta | None = None) -> Worker:
     await one.submit(count, tenant=tenant, topic=name)
     worker = await one.worker(name, name, slots=count, tenant=tenant, lease=lease)
-    while await one.coordinator.claim_once():
+    while await one.claimer.run_once():
         pass
     assert len(worker.session.held) == count
     return worker
@@ -108,7 +109,7 @@ async def test_what_was_sent_to_a_worker_is_its_own_credentials_to_give_back_on_
 ) -> None:
     mine = await still.worker("w", slots=1, incarnation=7, subject="mine")
     (job,) = await still.submit(1)
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
     async with Instance(database, name="two", running=False) as other:
         thief = await other.worker("w", incarnation=7, subject="another")  # it knows the name and the incarnation
         tenant_no = thief.session.tenant_no

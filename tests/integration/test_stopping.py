@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import server as composition
-from headgate.dispatch.sessions import WorkerSession
+from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.writer import ShuttingDown
 from headgate.domain.errors import InternalError, OutcomeUnknown
 from headgate.domain.identity import Identity, Scope
@@ -33,7 +33,7 @@ async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Insta
     jobs = await one.submit(3)
     worker = await one.worker(slots=3)
     await hold.reached()
-    one.coordinator.stop()
+    one.claimer.stop()
     if session_ends:
         worker.lose()
     assert not one.tasks["claims"].done()  # it waits for what the database says
@@ -59,7 +59,7 @@ async def test_a_coordinator_that_is_killed_during_its_claim_leaves_the_jobs_to_
     assert await one.died("claims") is None
     assert one.free() == 3  # no credit is lost
     await clock.advance(seconds=61)
-    assert (await one.coordinator.tick_once()).reaped == 1
+    assert (await one.ticker.run_once()).reaped == 1
     assert (await one.job(job)).state is State.RETRYING
 
 
@@ -176,7 +176,7 @@ async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch:
 async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connection) -> None:
     """Claims end, sessions are told to drain, what they report meanwhile is written, renewals end last."""
     one = Instance(server.options.database_url, name="beside", running=False)
-    one.store, one.sessions, one.coordinator = server.store, server.sessions, server.coordinator  # type: ignore[assignment]
+    one.store, one.sessions, one.demands = server.store, server.sessions, server.demands  # type: ignore[assignment]
     one.outcomes, one.submitter = server.outcomes, server.submitter
     (job, later) = await one.submit(2)
     worker = await one.worker(slots=1)
@@ -215,4 +215,4 @@ async def connect_by_hand(server: Server) -> None:
     session.mark_seen()
     server.sessions.open(session)
     (topic,) = await server.store.topics("default", ["mail"])
-    server.coordinator.grant(session, [topic.no], 60_000, 1)
+    server.demands.grant(session, [topic.no], 60_000, 1)

@@ -24,7 +24,7 @@ from tests.support.queue import Queue
 async def one(database: str) -> AsyncIterator[Instance]:
     """A running instance; only wakes find work, for its tick is an hour away."""
     async with Instance(database, claims_along=True) as instance:
-        await soon(lambda: instance.coordinator.ticks, "the first tick is over")
+        await soon(lambda: instance.ticker.ticks, "the first tick is over")
         yield instance
 
 
@@ -41,7 +41,7 @@ EXECUTE FUNCTION public.remember()"""
 async def waiting(one: Instance, *topics: str, slots: int = 8) -> Worker:
     """A worker whose demand has looked for work and found none."""
     worker = await one.worker("ant", *topics, slots=slots)
-    await soon(lambda: all(demand.waits for demand in one.coordinator._demands.values()), "it has looked")
+    await soon(lambda: all(demand.waits for demand in one.demands.by_wanted.values()), "it has looked")
     one.store.calls.clear()
     return worker
 
@@ -98,7 +98,7 @@ async def test_a_pause_that_this_instance_has_not_heard_of_holds(one: Instance, 
     assert (await one.job(job_id)).state is State.PENDING
     assert one.store.calls["submit_and_claim"] == 1
     await control.resume(db)
-    one.coordinator.wake_all()
+    one.demands.wake_all()
     assert list((await worker.take()).ids) == [job_id]
 
 
@@ -201,7 +201,7 @@ async def test_what_comes_while_the_call_is_under_way_is_claimed_after_it(one: I
     hold = one.store.after["submit_and_claim"] = Hold()
     first = asyncio.create_task(one.submit())
     await hold.reached()
-    one.coordinator.wake_all()  # a demand that is being claimed for is not claimed for twice
+    one.demands.wake_all()  # a demand that is being claimed for is not claimed for twice
     hold.release()
     one.store.after.clear()
     (job_id,) = await first

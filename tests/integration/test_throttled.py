@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
 
 from headgate.domain.ids import TenantNo
 from headgate.domain.outcomes import Completed, Outcome
@@ -73,17 +72,12 @@ async def instances(
             for name, changes in limits.items():
                 await topics.set_topic(db, first.names, tenant_no, name, changes=changes)
         for one in made:
-            one.start("announcements", one.coordinator.run_announcements())
-            one.start("hearing", one.store.listen(partial(_heard, one), lambda: None))
+            one.start("announcements", one.wakes.run())
+            one.start("hearing", one.store.listen(one.wakes.follow))
             for name in limits:
                 await one.worker("", name, slots=20, handler=work)
-            await one.coordinator.tick_once()
+            await one.ticker.run_once()
         yield made
-
-
-def _heard(one: Instance, topic_nos: Iterable[int]) -> None:
-    for topic_no in topic_nos:
-        one.coordinator.wake(topic_no)
 
 
 async def ended(one: Instance, count: int) -> None:
@@ -127,9 +121,9 @@ async def test_limits_are_never_exceeded_and_what_becomes_free_is_used_without_a
                 await one.submit(6, name, limit_key="warm", payload=b"warm")
         await ended(made[0], WARM)
         work.seconds = WORK
-        ticks = sum(one.coordinator.ticks for one in made)
+        ticks = sum(one.ticker.ticks for one in made)
         shares = await throttled(made, db, run=1)
-        assert sum(one.coordinator.ticks for one in made) == ticks
+        assert sum(one.ticker.ticks for one in made) == ticks
     await no_drift(db)
     sys.stdout.write("3 instances, no limit exceeded at any instant, used to:\n")
     for name, share in shares.items():

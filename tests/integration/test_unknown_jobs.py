@@ -21,8 +21,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from headgate.dispatch.sessions import UNKNOWN_MOST
-from headgate.dispatch.sessions import WorkerSession as ServerSession
+from headgate.dispatch.session import UNKNOWN_MOST
+from headgate.dispatch.session import WorkerSession as ServerSession
 from headgate.dispatch.turns import CALL_ROWS
 from headgate.server import Server, ServerOptions
 from headgate.wire import jobs_pb2, worker_pb2

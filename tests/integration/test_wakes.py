@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from headgate.dispatch.coordinator import TICK_SECONDS
+from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.states import State
 from headgate.store.connect import Connection, connect
 from headgate.store.service import CHANNEL
@@ -20,41 +20,41 @@ from tests.support.queue import Queue
 async def test_a_submit_starts_a_job_at_the_cost_of_one_claim_and_of_no_tick(database: str) -> None:
     async with Instance(database) as one:  # its tick is an hour away
         worker = await one.worker(slots=2)
-        await soon(lambda: one.store.got and one.coordinator.ticks, "it has looked in vain")
+        await soon(lambda: one.store.got and one.ticker.ticks, "it has looked in vain")
         await one.store.count_statements()
         await one.submit()  # what is asked once per topic and session is not counted
         await worker.take()
-        claims, ticks, sent = one.store.calls["claim"], one.coordinator.ticks, await one.store.sent()
+        claims, ticks, sent = one.store.calls["claim"], one.ticker.ticks, await one.store.sent()
         (job,) = await one.submit()
         assert list((await worker.take()).ids) == [job]
         await settle_down()
         assert one.store.calls["claim"] - claims <= 1
         assert await one.store.sent() - sent <= 2, "the submit and one claim"
-        assert one.coordinator.ticks == ticks
+        assert one.ticker.ticks == ticks
     assert TICK_SECONDS >= 1, "the poll is only a net"
 
 
 @pytest.mark.req("O2")
-async def test_credit_of_all_links_is_one_sum_and_without_credit_or_work_nothing_is_asked(database: str) -> None:
+async def test_credit_of_all_sessions_is_one_sum_and_without_credit_or_work_nothing_is_asked(database: str) -> None:
     async with Instance(database, running=False) as one:
         await one.submit(35)
         workers = [await one.worker(f"w{number}", slots=3) for number in range(10)]
-        assert await one.coordinator.claim_once() == 30
+        assert await one.claimer.run_once() == 30
         assert [asked.limit for asked in one.store.asked] == [30]
         await one.store.count_statements()
         for _ in range(5):
-            one.coordinator.wake_all()
-            assert await one.coordinator.claim_once() == 0
+            one.demands.wake_all()
+            assert await one.claimer.run_once() == 0
         assert await one.store.sent() == 0, "there is work, and no credit"
         for worker in workers:
             worker.ready(3)
-        assert await one.coordinator.claim_once() == 5
-        await one.coordinator.tick_once()  # it reads the name that is new, once
-        assert await one.coordinator.claim_once() == 0
+        assert await one.claimer.run_once() == 5
+        await one.ticker.run_once()  # it reads the name that is new, once
+        assert await one.claimer.run_once() == 0
         sent = await one.store.sent()
         for _ in range(3):
-            await one.coordinator.tick_once()
-            assert await one.coordinator.claim_once() == 0
+            await one.ticker.run_once()
+            assert await one.claimer.run_once() == 0
         assert await one.store.sent() - sent == 3, "there is credit, and nothing due: one look a tick"
 
 
@@ -64,14 +64,14 @@ async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_ti
 ) -> None:
     """Nothing but PostgreSQL lies between the two, and no tick helps: theirs are an hour away."""
     async with Instance(database) as one, Instance(database, name="two") as two:
-        one.start("announcements", one.coordinator.run_announcements())
-        two.start("words", two.store.listen(two.coordinator.on_notify, lambda: None))
+        one.start("announcements", one.wakes.run())
+        two.start("words", two.store.listen(two.wakes.follow))
         worker = await two.worker(slots=3, handler=completing())
         await soon(lambda: two.store._listener is not None and two.store.got, "two listens, and has looked in vain")
-        await soon(lambda: one.coordinator.ticks and two.coordinator.ticks, "both have ticked")
-        await one.coordinator.tick_once()
-        assert one.coordinator.others == 1
-        ticks = two.coordinator.ticks
+        await soon(lambda: one.ticker.ticks and two.ticker.ticks, "both have ticked")
+        await one.ticker.run_once()
+        assert one.wakes.others == 1
+        ticks = two.ticker.ticks
 
         async def pickup() -> float:
             began = time.monotonic()
@@ -81,7 +81,7 @@ async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_ti
 
         waits = [await pickup() for _ in range(9)]
         assert median(waits) < 5, waits
-        assert two.coordinator.ticks == ticks
+        assert two.ticker.ticks == ticks
         await one.reach(9, State.COMPLETED)
         words = two.tasks.pop("words")
         words.cancel()
@@ -90,7 +90,7 @@ async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_ti
         await one.submit()
         await soon(lambda: one.store.calls["notify"] > told, "a word that nobody hears")
         assert worker.tracker.times.total() == 9
-        await two.coordinator.tick_once()
+        await two.ticker.run_once()
         await one.reach(10, State.COMPLETED)
         assert worker.tracker.times.total() == 10
 
@@ -108,22 +108,23 @@ async def test_a_word_is_never_part_of_a_submit_is_sent_from_a_session_of_its_ow
         await queue.add(3)
         await db.fetchval("SELECT headgate.submit('mail', $1::bytea, tenant => 'acme')", b"x")
         async with Instance(database) as one:
-            one.start("announcements", one.coordinator.run_announcements(apart=0.2))
+            one.wakes.apart_seconds = 0.2
+            one.start("announcements", one.wakes.run())
             await one.submit(5)
-            await soon(lambda: not one.coordinator._unannounced, "nobody else lives who could be told")
+            await soon(lambda: not one.wakes._unannounced, "nobody else lives who could be told")
             await db.execute("SELECT pg_notify($1, 'later')", CHANNEL)
             assert (await asyncio.wait_for(heard.get(), 60))[1] == "later"
 
             async with Instance(database, name="two", running=False) as two:
-                await two.coordinator.tick_once()
-                await one.coordinator.tick_once()
-                assert one.coordinator.others == 1
+                await two.ticker.run_once()
+                await one.ticker.run_once()
+                assert one.wakes.others == 1
                 (topic_no,) = await one.topic_nos("mail")
                 began = time.monotonic()
                 for _ in range(60):
                     await one.submit()
                 pid, text = await asyncio.wait_for(heard.get(), 60)
-                await soon(lambda: not one.coordinator._unannounced, "all was told")
+                await soon(lambda: not one.wakes._unannounced, "all was told")
                 most = (time.monotonic() - began) / 0.2 + 2
                 assert text == str(topic_no)
                 assert 1 <= one.store.calls["notify"] <= most < 60

@@ -9,9 +9,11 @@ from uuid import UUID
 
 import pytest
 
+from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.demand import CLAIM_BYTES
-from headgate.dispatch.outcomes import MOST_REFUSALS, OutcomeWrite
-from headgate.dispatch.sessions import FRAME_BYTES, SESSION_BYTES, Delivery
+from headgate.dispatch.outcome_writes import OutcomeWrite
+from headgate.dispatch.outcomes import MOST_REFUSALS
+from headgate.dispatch.session import FRAME_BYTES, SESSION_BYTES
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.outcomes import Abandon, Completed, Nack, Outcome
 from headgate.domain.states import State
@@ -47,19 +49,19 @@ async def _states(one: Instance, jobs: Sequence[UUID]) -> list[tuple[State, int,
 async def test_who_withdraws_is_given_nothing_more_and_what_was_not_written_goes_back(still: Instance) -> None:
     jobs = await still.submit(6)
     leaving = await still.worker("leaving", slots=3)
-    assert await still.coordinator.claim_once() == 3
+    assert await still.claimer.run_once() == 3
     await leaving.take()  # on the wire
     leaving.ready(2)
-    assert await still.coordinator.claim_once() == 2  # queued
+    assert await still.claimer.run_once() == 2  # queued
     leaving.ready(7)
-    still.coordinator.withdraw(leaving.session)
+    still.demands.withdraw(leaving.session)
     assert (still.free(), set(leaving.session.held)) == (0, set(jobs[:3]))
     await still.flushed()
     states = await _states(still, jobs)
     assert states == [(State.RUNNING, 1, 1)] * 3 + [(State.PENDING, 0, 1)] * 2 + [(State.PENDING, 0, 0)]
-    assert await still.coordinator.claim_once() == 0
+    assert await still.claimer.run_once() == 0
     leaving.ready(1)  # it has thought better of it
-    assert await still.coordinator.claim_once() == 1
+    assert await still.claimer.run_once() == 1
 
 
 async def test_a_claim_in_flight_deals_nothing_to_who_withdrew_meanwhile_whatever_it_asks_for_then(
@@ -69,7 +71,7 @@ async def test_a_claim_in_flight_deals_nothing_to_who_withdrew_meanwhile_whateve
     leaving = await one.worker("leaving", slots=5)
     jobs = await one.submit(3)
     await hold.reached()
-    one.coordinator.withdraw(leaving.session)
+    one.demands.withdraw(leaving.session)
     leaving.ready(1)
     del one.store.after["claim"]
     hold.release()
@@ -87,9 +89,9 @@ async def test_a_quiet_worker_keeps_its_credit_for_the_day_it_is_wanted_again(on
     worker = await one.worker("quiet", slots=5)
     await one.submit(3)
     await hold.reached()
-    one.coordinator.quiet(worker.session)
+    one.demands.quiet(worker.session)
     worker.ready(2)  # as its handlers end
-    one.coordinator.quiet(worker.session)  # twice is once
+    one.demands.quiet(worker.session)  # twice is once
     del one.store.after["claim"]
     hold.release()
     await one.flushed()
@@ -97,7 +99,7 @@ async def test_a_quiet_worker_keeps_its_credit_for_the_day_it_is_wanted_again(on
     assert (one.free(), sum(worker.session.kept.values()), worker.session.held) == (0, 7, {})
     other = await one.worker("other", slots=3)
     assert len(await _all(other, 3)) == 3
-    one.coordinator.resume_worker(worker.session)
+    one.demands.resume_worker(worker.session)
     await one.submit(9)
     assert len(await _all(worker, 7)) == 7
     await settle_down()
@@ -109,8 +111,8 @@ async def test_a_worker_made_quiet_and_wanted_again_during_one_claim_loses_no_cr
     worker = await one.worker("flickers", slots=5)
     await one.submit(5)
     await hold.reached()
-    one.coordinator.quiet(worker.session)
-    one.coordinator.resume_worker(worker.session)
+    one.demands.quiet(worker.session)
+    one.demands.resume_worker(worker.session)
     del one.store.after["claim"]
     hold.release()
     assert len(await _all(worker, 5)) == 5
@@ -130,12 +132,12 @@ async def _all(worker: Worker, count: int) -> list[UUID]:
 async def test_a_frame_whose_write_was_cut_short_goes_back_at_no_cost(still: Instance) -> None:
     jobs = await still.submit(2)
     worker = await still.worker("cut", slots=1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     first = await worker.session.next_part()
     assert isinstance(first, Delivery)
     worker.session.written()
     worker.ready(1)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert isinstance(await worker.session.next_part(), Delivery)  # and its write never returns
     assert worker.session.take_unsent() == []  # as long as the session lives, it may
     worker.lose()
@@ -149,12 +151,12 @@ async def test_a_frame_whose_write_was_cut_short_goes_back_at_no_cost(still: Ins
 async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(still: Instance) -> None:
     dropped, kept, reported, later = await still.submit(4)
     worker = await still.worker("w", slots=3)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     seen = (await worker.take()).seq
     assert seen == 1
     number = worker.session.reporting([reported])
     worker.ready(1)
-    await still.coordinator.claim_once()  # on its way while the worker beats
+    await still.claimer.run_once()  # on its way while the worker beats
     epoch = worker.session.held[kept][0]
     worker.session.keep_only({(kept, epoch)}, seen=seen)
     assert set(worker.session.held) == {kept, reported, later}
@@ -167,7 +169,7 @@ async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(
 async def test_of_a_delivery_in_several_frames_only_the_last_has_its_number(still: Instance) -> None:
     await still.submit(5, payload=bytes(FRAME_BYTES // 2))
     worker = await still.worker("w", slots=5)
-    assert await still.coordinator.claim_once() == 5
+    assert await still.claimer.run_once() == 5
     numbers = [(await worker.take()).seq for _ in range(3)]
     assert numbers == [0, 0, 1]
 
@@ -188,12 +190,12 @@ async def test_two_epochs_of_one_job_in_one_renewal_are_answered_apart(queue: Qu
 async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_renewed_at_once(still: Instance) -> None:
     (job,) = await still.submit()
     older = await still.worker("older", slots=1, lease=timedelta(seconds=1))
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     await older.take()
     await still.outcomes._store.settle(_abandoned(still, older.session.tenant_no, job, older.session.held[job][0]))
     newer = await still.worker("newer", slots=1, lease=timedelta(seconds=1))
-    still.coordinator.wake_all()
-    await still.coordinator.claim_once()
+    still.demands.wake_all()
+    await still.claimer.run_once()
     await newer.take()
     assert await still.renewer.run_once() == 1
     assert (older.session.held, set(newer.session.held)) == ({}, {job})
@@ -211,17 +213,17 @@ def _abandoned(one: Instance, tenant_no: int, job: UUID, epoch: int):  # type: i
 
 async def test_a_claim_asks_for_no_more_heavy_jobs_than_make_a_few_mebibytes(still: Instance) -> None:
     unseen = await still.worker("unseen", "unseen", slots=500)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert still.store.asked[-1].limit == 32  # nothing is known of them: a mebibyte each, for all we know
     await still.submit(6, "unseen", payload=bytes(MEBIBYTE))
     demand = next(iter(unseen.session.credit))
     demand.job_bytes = 1.0  # nothing but small ones so far, and these came by another instance
     await still.submit(1, "unseen", payload=bytes(MEBIBYTE))
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert still.store.asked[-1].limit == CLAIM_BYTES // MEBIBYTE  # a submit here says how heavy they are
     await still.submit(20, "light")
     light = await still.worker("light", "light", slots=500)
-    await still.coordinator.claim_once()
+    await still.claimer.run_once()
     assert {asked.workers[0]: asked.limit for asked in still.store.asked}["light"] == 500
     assert len(light.session.held) == 20
 
@@ -303,7 +305,7 @@ async def test_who_sends_nothing_but_bad_rows_fails_alone(database: str, one: In
 async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still: Instance) -> None:
     await still.submit(200)
     worker = await still.worker("w", slots=200)
-    while await still.coordinator.claim_once():
+    while await still.claimer.run_once():
         pass
     jobs = list(worker.session.held)
     away = StoreError("the database refuses whatever it is told")
@@ -343,7 +345,7 @@ async def test_more_sessions_never_cost_more_statements_a_job(database: str) -> 
             all_workers = [await one.worker(slots=slots) for _ in range(sessions)]
             done = 0
             while done < 600:
-                done += await one.coordinator.claim_once()
+                done += await one.claimer.run_once()
                 served = [worker for worker in all_workers if worker.session.held]
                 parts = [await worker.take() for worker in served]
                 reports = [

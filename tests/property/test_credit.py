@@ -20,7 +20,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from headgate.dispatch.sessions import Delivery, SessionSilent, WorkerSession
+from headgate.dispatch.delivery import Delivery
+from headgate.dispatch.session import SessionSilent, WorkerSession
 from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
 from headgate.store.connect import connect
@@ -169,17 +170,17 @@ class Script:
                     if noticed:
                         worker.lose()
             case StirAll():
-                self.one.coordinator.wake_all()
+                self.one.demands.wake_all()
             case Withdraw(who):
                 if self.workers:
                     session = self.workers[who % len(self.workers)].session
-                    self.one.coordinator.withdraw(session)
+                    self.one.demands.withdraw(session)
                     self.granted[session.worker_id] = len(self.received[session.worker_id])
                     self.revoked.add(session.worker_id)
             case Quiet(who, on):
                 if self.workers:
                     session = self.workers[who % len(self.workers)].session
-                    (self.one.coordinator.quiet if on else self.one.coordinator.resume_worker)(session)
+                    (self.one.demands.quiet if on else self.one.demands.resume_worker)(session)
                     assert not on or session.credit == {}
 
     def ready(self, worker: Worker, count: int) -> None:
@@ -214,7 +215,7 @@ class Script:
 
         store.before["claim"], store.after["claim"] = before, after
         with self.dealing_fails(step.nth, fault if step.when == "dealing" else None), suppressed():
-            await self.one.coordinator.claim_once()
+            await self.one.claimer.run_once()
         store.before.clear()
         store.after.clear()
 
@@ -226,7 +227,7 @@ class Script:
         hooks = self.one.store.before if step.when == "before" else self.one.store.after
         hooks["tick"] = hook
         with suppressed():
-            await self.one.coordinator.tick_once()
+            await self.one.ticker.run_once()
         hooks.clear()
 
     @contextmanager
@@ -247,7 +248,7 @@ class Script:
             WorkerSession.deliver = real  # type: ignore[method-assign]
 
     def check(self, *, in_flight: bool = False) -> None:
-        demands = list(self.one.coordinator._demands.values())
+        demands = list(self.one.demands.by_wanted.values())
         reserved: Counter[str] = Counter()
         if in_flight:
             asked = self.one.store.asked[-1]
@@ -272,7 +273,7 @@ class Script:
             assert {session for session in demand.members if session.credit[demand]} == set(demand.sessions)
             assert demand.members or demand.claiming
             assert demand.claiming or not demand.revoked
-        known = [demand for topic in self.one.coordinator._by_topic.values() for demand in topic]
+        known = [demand for topic in self.one.demands.by_topic.values() for demand in topic]
         assert set(known) == set(demands)
 
     async def run(self, script: list[Aside | Claim | Tick]) -> None:
@@ -305,8 +306,8 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
             for worker in play.workers:
                 worker.lose()
             await one.flushed()
-            assert not one.coordinator._demands
-            assert not one.coordinator._by_topic
+            assert not one.demands.by_wanted
+            assert not one.demands.by_topic
             received = {job for ids in play.received.values() for job in ids}
             rows = await db.fetch("SELECT id, state, attempt FROM headgate.jobs")
             running = {row["id"] for row in rows if row["state"] == State.RUNNING}
@@ -318,11 +319,11 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
             assert {row["attempt"] for row in rows if row["state"] == State.PENDING} <= {0}
             # And what still runs comes back with its lease: everything reaches the next worker.
             await clock.advance(seconds=61)
-            await one.coordinator.tick_once()
+            await one.ticker.run_once()
             await clock.advance(seconds=60)
             last = await one.worker("last", "mail", "sms", slots=len(rows) or 1)
-            await one.coordinator.tick_once()
-            while await one.coordinator.claim_once():
+            await one.ticker.run_once()
+            while await one.claimer.run_once():
                 pass
             assert set(last.session.held) == {row["id"] for row in rows}
             assert set(await db.fetch("SELECT DISTINCT attempt FROM headgate.jobs WHERE id = ANY ($1)", running)) <= {

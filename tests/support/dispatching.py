@@ -16,19 +16,30 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from headgate.dispatch.coordinator import CLAIM_LIMIT, Coordinator
-from headgate.dispatch.outcomes import OutcomeWrite, OutcomeWriter
+from headgate.dispatch.claimer import CLAIM_LIMIT, Claimer
+from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.demands import Demands
+from headgate.dispatch.gate import Gate
+from headgate.dispatch.limit_timers import LimitAdmitter
+from headgate.dispatch.outcome_writes import OutcomeWrite
+from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.ports import SettledOutcome
+from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
-from headgate.dispatch.sessions import ControlFrame, Delivery, SessionEnded, WorkerSession, WorkerSessions
+from headgate.dispatch.session import SessionEnded, WorkerSession
+from headgate.dispatch.session_rules import SessionRules
+from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.submits import Submitter
+from headgate.dispatch.tick_times import TickTimes
+from headgate.dispatch.ticker import Ticker
+from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import StoreBusy
 from headgate.domain.identity import Identity, Scope
@@ -38,6 +49,7 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.limits import SUBMIT_FLUSH_MAX_ROWS
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import Receipt, State
+from headgate.domain.wakes import Wake
 from headgate.store.service import Store
 from tests.support.epochs import RANGE, epochs_of
 from tests.support.waiting import PATIENCE, until_async
@@ -220,8 +232,8 @@ class WatchedStore(Store):
         self.renewals.append({tenant_no: len(ids) for (tenant_no, _), (ids, _) in held.items()})
         return await self._watched("renew", super().renew(held, for_call=for_call))
 
-    async def notify(self, topic_nos: Sequence[int]) -> None:
-        await self._watched("notify", super().notify(topic_nos))
+    async def notify(self, wakes: Collection[Wake]) -> None:
+        await self._watched("notify", super().notify(wakes))
 
 
 # ---------------------------------------------------------------------- workers
@@ -320,7 +332,7 @@ class Worker:
         self._reader = asyncio.create_task(self._read(), name=f"reader {session.worker_id}") if handler else None
 
     def ready(self, count: int) -> None:
-        self.instance.coordinator.grant(self.session, self.topic_nos, self.lease_ms, count)
+        self.instance.demands.grant(self.session, self.topic_nos, self.lease_ms, count)
 
     async def take(self, *, within: float = SOON.total_seconds()) -> Delivery:
         """The next jobs; other messages are put aside."""
@@ -384,7 +396,7 @@ class Worker:
         """The connection is gone: what a stream's handler does in its `finally`."""
         self.session.end(SessionEnded(reason))
         self.instance.sessions.close(self.session)
-        self.instance.coordinator.forget(self.session)
+        self.instance.demands.revoke(self.session)
 
     async def close(self) -> None:
         self.lose("the test is over")
@@ -436,7 +448,7 @@ APPLIED: SettledOutcome = _Applied()
 
 
 class Instance:
-    """Store, sessions, coordinator, writers and renewer, joined as server.py joins them."""
+    """Store, sessions, claimer, ticker, writers and renewer, joined as server.py joins them."""
 
     def __init__(
         self,
@@ -459,35 +471,53 @@ class Instance:
         self.lease_ms = lease // timedelta(milliseconds=1)
         self.sessions = WorkerSessions()
         self.ended: list[UUID] = []  # final, as those who wait for results are told
-        self.outcomes = OutcomeWriter(
-            self.store,
-            on_back=lambda tenant_no, job_id: self.coordinator.wake_for_job(tenant_no, job_id),
-            on_final=lambda _, job_id: self.ended.append(job_id),
-            awaited=lambda: True,
-            on_due=lambda moment: self.coordinator.due_at(moment),
-            on_limit_opened=lambda topic_nos: self.coordinator.submitted(topic_nos),
+        self.times = TickTimes(tick_seconds)
+        self.outcomes, self.unmatched = (
+            OutcomeWriter(
+                self.store,
+                on_returned=lambda tenant_no, job_id: self.demands.wake_for_job(tenant_no, job_id),
+                on_limit_opened=lambda topic_nos: self.wakes.topics_ready(topic_nos),
+                on_final=lambda _, job_id: self.ended.append(job_id),
+                awaited=lambda: True,
+                on_due=self.times.due_at,
+                unmatched=unmatched,
+            )
+            for unmatched in (False, True)
         )
         beat = self.lease_ms / 3000
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
-        self.coordinator = Coordinator(
+        abandon_unsent = self.outcomes.abandon_unsent
+        self.demands = Demands(self.store, self.times, abandon_unsent=abandon_unsent, wakes=wakes)
+        self.wakes = Wakes(self.store, self.demands, self.times)
+        self.limits = LimitAdmitter(self.store, self.demands, self.wakes)
+        self.gate = Gate(self.sessions, self.demands, self.times)
+        self.claimer = Claimer(
             self.store,
-            self.sessions,
-            abandon_unsent=self.outcomes.abandon_unsent,
+            self.demands,
+            self.gate,
+            self.limits.timers,
+            abandon_unsent=abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
-            tick_seconds=tick_seconds,
-            wakes=wakes,
-            watchdog=self.watchdog,
         )
-        self.submitter = Submitter(
-            self.store,
-            on_submitted=self.coordinator.submitted,
-            on_due_in=self.coordinator.due_in,
-            on_due_at=self.coordinator.due_at,
-            claim_with=self.coordinator.claim_with if claims_along else None,
+        self.ticker = Ticker(
+            self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=self.watchdog
         )
-        self.store.names.on_topic = self.coordinator.topic_appeared
+        self.submitter = Submitter(self.store, self.wakes, self.times, claimer=self.claimer if claims_along else None)
+        self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=now, watchdog=self.watchdog)
+        self.rules = SessionRules(
+            sessions=self.sessions,
+            demands=self.demands,
+            outcomes=self.outcomes,
+            unmatched=self.unmatched,
+            renewer=self.renewer,
+            progress=ProgressWriter(self.renewer.calls),
+            tenants=self.store,
+            now=now,
+            lease_ms=self.lease_ms,
+            accepting=lambda: True,
+        )
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._running = running
@@ -504,16 +534,17 @@ class Instance:
         ):
             self.start(title, work)
         if self._running:
-            self.start("claims", self.coordinator.run())
-            self.start("ticks", self.coordinator.run_ticks())
+            self.start("claims", self.claimer.run())
+            self.start("ticks", self.ticker.run())
             self.start("renewals", self.renewer.run())
-            self.start("limits", self.coordinator.run_limits())
+            self.start("limits", self.limits.run())
         return self
 
     async def __aexit__(
         self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.coordinator.stop()
+        for service in (self.claimer, self.ticker, self.wakes, self.limits):
+            service.stop()
         for worker in self._workers:
             await worker.close()
         self.renewer.stop()
@@ -620,7 +651,7 @@ class Instance:
 
     def free(self) -> int:
         """Credit in the book."""
-        return sum(demand.credit for demand in self.coordinator._demands.values())
+        return sum(demand.credit for demand in self.demands.by_wanted.values())
 
 
 async def listening(instance: Instance) -> bool:

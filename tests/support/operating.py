@@ -41,7 +41,6 @@ class Desk:
         self.presence = Presence(
             self.store,
             instance.sessions,
-            instance.coordinator,
             topic_name=instance.store.topic_name,
             now=instance.now,
         )
@@ -49,7 +48,9 @@ class Desk:
         self.verbs = Operator(
             OperatorParts(
                 store=self.store,
-                dispatch=instance.coordinator,
+                gate=instance.gate,
+                wake=instance.demands.wake,
+                announce=instance.wakes.announce,
                 presence=self.presence,
                 endings=self.endings,
                 retention=RetentionStore(instance.store),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.sessions import WorkerSession
+from headgate.dispatch.session import WorkerSession
 from headgate.domain.identity import Identity, Scope
 
 

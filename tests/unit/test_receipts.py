@@ -8,9 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from headgate.dispatch import sessions
+from headgate.dispatch import session as session_module
+from headgate.dispatch.delivery import ControlFrame, Delivery
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.sessions import RECEIPTS_WAITING, ControlFrame, Delivery, SessionEnded, WorkerSession
+from headgate.dispatch.session import RECEIPTS_WAITING, SessionEnded, WorkerSession
 from headgate.domain.identity import Identity
 
 
@@ -96,7 +97,7 @@ async def test_more_frames_of_outcomes_than_of_jobs_are_answered_nevertheless(se
 async def test_receipts_go_alone_when_no_jobs_have_come_for_a_while(
     session: WorkerSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "RECEIPTS_SECONDS", 0.001)
+    monkeypatch.setattr(session_module, "RECEIPTS_SECONDS", 0.001)
     session.answer(ControlFrame(receipts_seq=1))
     async with asyncio.timeout(5):
         assert await session.next_part() == ControlFrame(receipts_seq=1)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.dispatch.sessions import HELD_PER_TENANT, LONG_LIST, LONG_LIST_SECONDS, WorkerSession, WorkerSessions
+from headgate.dispatch.session import LONG_LIST, LONG_LIST_SECONDS, WorkerSession
+from headgate.dispatch.sessions import HELD_PER_TENANT, WorkerSessions
 from headgate.dispatch.shares import Due, fair_shares, in_shares
 from headgate.dispatch.writer import Overloaded
 from headgate.domain.identity import Identity, Scope

@@ -10,7 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from headgate.dispatch.outcomes import Answer, OutcomeWrite, OutcomeWriter, unmatched_rest
+from headgate.dispatch.delivery import Answer
+from headgate.dispatch.outcome_writes import OutcomeWrite
+from headgate.dispatch.outcomes import OutcomeWriter, unmatched_rest
 from headgate.domain.errors import HeadgateError, InternalError, StoreError
 from headgate.domain.states import Receipt
 
@@ -45,14 +47,14 @@ async def _written(
 ) -> list[Mapping[int, Answer] | HeadgateError]:
     """The answers to writes (tenant, jobs, permitted topics) that are written in one flush."""
     writer = OutcomeWriter(
-        jobs, on_back=lambda *_: None, on_final=lambda *_: None, awaited=lambda: False, unmatched=True
+        jobs, on_returned=lambda *_: None, on_final=lambda *_: None, awaited=lambda: False, unmatched=True
     )
     answers: dict[int, Mapping[int, Answer] | HeadgateError] = {}
     for number, (tenant_no, ids, topics) in enumerate(sent):
         keep = lambda answer, number=number: answers.setdefault(number, answer)  # noqa: E731
         epochs, results = [1] * len(ids), [b""] * len(ids)
         writer.put(OutcomeWrite(tenant_no, ids, epochs, results, (), done=keep, failed=keep, topics=topics))
-    writer.writer.close()
+    writer.writer.stop()
     await asyncio.wait_for(writer.writer.run(), 60)
     assert writer.writer.flushes == 1
     return [answers[number] for number in range(len(sent))]

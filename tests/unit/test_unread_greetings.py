@@ -15,6 +15,7 @@ from headgate.api.grpc.worker_service import WorkerService
 from headgate.control.auth import OpenDoor
 from headgate.control.permissions import RULES
 from headgate.control.revocation import OpenCalls
+from headgate.dispatch.session_rules import SessionRules
 from headgate.domain.identity import Identity, TokenRevoked
 from headgate.wire import producer_pb2, worker_pb2
 from tests.support.fake_server import until
@@ -107,19 +108,19 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
     def nothing(*_: object) -> None:
         return None
 
-    parts: Any = SimpleNamespace(
-        store=SimpleNamespace(tenant_no=tenant_no, uuids=list),
-        sessions=SimpleNamespace(check_capacity=nothing, open=nothing, close=closed.append, reserve=nothing),
-        renewer=SimpleNamespace(declare=declare),
-        coordinator=SimpleNamespace(forget=nothing),
-        now=lambda: 0.0,
-        lease_ms=60_000,
-        accepting=lambda: True,
-        instance="i",
-        version="v",
-    )
+    parts: Any = {
+        "tenants": SimpleNamespace(tenant_no=tenant_no),
+        "sessions": SimpleNamespace(check_capacity=nothing, open=nothing, close=closed.append),
+        "renewer": SimpleNamespace(declare=declare),
+        "demands": SimpleNamespace(revoke=nothing),
+        "outcomes": None,
+        "unmatched": None,
+        "progress": None,
+    }
+    rules = SessionRules(now=lambda: 0.0, lease_ms=60_000, accepting=lambda: True, **parts)
+    service = WorkerService(rules, uuids=list, topic_name=str, instance="i", version="v")
     stream: Any = Deaf(reads=0)
-    opening = asyncio.create_task(WorkerService(parts)._open(worker_pb2.Hello(worker_id="w"), stream))
+    opening = asyncio.create_task(service._open(worker_pb2.Hello(worker_id="w"), stream))
     done, _ = await asyncio.wait((opening,), timeout=10)
     assert done
     assert opening.cancelled()

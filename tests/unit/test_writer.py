@@ -334,7 +334,7 @@ async def test_after_a_bug_in_the_loop_itself_nobody_waits_and_the_writer_can_ru
     faulty = False
     running = asyncio.create_task(writer.run())
     writer.put(after := Rows(1))
-    writer.close()
+    writer.stop()
     database.allow(1)
     await asyncio.wait_for(running, 5)
     assert (after.failure, writer.rows_written) == (None, 1)
@@ -347,7 +347,7 @@ async def test_a_closed_writer_refuses_and_writes_what_it_has() -> None:
     accounts = [Account[Rows]() for _ in range(3)]
     for account in accounts:
         writer.put(Rows(2), account)
-    writer.close()
+    writer.stop()
     with pytest.raises(ShuttingDown):
         writer.put(Rows(1), accounts[0], admitted=True)
     database.allow(3)
@@ -397,6 +397,6 @@ async def test_a_writer_that_rests_for_others_stops_resting_when_it_is_closed() 
     database.allow(2)
     await asyncio.wait_for(resting.wait(), 60)
     await asyncio.sleep(0)
-    writer.close()
+    writer.stop()
     await asyncio.wait_for(running, 60)
     assert (len(database.flushes), waits.failure) == (2, None)

@@ -11,17 +11,18 @@ tick finds it. A write that fails changes nothing here, and its caller hears of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 from headgate.control.operator_ports import (
+    Announces,
     AuditView,
     Change,
-    DispatchHere,
     Endings,
+    GateHere,
     JobAnswer,
     OperatorStore,
     Pause,
@@ -33,6 +34,7 @@ from headgate.control.operator_ports import (
     Status,
     Target,
     TargetKind,
+    Wakes,
 )
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge, WrongState
@@ -48,12 +50,11 @@ from headgate.domain.validation import (
     check_topic,
     check_worker_id,
 )
+from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
 from headgate.domain.workers import WorkerView
 
 log = logging.getLogger("headgate.operator")
 
-CONTROL_CHANGED: Final = 0
-"""Told to other instances in the place of a topic: what is paused, quiet or cancelled has changed; tick now."""
 QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
 PER_SECOND_MAX: Final = 100_000
@@ -65,7 +66,9 @@ class OperatorParts:
     """What the verbs are made of."""
 
     store: OperatorStore
-    dispatch: DispatchHere
+    gate: GateHere
+    wake: Wakes
+    announce: Announces
     presence: Presence
     endings: Endings
     retention: RetentionStore
@@ -75,7 +78,8 @@ class Operator:
     """All verbs; each takes the caller and checks what they may."""
 
     def __init__(self, parts: OperatorParts) -> None:
-        self._store, self._dispatch = parts.store, parts.dispatch
+        self._store, self._gate = parts.store, parts.gate
+        self._wake, self._announce = parts.wake, parts.announce
         self._presence, self._endings = parts.presence, parts.endings
         self._retention = parts.retention
 
@@ -90,8 +94,8 @@ class Operator:
         if until is not None:
             check_aware(until, field="until")
         row, paused = await self._store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
-        self._dispatch.gate(row, paused=True)  # after the commit: a write that failed leaves the gate as it was
-        await self._tell([CONTROL_CHANGED])
+        self._gate.pause_changed(row, paused=True)  # after the commit: a write that failed leaves the gate as it was
+        await self._announce([ControlChanged()])
         log.warning("paused target=%s who=%s reason=%s", target, caller.subject, reason)
         return paused
 
@@ -100,8 +104,8 @@ class Operator:
         _check_target(caller, target)
         _check_reason(reason)
         row, changed = await self._store.resume(caller.tenant, target, reason=reason, who=caller.subject)
-        self._dispatch.gate(row, paused=False)
-        await self._tell([CONTROL_CHANGED])
+        self._gate.pause_changed(row, paused=False)
+        await self._announce([ControlChanged()])
         log.warning("resumed target=%s who=%s", target, caller.subject)
         return changed
 
@@ -152,9 +156,9 @@ class Operator:
             if change.changed and change.state.is_final:
                 self._endings.ended(tenant_no, job_id)
             elif change.changed:
-                self._dispatch.tell_cancel(tenant_no, job_id, known[job_id].epoch)
+                self._gate.cancel_requested(tenant_no, job_id, known[job_id].epoch)
         if any(change.changed and not change.state.is_final for change in done.values()):
-            await self._tell([CONTROL_CHANGED])
+            await self._announce([ControlChanged()])
         return _answers(ids, done, verb="cancel", allowed="queued or running")
 
     async def redrive(
@@ -177,8 +181,8 @@ class Operator:
         tenant_no, known = await self._known(caller, ids, reason)
         done = await self._store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
         for job_id, topic_no in done.items():
-            self._dispatch.wake(topic_no, job_id)
-        await self._tell(done.values())
+            self._wake(topic_no, job_id)
+        await self._announce(map(TopicReady, done.values()))
         after = await self._store.standings(tenant_no, list(known))
         return _answers(
             ids,
@@ -293,22 +297,13 @@ class Operator:
         topics: set[int] = set()
         for job_id, change in done.items():
             if change.changed and change.topic_no is not None:
-                self._dispatch.wake(change.topic_no, job_id)
+                self._wake(change.topic_no, job_id)
                 topics.add(change.topic_no)
-        await self._tell(-topic_no for topic_no in topics)
+        await self._announce(map(JobReturned, topics))
 
     async def _quiet_changed(self) -> None:
-        self._dispatch.set_quiet(await self._store.quiet_set())
-        await self._tell([CONTROL_CHANGED])
-
-    async def _tell(self, topic_nos: Iterable[int]) -> None:
-        words = sorted(set(topic_nos))
-        if not words or not self._dispatch.others:
-            return
-        try:
-            await self._store.notify(words)
-        except HeadgateError as error:  # a hint only: their tick finds it
-            log.debug("notify_failed error=%s", error)
+        self._gate.set_quiet(await self._store.quiet_set())
+        await self._announce([ControlChanged()])
 
 
 def _check_target(caller: Identity, target: Target) -> None:
@@ -366,4 +361,4 @@ def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, all
     return found
 
 
-__all__ = ["CONTROL_CHANGED", "QUIET_DEFAULT", "Operator", "OperatorParts"]
+__all__ = ["QUIET_DEFAULT", "Operator", "OperatorParts"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,6 +12,7 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus
 from headgate.domain.states import State
+from headgate.domain.wakes import Wake
 from headgate.domain.workers import WorkerView
 
 
@@ -170,18 +171,20 @@ class OperatorStore(Protocol):
     async def quiet_set(self) -> frozenset[tuple[int, str]]: ...
     async def workers_elsewhere(self, tenant: str) -> Sequence[WorkerView]: ...
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> Sequence[AuditView]: ...
-    async def notify(self, topic_nos: Sequence[int]) -> None: ...
 
 
-class DispatchHere(Protocol):
+class GateHere(Protocol):
     """This instance's dispatch: it follows a verb at once, where the others follow within their tick."""
 
-    others: int
-
-    def gate(self, target: tuple[int, int], *, paused: bool) -> None: ...
-    def wake(self, topic_no: int, hint: UUID | None = None) -> None: ...
-    def tell_cancel(self, tenant_no: int, job_id: UUID, epoch: int) -> None: ...
+    def pause_changed(self, target: tuple[int, int], *, paused: bool) -> None: ...
+    def cancel_requested(self, tenant_no: int, job_id: UUID, epoch: int) -> None: ...
     def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None: ...
+
+
+Wakes = Callable[[int, UUID | None], None]
+"""Wakes this instance for a topic; the job may be claimable at a new rank."""
+Announces = Callable[[Iterable[Wake]], Awaitable[None]]
+"""Tells the other instances, if there are any. Never fails: their tick finds what they were not told."""
 
 
 class RetentionStore(Protocol):

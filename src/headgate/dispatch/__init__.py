@@ -1,12 +1,19 @@
 """Dispatch: from demand to claims, from outcomes to receipts. One of each per instance; composed in server.py.
 
-Who is here
-- `sessions`: the connected workers; each owns its credit and what it holds. `demand`: sessions that want the same.
-- `coordinator`: the only claimer. It reserves credit, claims, deals, gives back; and ticks once a second.
-- `watermark`: where a claim need not look. `watchdog`: when it is too early to reap.
-- `writer`: group writing. `submits` and `outcomes` are its two uses, `progress` a slower one.
+The actors
+- `session`, `sessions`: the connected workers; each owns its credit and what it holds. `delivery`: what they are sent.
+  `session_rules`, `worker_calls`: what workers may ask for, on a stream and by single calls.
+- `demand`, `demands`: sessions that want the same share a claim. `watermark`, `sweeps`: where a claim need not look.
+- `claimer`: the only one that claims. It reserves credit, claims, deals, gives back.
+- `ticker`: one call a second finds what is due, pending or lapsed (`tick_times`: when; `watchdog`: not right after an
+  outage). `gate`: what is paused or quiet. `limit_timers`: topics that limits hold back.
+- `wakes`: what says that there may be work, here and to the other instances. `listener`: what they say.
+- `writer`: group writing. `submits` (with `locked`) and `outcomes` (with `outcome_writes`) are its two uses, `progress`
+  a slower one.
 - `renewals`: keeps the leases of what sessions hold, in the `shares` of tenants and sessions. `lease_calls`: leases of
-  callers that wait, on another connection and in `turns`. `ports`: what all of them ask of the store.
+  callers that wait, on another connection and in `turns`.
+- `scheduler`, `unblocker`, `bulk_runner`, `retention`, `maintenance`, `presence`: the services beside them.
+- `ports`: what all of them ask of the store.
 
 Who owns which state
 - Credit is in the book of a demand, reserved by a claim in flight, kept aside for a quiet worker, or spent. Nothing
@@ -17,7 +24,7 @@ Who owns which state
 
 What failures do
 - A claim or a tick that fails: sessions stay up, it is tried again with a growing, jittered wait.
-- A write to a stream that fails: that session ends, and what was never written to it is handed back at once, the frame
+- A write to a stream that fails: that session ends, and what was never written to it is abandoned at once, the frame
   that was cut short included.
 - A peer that does not read: nothing more is claimed for it once 4 MiB wait; silence ends it.
 - A row that the database refuses: found by halving the flush, and answered alone.

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.sessions import Delivery
+from headgate.dispatch.delivery import Delivery
 from headgate.domain.headers import DEADLINE_US, deadline_us_of
 from headgate.domain.outcomes import DEADLINE_EXCEEDED, ErrorInfo, Failed, Outcome
 
@@ -35,21 +35,21 @@ def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Ou
     """The jobs that may still start, and the outcomes of the others."""
     claimed_us = delivery.claimed_us
     late = {
-        place: deadline_us
-        for place, text in enumerate(delivery.headers)
+        index: deadline_us
+        for index, text in enumerate(delivery.headers)
         if text and DEADLINE_US in text and 0 < (deadline_us := deadline_us_of(json.loads(text))) <= claimed_us
     }
     payloads: Sequence[bytes | None] = delivery.payloads
-    bare = [place for place, payload in enumerate(payloads) if payload is None and place not in late]
+    bare = [index for index, payload in enumerate(payloads) if payload is None and index not in late]
     if not late and not bare:
         return delivery, []
     ends: list[tuple[UUID, int, Outcome]] = [
-        (delivery.ids[place], delivery.epochs[place], _not_started(deadline_us)) for place, deadline_us in late.items()
+        (delivery.ids[index], delivery.epochs[index], _not_started(deadline_us)) for index, deadline_us in late.items()
     ]
-    for place in bare:
-        log.error("payload_lost job=%s: it ends as dead; please report this", delivery.ids[place])
-        ends.append((delivery.ids[place], delivery.epochs[place], _BARE))
-    return delivery.only([place for place in range(len(delivery)) if place not in late and place not in bare]), ends
+    for index in bare:
+        log.error("payload_lost job=%s: it ends as dead; please report this", delivery.ids[index])
+        ends.append((delivery.ids[index], delivery.epochs[index], _BARE))
+    return delivery.only([index for index in range(len(delivery)) if index not in late and index not in bare]), ends
 
 
 def _not_started(deadline_us: int) -> Failed:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.sessions import Wanted, WorkerSession
+from headgate.dispatch.delivery import Wanted
+from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.watermark import Watermark
 
 MOST_HINTS: Final = 1_000
@@ -38,7 +39,7 @@ class Demand:
     credit: int = 0
     sessions: deque[WorkerSession] = field(default_factory=deque)  # those with credit; the front is served first
     members: set[WorkerSession] = field(default_factory=set)  # all that ever asked and have not ended
-    wake_pending: bool = True  # there may be work: nobody has looked since the last wake
+    wake_pending: bool = True  # there may be work: no claim has looked since the last wake
     from_head: bool = True  # the next claim looks from the very head, not from the watermark
     missed: bool = False  # a tick has seen jobs while it waited: if the next claim finds none, it looks from the head
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
@@ -49,7 +50,7 @@ class Demand:
     delayed: bool = False  # there may be work, but all that have credit are full
     saturated: bool = False  # the last claim brought all it asked for
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
-    # Who withdrew while a claim in flight may have reserved some of their credit; True: it is to be granted anew.
+    # Sessions that withdrew while a claim in flight may have reserved credit of theirs; True: it is granted again.
     revoked: dict[WorkerSession, bool] = field(default_factory=dict)
 
     def most(self, limit: int) -> int:
@@ -77,7 +78,7 @@ class Demand:
 
     @property
     def wants_claim(self) -> bool:
-        """It has credit, there may be work, and nobody is asking for it yet."""
+        """It has credit, there may be work, and no claim for it is in flight."""
         return bool(self.credit and self.topic_nos) and self.wake_pending and not self.claiming
 
     @property
@@ -105,7 +106,7 @@ class Demand:
         for job_id in job_ids:
             if len(self.hints) >= MOST_HINTS:
                 self.from_head = True
-            if self.from_head:  # which finds them without being told
+            if self.from_head:  # which finds them without hints
                 self.hints.clear()
                 return
             self.hints[job_id] = None
@@ -117,7 +118,7 @@ class Demand:
         plenty, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as twenty
         jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing: its stream may
         take a while to notice, and what is claimed for it would only come back. One that is full gets nothing either:
-        it says when it has room again.
+        it says when it takes jobs again.
         """
         runs: dict[WorkerSession, int] = {}
         full: list[WorkerSession] = []

@@ -70,7 +70,7 @@ class LeaseCalls:
         async with self.turns.turn(tenant_no, len(held)):
             return await self._store.abandon_undeclared(tenant_no, worker, held)
 
-    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
         """Note how far jobs are."""
-        async with self.turns.turn(tenant_no, len(words)):
-            await self._store.progress(tenant_no, words)
+        async with self.turns.turn(tenant_no, len(reports)):
+            await self._store.progress(tenant_no, reports)

@@ -30,7 +30,7 @@ class LockedWrite:
     """The rows of one caller's write that are not written yet, and the answers it has so far."""
 
     rows: SubmitRows
-    places: list[int]  # of these rows in the write
+    indexes: list[int]  # of these rows in the write
     total: int  # rows of the write
     answers: dict[int, SubmitAnswerRow]  # of the whole write
     done: Callable[[Mapping[int, SubmitAnswerRow]], None]
@@ -44,13 +44,13 @@ class LockedWrite:
 
     def take(self, found: Mapping[int, SubmitAnswerRow]) -> None:
         """The answers to one more try; what is still locked stays."""
-        left = [at for at in range(len(self.places)) if at in found and isinstance(found[at].error, RowLocked)]
-        for at, place in enumerate(self.places):
+        left = [at for at in range(len(self.indexes)) if at in found and isinstance(found[at].error, RowLocked)]
+        for at, index in enumerate(self.indexes):
             if at not in found:
-                self.answers.pop(place, None)
+                self.answers.pop(index, None)
             else:
-                self.answers[place] = found[at]
-        self.rows, self.places = self.rows.pick(left), [self.places[at] for at in left]
+                self.answers[index] = found[at]
+        self.rows, self.indexes = self.rows.pick(left), [self.indexes[at] for at in left]
 
 
 class LockedRows:
@@ -75,7 +75,7 @@ class LockedRows:
         return self._rows
 
     def put(self, write: LockedWrite) -> None:
-        """Try these again until they are written; without room for them, their caller is answered at once."""
+        """Try these again until they are written; if too many wait, their caller is answered at once."""
         rows, size = len(write.rows), write.size
         if self._closing or self._rows + rows > MOST_ROWS or self._bytes + size > MOST_BYTES:
             _answer(write)
@@ -96,7 +96,7 @@ class LockedRows:
             finally:
                 self._rows -= rows
                 self._bytes -= size
-                if write.places and not self._closing and self._now() < write.deadline:
+                if write.indexes and not self._closing and self._now() < write.deadline:
                     self._parcels.append(write)
                     write.size = sum(map(len, write.rows.payloads))
                     self._rows += len(write.rows)
@@ -123,7 +123,7 @@ class LockedRows:
             self._on_submitted(before)
 
     async def run(self) -> None:
-        """Until `close`; then every caller has an answer. After a bug it is started again, with all that wait."""
+        """Until `stop`; then every caller has an answer. After a bug it is started again, with all that wait."""
         try:
             while not self._closing:
                 if not self._parcels:
@@ -140,7 +140,7 @@ class LockedRows:
             if self._closing:
                 self._rows = self._bytes = 0
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Take no more, and answer all that wait."""
         self._closing = True
         self._wake.set()
@@ -148,12 +148,12 @@ class LockedRows:
 
 def _answer(write: LockedWrite) -> None:
     """What is still locked fails the whole write: a caller that sends it again, as the client does, loses nothing."""
-    error = next((write.answers[place].error for place in write.places if place in write.answers), None)
+    error = next((write.answers[index].error for index in write.indexes if index in write.answers), None)
     if error is None:
         write.done(write.answers)
     elif write.unknown:
         write.failed(OutcomeUnknown(f"{error}; an earlier try may have been committed: send it again"))
-    elif len(write.places) < write.total:
+    elif len(write.indexes) < write.total:
         write.failed(OutcomeUnknown(f"{error}; the others of this call were committed: send all of it again"))
     else:
         write.failed(error)

@@ -20,15 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from random import uniform
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.ports import OutcomeStore, SettledOutcome
-from headgate.dispatch.sessions import Delivery, WorkerSession
+from headgate.dispatch.delivery import Answer, Delivery
+from headgate.dispatch.outcome_writes import LOCKED, OutcomeWrite, Part, halves, is_locked, permitted, undecided
+from headgate.dispatch.ports import OutcomeStore
 from headgate.dispatch.writer import Account, GroupWriter, TenantAccount
 from headgate.domain import failpoints
 from headgate.domain.errors import (
@@ -67,54 +67,6 @@ LOCKED_MOST: Final = 10_000
 """Outcomes that are tried again; more are their senders' to send again."""
 _TRY_FIRST, _TRY_LONGEST = 0.1, 1.0
 
-Answer = SettledOutcome | HeadgateError
-"""What became of one outcome; an error: the database refuses this very row, and its job stays as it was."""
-Done = Callable[[Mapping[int, Answer]], None]
-
-
-@dataclass(slots=True)
-class OutcomeWrite:
-    """One frame's outcomes: completions as parallel lists, then the others. Places count in that order."""
-
-    tenant_no: int
-    ids: Sequence[UUID]
-    epochs: Sequence[int]
-    results: Sequence[bytes]
-    others: Sequence[tuple[UUID, int, Outcome]]
-    done: Done
-    failed: Callable[[HeadgateError], None]
-    session: WorkerSession | None = None
-    size: int = 0
-    topics: frozenset[str] | None = None  # of other topics than these, jobs count as unknown; heeded where unmatched
-    tries: int = 0  # how often these rows were found locked
-    until: float = 0.0  # by the loop's clock: when they are not tried again any more
-
-    @property
-    def rows(self) -> int:
-        return len(self.ids) + len(self.others)
-
-    def fail(self, error: HeadgateError) -> None:
-        self.failed(error)
-
-    def key(self, place: int) -> tuple[int, UUID, int]:
-        """Tenant, job and epoch of one row."""
-        if place < len(self.ids):
-            return self.tenant_no, self.ids[place], self.epochs[place]
-        return self.tenant_no, *self.others[place - len(self.ids)][:2]
-
-    def copy_rows(self, other: OutcomeWrite, places: Sequence[int]) -> None:
-        """Take over rows of another write, ascending: completions before the rest, as they stand there."""
-        first_other = len(other.ids)
-        completed = [place for place in places if place < first_other]
-        self.ids = [*self.ids, *(other.ids[place] for place in completed)]
-        self.epochs = [*self.epochs, *(other.epochs[place] for place in completed)]
-        self.results = [*self.results, *(other.results[place] for place in completed)]
-        rest = [other.others[place - first_other] for place in places if place >= first_other]
-        self.others = [*self.others, *rest]
-        self.size += sum(100 + len(other.results[place]) for place in completed)
-        # An error's text is counted as the others' bytes were: by their share.
-        self.size += 200 * len(rest) + (other.size * len(rest) // other.rows if rest else 0)
-
 
 class OutcomeWriter:
     """Settles, tells the senders, and tells who waits for results."""
@@ -123,7 +75,7 @@ class OutcomeWriter:
         self,
         store: OutcomeStore,
         *,
-        on_back: Callable[[int, UUID], None],
+        on_returned: Callable[[int, UUID], None],
         on_final: Callable[[int, UUID], None],
         awaited: Callable[[], bool],
         on_due: Callable[[datetime], None] = lambda _: None,
@@ -132,7 +84,7 @@ class OutcomeWriter:
     ) -> None:
         """`unmatched`: for outcomes of jobs that were not given to their sender here."""
         self._store = store
-        self._on_back = on_back  # (tenant, job): a job is claimable again, maybe below the watermark
+        self._on_returned = on_returned  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
         self._on_limit_opened = on_limit_opened  # topics in which a limit lets others start now
         self._awaited = awaited  # whether anybody here waits for a result at all
@@ -199,12 +151,12 @@ class OutcomeWriter:
 
     async def _write(self, writes: list[OutcomeWrite]) -> None:
         answers: list[dict[int, Answer]] = [{} for _ in writes]
-        pieces = [(write, range(write.rows), answer) for write, answer in zip(writes, answers, strict=True)]
+        parts = [(write, range(write.rows), answer) for write, answer in zip(writes, answers, strict=True)]
         refused: dict[int, HeadgateError] = {}
         if self._unmatched and any(write.topics is not None for write in writes):
             known, refused = await self._topics_of_restricted(writes)
-            pieces = _permitted([piece for piece in pieces if id(piece[0]) not in refused], known)
-        failed = refused | await self._settle(pieces)
+            parts = permitted([part for part in parts if id(part[0]) not in refused], known)
+        failed = refused | await self._settle(parts)
         for write, answer in zip(writes, answers, strict=True):
             if failed and id(write) in failed:
                 write.fail(failed[id(write)])
@@ -248,7 +200,7 @@ class OutcomeWriter:
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
 
-    async def _settle(self, pieces: Sequence[Piece]) -> dict[int, HeadgateError]:
+    async def _settle(self, parts: Sequence[Part]) -> dict[int, HeadgateError]:
         """Write rows of writes, and note their answers; returns what is wrong with whole writes, by their identity.
 
         Raises what concerns none of them in particular.
@@ -257,22 +209,22 @@ class OutcomeWriter:
         refusals: Counter[int] = Counter()
         locks = 0
         written = False
-        waiting = self._apart(pieces) if self._locked else [pieces]
+        waiting = self._apart(parts) if self._locked else [parts]
         while waiting:
-            part = [piece for piece in waiting.pop() if id(piece[0]) not in failed] if failed else waiting.pop()
+            part = [one for one in waiting.pop() if id(one[0]) not in failed] if failed else waiting.pop()
             try:
                 if part:
                     await self._settle_or_blame(part)
                     written = True
             except HeadgateError as error:
-                write, rows, answer = part[0]
+                write, rows, answers = part[0]
                 if isinstance(error, StoreBusy) and error.locked:
                     locks += 1
                     if locks >= MOST_LOCK_REFUSALS or (len(part) == 1 and len(rows) == 1):
-                        for _, rows, answer in part:
-                            answer.update(dict.fromkeys(rows, _LOCKED))
+                        for _, rows, answers in part:
+                            answers.update(dict.fromkeys(rows, LOCKED))
                     else:
-                        waiting += reversed(_halves(part))
+                        waiting += reversed(halves(part))
                     continue
                 refusals[id(write) if len(part) == 1 else 0] += 1
                 if isinstance(error, (*RETRIED, SchemaMismatch)) or (not written and refusals.total() > MOST_REFUSALS):
@@ -281,100 +233,101 @@ class OutcomeWriter:
                     failed[id(write)] = error
                 elif len(part) > 1 or len(rows) > 1:
                     # The front half is written first: of a job's two outcomes the first one counts.
-                    waiting += reversed(_halves(part))
+                    waiting += reversed(halves(part))
                 else:
                     log.warning("outcome_refused tenant=%d error=%s", write.tenant_no, error)
-                    answer[rows[0]] = error.with_traceback(None)
+                    answers[rows[0]] = error.with_traceback(None)
         return failed
 
-    def _apart(self, pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+    def _apart(self, parts: Sequence[Part]) -> list[Sequence[Part]]:
         """What was found locked before is written last, by itself: it may cost time to find out what it waits for."""
         again = {
             id(write)
-            for write, _, _ in pieces
-            if write.tries or any(write.key(place) in self._locked for place in range(write.rows))
+            for write, _, _ in parts
+            if write.tries or any(write.key(row) in self._locked for row in range(write.rows))
         }
-        parts = [[one for one in pieces if id(one[0]) in again], [one for one in pieces if id(one[0]) not in again]]
-        return [part for part in parts if part]
+        last, first = [[one for one in parts if (id(one[0]) in again) is found] for found in (True, False)]
+        return [part for part in (last, first) if part]  # taken from the end
 
-    async def _settle_or_blame(self, pieces: Sequence[Piece]) -> None:
+    async def _settle_or_blame(self, parts: Sequence[Part]) -> None:
         """Write; a bug of ours is an error like any other, and whose row it is about can be found like any other's."""
         try:
-            await self._settle_part(pieces)
+            await self._settle_part(parts)
         except HeadgateError:
             raise
         except Exception as error:
-            log.exception("settle_failed rows=%d", sum(len(rows) for _, rows, _ in pieces))
+            log.exception("settle_failed rows=%d", sum(len(rows) for _, rows, _ in parts))
             raise InternalError("outcomes", error) from error
 
-    async def _settle_part(self, pieces: Sequence[Piece]) -> None:
+    async def _settle_part(self, parts: Sequence[Part]) -> None:
         wait = 0.05
         skip_locked = bool(self._locked)
         while True:
             flush = self._store.new_outcomes()
             flush.skip_locked = skip_locked
             flush.unmatched = self._unmatched
-            placed: list[Sequence[int]] = []
-            for write, rows, _ in pieces:
+            added: list[Sequence[int]] = []
+            for write, rows, _ in parts:
                 done, first_other = slice(rows.start, rows.stop), len(write.ids)
                 others = write.others[max(0, rows.start - first_other) : max(0, rows.stop - first_other)]
-                places: Sequence[int] = flush.add_completed(
+                indexes: Sequence[int] = flush.add_completed(
                     write.tenant_no, write.ids[done], write.epochs[done], write.results[done]
                 )
                 if others:
-                    places = [*places, *(flush.add(write.tenant_no, *other) for other in others)]
-                placed.append(places)
+                    indexes = [*indexes, *(flush.add(write.tenant_no, *other) for other in others)]
+                added.append(indexes)
             try:
-                odd = await self._store.settle(flush)
+                exceptions = await self._store.settle(flush)
             except RETRIED as error:
                 if isinstance(error, StoreBusy) and error.locked:
                     if skip_locked:
                         raise
                     skip_locked = True
                     continue
-                log.warning("outcomes_delayed rows=%d error=%s", sum(len(rows) for _, rows, _ in pieces), error)
+                log.warning("outcomes_delayed rows=%d error=%s", sum(len(rows) for _, rows, _ in parts), error)
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(2.0, wait * 2)
                 continue
             if flush.topics_with_capacity:
                 self._on_limit_opened(flush.topics_with_capacity)
-            if odd:
-                for (_, rows, answer), places in zip(pieces, placed, strict=True):
-                    answer.update({row: odd[place] for row, place in zip(rows, places, strict=True) if place in odd})
+            if exceptions:
+                for (_, rows, answers), indexes in zip(parts, added, strict=True):
+                    found = zip(rows, indexes, strict=True)
+                    answers.update({row: exceptions[index] for row, index in found if index in exceptions})
             return
 
-    def _settled(self, write: OutcomeWrite, answer: Mapping[int, Answer]) -> None:
+    def _settled(self, write: OutcomeWrite, answers: Mapping[int, Answer]) -> None:
         session = write.session
         if session is not None:
-            still = _undecided(write, answer, session) if answer else {}
+            still = undecided(write, answers, session) if answers else {}
             session.settled(write.ids, write.epochs)
             session.settled((job_id for job_id, _, _ in write.others), (epoch for _, epoch, _ in write.others))
             session.held.update(still)
         due: datetime | None = None
-        for place, (job_id, _, _) in enumerate(write.others, len(write.ids)):
-            told = answer.get(place)
-            if told is None or isinstance(told, HeadgateError) or told.receipt is not Receipt.APPLIED:
+        for row, (job_id, _, _) in enumerate(write.others, len(write.ids)):
+            answer = answers.get(row)
+            if answer is None or isinstance(answer, HeadgateError) or answer.receipt is not Receipt.APPLIED:
                 continue
-            if told.state is State.PENDING:
-                self._on_back(write.tenant_no, job_id)
-            elif told.state is not None and told.state.is_final:
+            if answer.state is State.PENDING:
+                self._on_returned(write.tenant_no, job_id)
+            elif answer.state is not None and answer.state.is_final:
                 self._on_final(write.tenant_no, job_id)
-            elif told.run_at is not None:
-                due = told.run_at if due is None else min(due, told.run_at)
+            elif answer.run_at is not None:
+                due = answer.run_at if due is None else min(due, answer.run_at)
         if due is not None:
             self._on_due(due)
         if self._awaited():
-            for place, job_id in enumerate(write.ids):
-                if place not in answer:
+            for row, job_id in enumerate(write.ids):
+                if row not in answers:
                     self._on_final(write.tenant_no, job_id)
-        write.done(answer)
+        write.done(answers)
 
-    def _try_locked_again(self, write: OutcomeWrite, answer: Mapping[int, Answer]) -> None:
+    def _try_locked_again(self, write: OutcomeWrite, answers: Mapping[int, Answer]) -> None:
         """Try the rows of a write that are locked again in a moment, unless that is about to be done already."""
         loop = asyncio.get_running_loop()
         if write.tries:
             self._forget(write)
-        locked = [place for place, told in answer.items() if is_locked(told)]
+        locked = [row for row, answer in answers.items() if is_locked(answer)]
         if not locked:
             return
         again = OutcomeWrite(
@@ -388,11 +341,11 @@ class OutcomeWriter:
             log.warning("outcomes_given_up rows=%d reason=locked first=%s", len(locked), write.key(locked[0])[1])
             return
         kept: list[int] = []
-        for place in sorted(locked):
-            if (key := write.key(place)) in self._locked or len(self._locked) >= LOCKED_MOST:
+        for row in sorted(locked):
+            if (key := write.key(row)) in self._locked or len(self._locked) >= LOCKED_MOST:
                 continue
             self._locked.add(key)
-            kept.append(place)
+            kept.append(row)
         again.copy_rows(write, kept)
         if again.rows:
             wait = min(_TRY_LONGEST, _TRY_FIRST * 2**write.tries)
@@ -405,140 +358,9 @@ class OutcomeWriter:
             self._forget(write)
 
     def _forget(self, write: OutcomeWrite) -> None:
-        self._locked.difference_update(write.key(place) for place in range(write.rows))
-
-
-def _permitted(pieces: Sequence[Piece], known: Mapping[int, Mapping[UUID, str]]) -> list[Piece]:
-    """What is left without the jobs of topics that their sender's token does not permit: these do not exist.
-
-    `known`: by tenant, the topics of the jobs that restricted tokens report.
-    """
-    left: list[Piece] = []
-    for write, rows, answer in pieces:
-        if write.topics is None:
-            left.append((write, rows, answer))
-            continue
-        topics, start = known[write.tenant_no], rows.start
-        for row in rows:
-            if topics.get(write.key(row)[1]) not in write.topics:
-                answer[row] = _UNKNOWN
-                left.append((write, range(start, row), answer))
-                start = row + 1
-        left.append((write, range(start, rows.stop), answer))
-    return [piece for piece in left if piece[1]]
+        self._locked.difference_update(write.key(row) for row in range(write.rows))
 
 
 def unmatched_rest(rows: int, spent: float) -> float:
     """How long the writer of unmatched outcomes rests after a flush of so many rows that took so many seconds."""
     return min(spent, UNMATCHED_REST_SECONDS) if rows >= UNMATCHED_REST_ROWS else 0.0
-
-
-def put_in_parts(write: OutcomeWrite, held: Container[UUID], *, given: OutcomeWriter, unmatched: OutcomeWriter) -> None:
-    """Queue a session's outcomes of which some are not of jobs it holds: these by the writer for such outcomes.
-
-    Its sender has one answer, when both parts are written. Raises Overloaded if nothing of it was queued.
-    """
-    mine = [row for row in range(write.rows) if write.key(row)[1] in held]
-    others = sorted(set(range(write.rows)).difference(mine))
-    both = _BothParts(write, waits_for=2 if mine else 1)
-    if mine:
-        given.put(both.part(mine))
-    try:
-        unmatched.put(both.part(others, counted=True))
-    except HeadgateError as error:
-        if not mine:
-            raise
-        both.failed(error)
-
-
-class _BothParts:
-    """Answers a write that is written in one or two parts, when the last of them is written."""
-
-    def __init__(self, write: OutcomeWrite, *, waits_for: int) -> None:
-        self._whole, self._waits_for = write, waits_for
-        self._answer: dict[int, Answer] = {}
-        self._error: HeadgateError | None = None
-
-    def part(self, rows: Sequence[int], *, counted: bool = False) -> OutcomeWrite:
-        """These rows as a write. `counted`: jobs that do not exist are counted against the session."""
-        whole = self._whole
-        part = OutcomeWrite(
-            whole.tenant_no,
-            [],
-            [],
-            [],
-            [],
-            done=lambda answer: self._done(rows, answer, counted=counted),
-            failed=self.failed,
-            session=whole.session,
-            topics=whole.topics,
-        )
-        part.copy_rows(whole, rows)
-        return part
-
-    def failed(self, error: HeadgateError) -> None:
-        """A part was not written: then the sender sends all of it again, which is harmless for what was."""
-        self._error = error
-        self._over()
-
-    def _done(self, rows: Sequence[int], answer: Mapping[int, Answer], *, counted: bool) -> None:
-        self._answer.update({rows[row]: told for row, told in answer.items()})
-        self._over()
-        if counted and self._whole.session is not None:
-            unknown = sum(
-                not isinstance(told, HeadgateError) and told.receipt is Receipt.UNKNOWN for told in answer.values()
-            )
-            self._whole.session.reported_jobs(given=len(rows) - unknown, unknown=unknown)
-
-    def _over(self) -> None:
-        self._waits_for -= 1
-        if self._waits_for:
-            return
-        if self._error is not None:
-            self._whole.fail(self._error)
-        else:
-            self._whole.done(self._answer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer that the database was not asked for."""
-
-    receipt: Receipt
-    state: None = None
-    run_at: None = None
-
-
-_LOCKED: Final = _Answer(Receipt.LOCKED)
-_UNKNOWN: Final = _Answer(Receipt.UNKNOWN)
-
-Piece = tuple[OutcomeWrite, range, dict[int, Answer]]
-"""Rows of a write, and where their answers go."""
-
-
-def _halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    left = sum(len(rows) for _, rows, _ in pieces) // 2
-    front: list[Piece] = []
-    back: list[Piece] = []
-    for write, rows, answer in pieces:
-        cut = min(left, len(rows))
-        left -= cut
-        if cut:
-            front.append((write, rows[:cut], answer))
-        if cut < len(rows):
-            back.append((write, rows[cut:], answer))
-    return front, back
-
-
-def is_locked(told: Answer | None) -> bool:
-    """Whether nothing was decided, because another transaction has the row."""
-    return told is not None and not isinstance(told, HeadgateError) and told.receipt is Receipt.LOCKED
-
-
-def _undecided(
-    write: OutcomeWrite, answer: Mapping[int, Answer], session: WorkerSession
-) -> dict[UUID, tuple[int, int, float, int]]:
-    """What a session still holds because its outcome could not be written: as it is held now."""
-    ids = [*write.ids, *(job_id for job_id, _, _ in write.others)]
-    places = [place for place, told in answer.items() if isinstance(told, HeadgateError) or is_locked(told)]
-    return {ids[place]: session.held[ids[place]] for place in places if ids[place] in session.held}

@@ -5,7 +5,7 @@ Ids travel as the 16 bytes the wire has; the store turns them into what its driv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol, Self, TypedDict, Unpack
@@ -18,6 +18,7 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State, SubmitReceipt
+from headgate.domain.wakes import Wake
 
 
 class ClaimedJobs(Protocol):
@@ -80,14 +81,14 @@ class OutcomeRows(Protocol):
 
 
 class UnblockStore(Protocol):
-    """The freer's part: decide what was noted; what is claimable now (tenant, topic, id), and whether there is more."""
+    """The unblocker's part: decide what was noted; returns what is claimable now, and whether there is more."""
 
     async def unblock_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]: ...
     async def mend_waits(self, *, limit: int) -> list[str]: ...
 
 
 class RenewalAnswer(Protocol):
-    """What a worker must be told about a job it holds; `skipped`: its row was locked, and it was not renewed."""
+    """What a worker must learn about a job it holds; `skipped`: its row was locked, and it was not renewed."""
 
     @property
     def lost(self) -> bool: ...
@@ -114,7 +115,7 @@ class Tick:
     now: datetime | None = None
     stepped_back: timedelta | None = None  # the clock is behind where it was at the last tick
     others: int = 0
-    room: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
+    limits_open: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
 
 
 class ClaimCall(TypedDict):
@@ -131,25 +132,50 @@ class ClaimCall(TypedDict):
     seen: Seen | None
 
 
-class Claim(Protocol):
-    """Whatever claims."""
+class TenantNumbers(Protocol):
+    """The number of a tenant; makes one for a new name."""
 
-    async def __call__(self, **asked: Unpack[ClaimCall]) -> ClaimedJobs: ...
+    async def tenant_no(self, tenant: str) -> int: ...
+
+
+class TopicNames(Protocol):
+    """Numbers of topics that are known here."""
+
+    def topic_no(self, tenant_no: int, name: str) -> int | None: ...
 
 
 class ClaimStore(Protocol):
-    """The coordinator's part."""
+    """The claimer's part."""
 
     async def claim(self, **asked: Unpack[ClaimCall]) -> ClaimedJobs: ...
+    async def submit_and_claim(
+        self, rows: SubmitRows, **asked: Unpack[ClaimCall]
+    ) -> tuple[Mapping[int, SubmitAnswerRow], ClaimedJobs]: ...
     def is_ageing(self, topic_no: int) -> bool: ...
+    def is_keyed(self, topic_no: int) -> bool: ...
+
+
+class TickStore(Protocol):
+    """The ticker's part."""
+
     async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick: ...
     async def reap(self) -> int: ...
-    async def notify(self, topic_nos: Sequence[int]) -> None: ...
+    def is_ageing(self, topic_no: int) -> bool: ...
+    def is_keyed(self, topic_no: int) -> bool: ...
+
+
+class WakeStore(Protocol):
+    """What tells the other instances, and whether a topic is known here."""
+
+    async def notify(self, wakes: Collection[Wake]) -> None: ...
+    def knows_topic(self, topic_no: int) -> bool: ...
+
+
+class LimitStore(Protocol):
+    """The limit admitter's part: topics of which jobs were let in (0 seconds), or will be in so many seconds."""
+
     async def admit_due(self) -> Sequence[tuple[int, float]]: ...
     def is_keyed(self, topic_no: int) -> bool: ...
-    def topic_no(self, tenant_no: int, name: str) -> int | None: ...
-    def knows_topic(self, topic_no: int) -> bool: ...
-    async def refresh_names(self) -> None: ...
 
 
 class LeaseStore(Protocol):
@@ -163,13 +189,13 @@ class LeaseStore(Protocol):
     ) -> Mapping[tuple[int, UUID, int], RenewalAnswer]: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
     async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
-    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
 
 
 class ProgressStore(Protocol):
-    """The progress writer's part: by job, its epoch and the newest word."""
+    """The progress writer's part: by job, its epoch and the newest report."""
 
-    async def progress(self, tenant_no: int, words: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
 
 
 class OutcomeStore(Protocol):
@@ -225,8 +251,5 @@ class SubmitStore(Protocol):
     ) -> SubmitRows: ...
     async def submit(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
     async def submit_locked(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
-    async def submit_and_claim(
-        self, rows: SubmitRows, **asked: Unpack[ClaimCall]
-    ) -> tuple[Mapping[int, SubmitAnswerRow], ClaimedJobs]: ...
     async def submit_atomic(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow]: ...
     def uuids(self, raw: Sequence[bytes]) -> list[UUID]: ...

@@ -1,4 +1,4 @@
-"""Who is connected here: told to whoever asks this instance, and, in a bounded summary, to whoever asks another."""
+"""Which workers are connected here: for callers of this instance, and in a bounded summary for those of others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from headgate.dispatch.coordinator import Coordinator
-from headgate.dispatch.sessions import WorkerSession, WorkerSessions
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.sessions import WorkerSessions
 from headgate.domain.errors import HeadgateError
 from headgate.domain.workers import WorkerView
 
@@ -33,13 +33,12 @@ class Presence:
         self,
         store: SummaryStore,
         sessions: WorkerSessions,
-        coordinator: Coordinator,
         *,
         topic_name: Callable[[int], str],
         now: Callable[[], float],
         stuck: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._store, self._sessions, self._coordinator = store, sessions, coordinator
+        self._store, self._sessions = store, sessions
         self._topic_name, self._now = topic_name, now
         self._stuck = stuck  # by tenant number: jobs that this instance cannot promote or reap
         self._written: Mapping[str, object] = {"counts": {}, "stuck": {}, "workers": []}

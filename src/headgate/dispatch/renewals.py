@@ -22,9 +22,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from uuid import UUID
 
+from headgate.dispatch.delivery import ControlFrame
 from headgate.dispatch.lease_calls import LeaseCalls
 from headgate.dispatch.ports import LeaseStore
-from headgate.dispatch.sessions import LONG_LIST, ControlFrame, SessionSilent, WorkerSession, WorkerSessions
+from headgate.dispatch.session import LONG_LIST, SessionSilent, WorkerSession
+from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import HeadgateError, StoreError
@@ -104,21 +106,20 @@ class LeaseRenewer:
             if session.ended is not None:
                 continue  # what it holds is its worker's to declare again, or lapses
             # A plain stream beats only for what it holds.
-            may_be_silent = session.on_freed is not None and not session.held
+            may_be_silent = session.return_credit is not None and not session.held
             if now - session.last_seen > session.longest_lease and not may_be_silent:
-                session.end(
-                    SessionSilent(f"worker {session.worker_id} was not heard of for {now - session.last_seen:.0f} s")
-                )
+                silence = f"worker {session.worker_id} was not heard of for {now - session.last_seen:.0f} s"
+                session.end(SessionSilent(silence))
                 continue
             silent = now - session.last_seen
-            patience = 1.5 * beat_seconds(session.default_lease_ms)
+            tolerated = 1.5 * beat_seconds(session.default_lease_ms)
             # What was never written to a silent worker is not its to lose: it goes back at no cost with its session.
-            ours = session.unwritten() if silent > patience else frozenset()
+            ours = session.unwritten() if silent > tolerated else frozenset()
             found = [
                 Due(renew_at + lease_ms / 2000, session, job_id, epoch, lease_ms)
                 for job_id, (epoch, lease_ms, renew_at, _) in session.held.items()
                 if renew_at <= (now if lease_ms >= SHORT_LEASE_MS else next_pass)
-                and (silent <= max(patience, lease_ms / 2000) or job_id in ours)
+                and (silent <= max(tolerated, lease_ms / 2000) or job_id in ours)
             ]
             overdue += sum(_due_at(one) <= closed_at for one in found)
             if len(found) > most:
@@ -152,8 +153,8 @@ class LeaseRenewer:
                 if session.held.get(job_id, (None,))[0] == epoch:
                     session.settled((job_id,))
                     _frame_for(control, session).lost = [*_frame_for(control, session).lost, (job_id, epoch)]
-                    if session.on_freed is not None:  # its outcome was reported to another instance, most likely
-                        session.on_freed(1)
+                    if session.return_credit is not None:  # its outcome was reported to another instance, most likely
+                        session.return_credit(1)
                 continue
             if answer is not None and answer.skipped:
                 # Still due, but behind those that were not tried yet.

@@ -86,10 +86,10 @@ class Scheduler:
     """Fires what is due: looks once a second, and at the moment the next occurrence is known to come."""
 
     def __init__(
-        self, store: FiringStore, *, fed: Callable[[Iterable[int]], None], look_seconds: float = LOOK_SECONDS
+        self, store: FiringStore, *, topics_ready: Callable[[Iterable[int]], None], look_seconds: float = LOOK_SECONDS
     ) -> None:
-        """`fed` is told the topics that got jobs, so that they are claimed at once."""
-        self._store, self._fed, self._look = store, fed, look_seconds
+        """`topics_ready` is called with the topics that got jobs, so that they are claimed at once."""
+        self._store, self._topics_ready, self._look = store, topics_ready, look_seconds
         self._stopped = asyncio.Event()
         self._woken = asyncio.Event()
 
@@ -142,7 +142,7 @@ class Scheduler:
         for part in _parts(plans):
             done += await self._store.fire(part)
             if done.topic_nos:
-                self._fed(done.topic_nos)
+                self._topics_ready(done.topic_nos)
         if not done.schedules + done.postponed + done.waiting:
             # Another instance was quicker, or is at it. What it leaves is seen in a moment; they should not keep step.
             done = replace(done, wait=_CONTENDED * uniform(0.2, 1.0))  # noqa: S311 - not a secret

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from headgate.dispatch.sessions import WorkerSession
+from headgate.dispatch.session import WorkerSession
 
 
 class Due(NamedTuple):
@@ -69,23 +69,23 @@ def _expires(one: Due) -> float:
     return one.expires
 
 
-def fair_shares(wanted: Sequence[int], room: int) -> list[int]:
-    """How much of `room` each gets: all the same, but none more than it wants.
+def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
+    """How much of `total` each gets: all the same, but none more than it wants.
 
     What cannot be divided goes to the first of them, one each.
     """
-    left, level = room, 0
-    for place, want in enumerate(sorted(wanted)):
-        level = left // (len(wanted) - place)
+    left, level = total, 0
+    for index, want in enumerate(sorted(wanted)):
+        level = left // (len(wanted) - index)
         if want > level:
             break
         left -= want
     else:
         return list(wanted)
     shares = [min(want, level) for want in wanted]
-    spare = room - sum(shares)
-    for place, want in enumerate(wanted):
+    spare = total - sum(shares)
+    for index, want in enumerate(wanted):
         if spare and want > level:
-            shares[place] += 1
+            shares[index] += 1
             spare -= 1
     return shares

@@ -1,7 +1,7 @@
 """Submitting: many callers' jobs in one flush, answers after commit.
 
-A flush whose fate is unknown is sent again as not fresh, so nothing is made twice. When the database stays away,
-callers are told so after a few seconds; their own repeat is safe as well.
+A flush whose fate is unknown is sent again as one whose ids may be known, so nothing is made twice. When the database
+stays away, callers get an error after a few seconds; their own repeat is safe as well.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import pairwise
 from random import uniform
-from typing import Protocol, TypeAlias, Unpack
+from typing import TypeAlias
 
+from headgate.dispatch.claimer import Claimer
 from headgate.dispatch.locked import LockedRows, LockedWrite
-from headgate.dispatch.ports import Claim, ClaimCall, ClaimedJobs, SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.tick_times import TickTimes
+from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.writer import Account, GroupWriter
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked, StoreBusy, StoreUnavailable
 
@@ -58,30 +60,20 @@ class SubmitWrite:
         self.failed(error)
 
 
-class OnSubmitted(Protocol):
-    """Topics that have new jobs; how many bytes one has on average; whether they were claimed for already."""
-
-    def __call__(self, topic_nos: set[int], mean_bytes: float, /, *, claimed: bool) -> None: ...
-
-
 class Submitter:
     """The submit writer of an instance."""
 
     def __init__(
         self,
         store: SubmitStore,
+        wakes: Wakes,
+        times: TickTimes,
         *,
-        on_submitted: OnSubmitted,
-        claim_with: Callable[[int, Claim], Awaitable[None]] | None = None,
-        on_due_in: Callable[[float], None] = lambda _: None,
-        on_due_at: Callable[[datetime], None] = lambda _: None,
+        claimer: Claimer | None = None,
         outcomes_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._store = store
-        self._on_submitted = on_submitted  # topics that have new jobs, once they are committed; their mean weight
-        self._claim_with = claim_with  # claims for a topic by a call that submits to it, if anybody waits for that
-        # When the first of those that must wait falls due: in so many seconds, or by the database's clock.
-        self._on_due_in, self._on_due_at = on_due_in, on_due_at
+        """Without a claimer, no submit takes along the claim of a demand that waits for its jobs."""
+        self._store, self._wakes, self._times, self._claimer = store, wakes, times, claimer
         self.writer: GroupWriter[SubmitWrite] = GroupWriter(
             "submits",
             self._write,
@@ -111,16 +103,16 @@ class Submitter:
         self.writer.put(write, account, admitted=admitted)
 
     def submitted(self, flush: SubmitRows, *, claimed: bool = False) -> None:
-        """Jobs were committed, here or by another way: let dispatch know."""
+        """Jobs were committed, here or by another way: wake who waits for them, now or when they fall due."""
         if not len(flush):
             return
         mean_bytes = sum(map(len, flush.payloads)) / len(flush)
-        self._on_submitted(set(flush.topic_nos), mean_bytes, claimed=claimed)
+        self._wakes.jobs_submitted(set(flush.topic_nos), mean_bytes, claimed=claimed)
         delay_ms, run_at = flush.soonest()
         if delay_ms is not None:
-            self._on_due_in(delay_ms / 1000)
+            self._times.due_in(delay_ms / 1000)
         if run_at is not None:
-            self._on_due_at(run_at)
+            self._times.due_at(run_at)
 
     async def submit(
         self, flush: SubmitRows, *, size: int, account: SubmitAccount | None = None, admitted: bool = False
@@ -153,44 +145,42 @@ class Submitter:
             flush.extend(write.flush)
         # extend() has made the first write's rows the whole flush: its own length is where the second one starts.
         lengths = [*(stop - start for start, stop in pairwise(starts)), len(flush) - starts[-1]]
-        odd, unknown = await self._claiming_along(flush)
-        claimed = odd is not None
-        if odd is None:
-            odd, unknown = await self._until_given_up(flush, unknown=unknown)
+        exceptions, unknown = await self._submit_and_claim(flush)
+        claimed = exceptions is not None
+        if exceptions is None:
+            exceptions, unknown = await self._until_given_up(flush, unknown=unknown)
         self.submitted(flush, claimed=claimed)
         for write, start, length in zip(writes, starts, lengths, strict=True):
-            answers = {place: odd[start + place] for place in range(length) if start + place in odd} if odd else {}
-            locked = [place for place, answer in answers.items() if isinstance(answer.error, RowLocked)]
+            answers: dict[int, SubmitAnswerRow] = {}
+            if exceptions:
+                rows = range(length)
+                answers = {row: exceptions[start + row] for row in rows if start + row in exceptions}
+            locked = [row for row, answer in answers.items() if isinstance(answer.error, RowLocked)]
             if locked:
-                rows = flush.pick([start + place for place in locked])
-                self.locked.put(LockedWrite(rows, locked, length, answers, write.done, write.failed, unknown=unknown))
+                left = flush.pick([start + row for row in locked])
+                self.locked.put(LockedWrite(left, locked, length, answers, write.done, write.failed, unknown=unknown))
             else:
                 write.done(answers)
 
-    async def _claiming_along(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
-        """Submit and claim in one call if somebody waits for these jobs; None if it was not done, True if who knows."""
-        if self._claim_with is None or not 0 < len(flush) <= CLAIMED_ALONG_ROWS or not flush.plain:
+    async def _submit_and_claim(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
+        """Submit and claim in one call if a demand waits for these jobs.
+
+        Returns None if they are still to be submitted, and whether they may have been committed nevertheless.
+        """
+        if self._claimer is None or not 0 < len(flush) <= CLAIMED_ALONG_ROWS or not flush.plain:
             return None, False
-        said: Mapping[int, SubmitAnswerRow] | None = None
-        unknown = False
-
-        async def claim(**asked: Unpack[ClaimCall]) -> ClaimedJobs:
-            nonlocal said
-            answers, got = await self._store.submit_and_claim(flush, **asked)
-            said = answers
-            return got
-
         try:
-            await self._claim_with(flush.topic_nos[0], claim)
-            if said is not None:
+            answers = await self._claimer.submit_and_claim(flush)
+            if answers is not None:
                 await asyncio.sleep(0)  # the job is on its way first, then its receipt
         except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
             log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
-            unknown = isinstance(error, OutcomeUnknown)
             flush.never_fresh()
+            return None, isinstance(error, OutcomeUnknown)
         except HeadgateError as error:  # about one of the rows, most likely: by itself, the flush finds which
             log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
-        return said, unknown
+            return None, False
+        return answers, False
 
     async def _until_given_up(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswerRow], bool]:
         """`unknown`: it may have been committed by an earlier try, and then no error of a later one denies that."""

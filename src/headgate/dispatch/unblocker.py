@@ -28,7 +28,7 @@ class Unblocker:
     """One per instance; idle unless woken."""
 
     def __init__(self, store: UnblockStore, *, on_unblocked: OnUnblocked) -> None:
-        self._store, self._on_unblocked = store, on_unblocked  # told of (topic, job) that are claimable now
+        self._store, self._on_unblocked = store, on_unblocked  # called with (topic, job) that are claimable now
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -39,10 +39,10 @@ class Unblocker:
         """Decide all that is noted; returns how many jobs became claimable."""
         count, more = 0, True
         while more:
-            freed, more = await self._store.unblock_ready()
-            if freed:
-                self._on_unblocked([(topic_no, job_id) for _, topic_no, job_id in freed])
-            count += len(freed)
+            unblocked, more = await self._store.unblock_ready()
+            if unblocked:
+                self._on_unblocked([(topic_no, job_id) for _, topic_no, job_id in unblocked])
+            count += len(unblocked)
         return count
 
     async def mend(self) -> list[str]:
@@ -50,7 +50,7 @@ class Unblocker:
         mended = await self._store.mend_waits(limit=MEND_AT_ONCE)
         if mended:
             log.error(
-                "waits_mended number=%d jobs=%s: an end was not told; please report this", len(mended), mended[:10]
+                'waits_mended number=%d jobs=%s effect="none: please report this as a bug"', len(mended), mended[:10]
             )
             self._woken.set()
         return mended

@@ -5,8 +5,8 @@ busy one makes its flushes as large as the database is slow. Callers hand in wri
 back after the commit; there is no future, task or await per row.
 
 What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
-that only grows would answer everybody late. A caller with an account may have as much waiting as there is room left for
-others, so one alone gets half of the queue, two a third each, and somebody new is always let in. Flushes take from the
+that only grows would answer all callers late. A caller with an account may have as much waiting as is left for others,
+so one alone gets half of the queue, two a third each, and a new caller is always let in. Flushes take from the
 accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
 
 Accounts of one tenant may share a `TenantAccount` (ADR 27). Then all of this holds twice: among tenants, and among the
@@ -82,7 +82,7 @@ class Account(Generic[P]):
     def __init__(self, tenant: TenantAccount[P] | None = None) -> None:
         self.writes: deque[P] = deque()  # bounded by the writer's `admit`
         self.rows = self.size = 0
-        self.shares = tenant is not None  # its tenant's room with others
+        self.shares = tenant is not None  # its tenant's part of the queue with others
         self.tenant: TenantAccount[P] = TenantAccount() if tenant is None else tenant
 
 
@@ -162,12 +162,14 @@ class GroupWriter(Generic[P]):
                 whose, waiting = "caller", account.rows
             else:
                 return
-            what = f"{self._name}: {waiting} rows of this {whose} wait for the database, there is room for no more"
+            what = (
+                f"{self._name}: {waiting} rows of this {whose} wait for the database, the limit of its share is reached"
+            )
         self.rows_refused += rows
         raise Overloaded(what, retry_after_ms=self.retry_after_ms())
 
     def retry_after_ms(self) -> int:
-        """When half of what waits should be written: then there is room, and the queue has not run dry."""
+        """When half of what waits should be written: then more fits, and the queue has not run dry."""
         lately = self._rows / 2 / self._pace if self._pace else 0.0
         stuck = self._now() - self._began if self._began is not None else 0.0  # the database is away, or hangs
         return round(1000 * min(LONGEST_HINT_MS / 1000, max(SHORTEST_HINT_MS / 1000, lately, stuck)))
@@ -196,7 +198,7 @@ class GroupWriter(Generic[P]):
             self._count(-rows, -size, account)
 
     async def run(self) -> None:
-        """Write until `close`, and then what is left. After an error it may be called again; what waited was failed."""
+        """Write until `stop`, and then what is left. After an error it may be called again; what waited was failed."""
         writes: list[P] = []
         try:
             while self._waiting or not self._closing:
@@ -217,7 +219,7 @@ class GroupWriter(Generic[P]):
             self._fail((*writes, *self._take_all()), InternalError(self._name, error))
             raise
         except BaseException:  # cancelled: no caller may be left waiting
-            self.close()
+            self.stop()
             self._fail(
                 (*writes, *self._take_all()),
                 OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
@@ -249,7 +251,7 @@ class GroupWriter(Generic[P]):
         self.flushes += 1
         self.rows_written += rows
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Take no more; `run` returns when everything queued is written."""
         self._closing = True
         self._closed.set()
@@ -272,7 +274,7 @@ class GroupWriter(Generic[P]):
         """The next flush, until it is full: whose turn it is, all that have little, then the others in turns, by rows.
 
         By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The tenant whose
-        turn it is comes first, whatever it has, or a large write might never find room beside many small ones.
+        turn it is comes first, whatever it has, or a large write might never fit beside many small ones.
         """
         flush = _Flush[P](self._max_rows, self._max_bytes)
         share = max(1, self._max_rows // len(self._waiting))

@@ -77,6 +77,8 @@ CLAIM_MAX: Final = 5_000
 SETTLE_FLUSH_MAX_ROWS: Final = 5_000
 HEARTBEAT_MAX_JOBS: Final = 2_000
 """Jobs named in one unary Heartbeat: one statement's worth. To renew more, send several, or use a Work stream."""
+HELD_MAX: Final = 100_000
+"""Jobs that one worker session may hold."""
 VERB_MAX_JOBS: Final = 1_000
 """Jobs named in one call of an operator's verb; more are a filter's affair, which goes in chunks."""
 PAGE_MAX: Final = 1_000

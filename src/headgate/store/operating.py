@@ -53,9 +53,6 @@ class OperatorStore:
     async def tenant_no(self, tenant: str) -> int:
         return await self._store.tenant_no(tenant)
 
-    async def notify(self, topic_nos: Sequence[int]) -> None:
-        await self._store.notify(topic_nos)
-
     def _operate(self) -> AbstractAsyncContextManager[Connection]:
         return self._store.lane("operate").use()
 

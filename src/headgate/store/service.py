@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,6 +41,7 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
+from headgate.domain.wakes import Wake, decode, encode
 from headgate.store import batches, dependencies, leases, reads, schedules, settle, submit, topics, verbs
 from headgate.store import claim as claiming
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection, connect
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("headgate.store")
 _Interned = TypeVar("_Interned")
 CHANNEL: Final = "headgate_topics"
-ANNOUNCED_MOST: Final = 500
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1()
   FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::pg_snapshot)"""
@@ -108,12 +108,6 @@ def _problems(rows: Sequence[tuple[Any, ...]]) -> list[Problem]:
 
 def _nobody(*_: object) -> None:
     """The tick of some instance finds it."""
-
-
-def topic_numbers(payload: str) -> list[int]:
-    """The numbers of a notification. Anyone who can log in may send one: what is no number of ours is left out."""
-    words = payload.split(",", ANNOUNCED_MOST)[:ANNOUNCED_MOST]
-    return [int(word) for word in words if len(word) <= 11 and word.removeprefix("-").isdecimal() and word.isascii()]
 
 
 class Store:
@@ -655,7 +649,7 @@ class Store:
             elif kind == "bulk":
                 self.on_operations()
             elif kind == "capacity":
-                tick.room.append((topic_no, at))
+                tick.limits_open.append((topic_no, at))
             elif kind == "others":
                 tick.others = number
         self._promoted.passed(oldest, tick.next_due)
@@ -699,14 +693,14 @@ class Store:
                     now = await db.fetchval(CLOCK)
             self._believe(now)
 
-    async def notify(self, topic_nos: Sequence[int]) -> None:
-        """Tell other instances of topics with work. On the tick's lane: never in the submit's transaction."""
+    async def notify(self, wakes: Collection[Wake]) -> None:
+        """Tell other instances where there is work. On the tick's lane: never in the submit's transaction."""
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
-                await db.execute("SELECT pg_notify($1, $2)", CHANNEL, ",".join(map(str, topic_nos[:ANNOUNCED_MOST])))
+                await db.execute("SELECT pg_notify($1, $2)", CHANNEL, encode(wakes))
 
-    async def listen(self, heard: Callable[[list[int]], None], lost: Callable[[], None]) -> None:
-        """Hear of topics with work from other instances until the connection breaks. Poll-only without a direct DSN."""
+    async def listen(self, on_notify: Callable[[Iterable[Wake]], None]) -> None:
+        """Receive the wakes of other instances until the connection breaks. Poll-only without a direct DSN."""
         if self._direct_dsn is None:
             return
         connection = await connect(self._direct_dsn, application_name="headgate listen")
@@ -715,7 +709,7 @@ class Store:
         connection.add_termination_listener(lambda *_: closed.set())
 
         def notified(_connection: object, _pid: int, _channel: str, payload: object) -> None:
-            heard(topic_numbers(str(payload)))
+            on_notify(decode(str(payload)))
 
         try:
             with translating(writing=False):
@@ -723,7 +717,6 @@ class Store:
             await closed.wait()
         finally:
             connection.terminate()  # a standby, say, refuses to listen: each attempt would leave a session behind
-        lost()
 
     # ------------------------------------------------------------------ topics
 

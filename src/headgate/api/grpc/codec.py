@@ -11,8 +11,8 @@ from uuid import UUID
 
 from headgate.api.grpc.errors import message_of
 from headgate.control.ports import JobDetails
+from headgate.dispatch.delivery import ControlFrame, Delivery
 from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
-from headgate.dispatch.sessions import ControlFrame, Delivery
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.dependencies import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
@@ -31,7 +31,6 @@ _MS: Final = timedelta(milliseconds=1)
 ID_BYTES: Final = 16
 _VERSIONS: Final = {7, 8}
 _PLAIN: Final = {"id", "topic", "payload", "fresh"}
-HELD_MAX: Final = 100_000
 _LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
@@ -72,7 +71,7 @@ def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> Non
         raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {limits.EPOCH_MAX}")
 
 
-def check_held(held: worker_pb2.Held, *, field: str, limit: int = HELD_MAX, hint: str = "") -> None:
+def check_held(held: worker_pb2.Held, *, field: str, limit: int = limits.HELD_MAX, hint: str = "") -> None:
     """As `check_ids`, for no more jobs than a session can hold, or than may be named in one call."""
     if len(held.ids) > limit:
         raise TooLarge(field, size=len(held.ids), limit=limit, unit="jobs", hint=hint)
@@ -176,7 +175,8 @@ def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
 
 
 def _receipts(control: ControlFrame) -> worker_pb2.Receipts:
-    return worker_pb2.Receipts(seq=control.receipts_seq, odd=control.receipt_exceptions)  # type: ignore[arg-type]  # by receipt()
+    exceptions = [receipt(index, answer) for index, answer in control.receipt_exceptions]
+    return worker_pb2.Receipts(seq=control.receipts_seq or 0, odd=exceptions)
 
 
 def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:

@@ -13,7 +13,7 @@ from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.operations")
 POLL_SECONDS: Final = 30.0
-"""The net under the wakes: the tick, which sees operations that are not over, and whoever starts one here."""
+"""Between looks without a wake. The tick wakes, if it sees operations that are not over, and so does their start."""
 BUSY_SECONDS: Final = 0.25
 """The operations there are have an instance each that works on them: look again for when one of them dies."""
 _BACKOFF_MOST: Final = 5.0
@@ -43,7 +43,7 @@ class Chunks(Protocol):
     async def next_chunk_in(self) -> float | None: ...
 
 
-class OperationRunner:
+class BulkRunner:
     """One per instance."""
 
     def __init__(

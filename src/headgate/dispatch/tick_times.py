@@ -1,0 +1,87 @@
+"""When the next tick is due: by the second, or sooner when a job is known to fall due sooner.
+
+Times are those of the event loop's clock. The difference to the database's clock is learnt from each tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Final
+
+TICK_SECONDS: Final = 1.0
+TICKS_APART: Final = 0.002
+NAMES_APART: Final = 0.05
+"""Looking for new topics brings a tick no oftener than this, whatever workers ask for and others announce."""
+
+
+class TickTimes:
+    """The times of ticks; a job that falls due sooner pulls the next one forward."""
+
+    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+        self.tick_seconds = tick_seconds
+        self._next = self._not_before = self._next_full = 0.0
+        self._began = 0.0  # when the last tick began
+        self._ahead: float | None = None  # what to add to the loop's clock to get the database's
+        self._sooner = asyncio.Event()
+
+    def due_at(self, moment: datetime) -> None:
+        """A job falls due then, by the database's clock: the next tick comes no later."""
+        if self._ahead is not None:
+            self.due_in(moment.timestamp() - self._ahead - asyncio.get_running_loop().time())
+
+    def due_in(self, seconds: float) -> None:
+        """A job falls due in so many seconds: the next tick comes no later."""
+        at = asyncio.get_running_loop().time() + seconds
+        if at < self._next:
+            self._next = at
+            self._sooner.set()
+
+    def soon(self) -> None:
+        """Tick without waiting for the second to be over."""
+        self.due_in(0.0)
+
+    def look_for_names(self) -> None:
+        """Tick soon, which reads what topics are new."""
+        self.due_in(max(0.0, self._began + NAMES_APART - asyncio.get_running_loop().time()))
+
+    async def wait(self) -> bool:
+        """Wait until a tick is due, or until `wake`; says whether one is due."""
+        self._sooner.clear()
+        wait = max(self._next, self._not_before) - asyncio.get_running_loop().time()
+        if wait <= 0:
+            return True
+        try:
+            async with asyncio.timeout(wait):
+                await self._sooner.wait()
+        except TimeoutError:
+            pass
+        return False
+
+    def wake(self) -> None:
+        """Let `wait` return: the ticker stops."""
+        self._sooner.set()
+
+    def begin(self) -> bool:
+        """A tick begins; says whether it is one that comes by the second, and not for a due job."""
+        now = asyncio.get_running_loop().time()
+        full = now >= self._next_full
+        if full:
+            self._next_full = now + self.tick_seconds
+        # Set before asking: a due job that becomes known meanwhile pulls it forward.
+        self._next = self._next_full
+        return full
+
+    def asked(self) -> float:
+        """The database is being asked; returns the time."""
+        self._began = asyncio.get_running_loop().time()
+        return self._began
+
+    def ended(self, began: float) -> None:
+        """A tick is over. However many jobs fall due one by one, at most half of the time is spent asking."""
+        now = asyncio.get_running_loop().time()
+        self._not_before = now + max(TICKS_APART, now - began)
+
+    def learn(self, database_now: datetime) -> None:
+        """What the database's clock showed just now."""
+        self._ahead = database_now.timestamp() - asyncio.get_running_loop().time()

@@ -1,0 +1,163 @@
+"""The ticker: one tick a second, sooner when a waiting job falls due sooner; the net under all wakes.
+
+A tick is one call for the whole instance. It promotes due jobs, looks for topics with pending jobs, reads the control
+rows; and once a second attempts whose lease has lapsed are reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from headgate.dispatch.demands import Demands
+from headgate.dispatch.gate import Gate
+from headgate.dispatch.limit_timers import LimitTimers
+from headgate.dispatch.ports import Tick, TickStore
+from headgate.dispatch.sweeps import WholeLooks
+from headgate.dispatch.tick_times import TICKS_APART, TickTimes
+from headgate.dispatch.wakes import Wakes
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import HeadgateError, InstanceForgotten
+from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
+from headgate.domain.limits import LEASE_MIN
+
+log = logging.getLogger("headgate.dispatch")
+_STUCK_TICKS_APART: Final = 0.05
+
+
+class Ticker:
+    """Ticks for one instance."""
+
+    def __init__(
+        self,
+        store: TickStore,
+        times: TickTimes,
+        demands: Demands,
+        gate: Gate,
+        wakes: Wakes,
+        limit_timers: LimitTimers,
+        *,
+        watchdog: WatchdogGate | None = None,
+    ) -> None:
+        self._store, self._times, self._demands, self._gate, self._wakes = store, times, demands, gate, wakes
+        self._limit_timers = limit_timers
+        self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
+        self._whole_looks = WholeLooks()
+        self._stopped = False
+        self.ticks = 0
+        self.error = ""  # why the last tick failed, if it did
+
+    async def run(self) -> None:
+        """Tick until `stop`. Raises InstanceForgotten, which ends the instance."""
+        while not self._stopped:
+            if not await self._times.wait():
+                continue
+            full = self._times.begin()
+            began = asyncio.get_running_loop().time()
+            try:
+                tick = await self.run_once(sweep=full)
+            except InstanceForgotten:
+                raise
+            except HeadgateError as error:
+                self.error = str(error)
+                log.warning("tick_failed error=%s", error)
+                continue
+            finally:
+                self._times.ended(began)
+            if tick.next_due is not None and tick.now is not None:
+                # Due and not promoted: another transaction holds its row. Asking without a pause would not help.
+                least = TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
+                self._times.due_in(max(least, (tick.next_due - tick.now).total_seconds()))
+            if tick.next_resume is not None and tick.now is not None:
+                self._times.due_in(max(TICKS_APART, (tick.next_resume - tick.now).total_seconds()))
+
+    def stop(self) -> None:
+        """Tick no more; one that is under way ends first."""
+        self._stopped = True
+        self._times.wake()
+
+    async def run_once(self, *, sweep: bool = True) -> Tick:
+        """Promote, look for pending topics, read the control rows: one call; and reap.
+
+        `sweep`: reap, and have busy demands look below their watermark. Once a second, however many ticks due jobs
+        bring about.
+        """
+        wanted = self._demands.topics_with_credit() if sweep else []  # one for a due job is about that job
+        changes = self._gate.changes
+        now = asyncio.get_running_loop().time
+        began = self._times.asked()
+        ranges = None if self._whole_looks.is_due(began) else self._from_the_marks(wanted)
+        try:
+            tick = await self._store.tick(wanted, ranges)
+            if wanted and ranges is None:
+                span_us = max((demand.marks.span_us for demand in self._demands), default=-1)
+                self._whole_looks.looked(now=now(), seconds=now() - began, span_us=span_us)
+            if self._watchdog is not None:
+                self._watchdog.answered()
+            self._follow(tick, changes, sweep=sweep, whole=ranges is None)
+            # Only now: a tick that waited for a database that was away has closed the gate. And after the rest,
+            # which must not wait for it.
+            if sweep and _may_have_lapsed(tick) and (self._watchdog is None or self._watchdog.is_open):
+                tick.reaped = await self._store.reap()
+        except HeadgateError:
+            if self._watchdog is not None:
+                self._watchdog.lost()
+            raise
+        self.ticks += 1
+        self.error = ""
+        if tick.reaped:  # what they are now, pending or waiting, is for the next one
+            self._times.soon()
+        return tick
+
+    def _follow(self, tick: Tick, changes: int, *, sweep: bool, whole: bool) -> None:
+        """Act on what a tick has found, except for what has lapsed; `whole`: it looked below the marks, too."""
+        if tick.now is not None:
+            self._times.learn(tick.now)
+        if tick.stepped_back is not None:
+            log.warning("clock_stepped_back seconds=%.3f whose=database", tick.stepped_back.total_seconds())
+            self._demands.forget_marks()  # new jobs rank below them
+            self._demands.wake_all()
+        self._wakes.others = tick.others
+        if changes == self._gate.changes:
+            self._gate.set_paused(tick.paused)
+            self._gate.set_quiet(tick.quiet)
+        else:  # it may have read what was before: the next one, which comes at once, knows
+            self._times.soon()
+        for _, topic_no, job_id in tick.promoted:
+            self._demands.wake(topic_no, job_id)
+        # A job may lie below the watermark without any wake. A busy demand sweeps for it, whether or not it has
+        # credit at this moment; an idle one may miss something, and looks from the head if it finds nothing else.
+        for demand in self._demands:
+            demand.sweep = demand.sweep or (sweep and demand.busy)
+        for topic_no in tick.pending:
+            for demand in self._demands.of_topic(topic_no):
+                demand.missed = demand.missed or (whole and not demand.busy)
+                demand.wake_pending = True
+        if tick.limits_open and tick.now is not None:
+            at_tick = tick.now
+            self._limit_timers.set((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.limits_open)
+        for tenant_no, job_id, epoch in tick.cancels:
+            self._gate.cancel_requested(tenant_no, job_id, epoch)
+        if tick.pending or tick.promoted:
+            self._demands.woken.set()
+
+    def _from_the_marks(self, topic_nos: Iterable[int]) -> KeyRanges:
+        """Where a tick looks when whole topics are too much: from the marks on of every demand that wants a topic."""
+        ranges = KeyRanges()
+        for topic_no in topic_nos:
+            if self._store.is_ageing(topic_no) or self._store.is_keyed(topic_no):
+                ranges.add(topic_no, LOWEST, HIGHEST)
+            else:
+                for demand in self._demands.of_topic(topic_no):
+                    ranges.extend(demand.marks.ranges([topic_no]))
+        return ranges
+
+
+def _may_have_lapsed(tick: Tick) -> bool:
+    """Whether some attempt began so long ago that its lease can be over: without one, a tick is a single call."""
+    if tick.oldest_running is None or tick.now is None:
+        return False
+    # One that began in the future: the clock was set back.
+    return abs(tick.now - tick.oldest_running) >= LEASE_MIN

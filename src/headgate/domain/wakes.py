@@ -1,0 +1,76 @@
+"""Wakes: events that say where jobs may be claimable, and how they are written in a NOTIFY.
+
+A wake says where to look sooner, never what is there: the rows decide (ADR 12). Every user of the database can send a
+notification, so `decode` ignores what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+EVENTS_MAX: Final = 500
+"""Events in one notification: PostgreSQL takes 8,000 bytes."""
+_CONTROL: Final = "control"
+_RETURNED: Final = "r"
+_DIGITS_MAX: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReady:
+    """A topic has new claimable jobs, or a limit lets more of its jobs start."""
+
+    topic_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobReturned:
+    """Jobs of a topic are claimable at another rank, perhaps before those that were claimed last."""
+
+    topic_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlChanged:
+    """What is paused, quiet or cancelled has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOpened:
+    """A limit lets more jobs of a topic start; `waited`: it was closed until now. Not sent to other instances."""
+
+    topic_no: int
+    waited: bool
+
+
+Wake: TypeAlias = TopicReady | JobReturned | ControlChanged
+"""What instances tell each other."""
+
+
+def encode(wakes: Iterable[Wake]) -> str:
+    """The text of a notification: `12` for a ready topic, `r12` for returned jobs, `control`."""
+    texts = set()
+    for wake in wakes:
+        match wake:
+            case TopicReady(topic_no):
+                texts.add(str(topic_no))
+            case JobReturned(topic_no):
+                texts.add(f"{_RETURNED}{topic_no}")
+            case ControlChanged():
+                texts.add(_CONTROL)
+    # Control changes first: they are the ones whose effect must not wait for a tick.
+    return ",".join(sorted(texts, key=lambda text: (text != _CONTROL, text))[:EVENTS_MAX])
+
+
+def decode(payload: str) -> list[Wake]:
+    """The events of a notification, without what is none."""
+    wakes: list[Wake] = []
+    for text in payload.split(",", EVENTS_MAX)[:EVENTS_MAX]:
+        if text == _CONTROL:
+            wakes.append(ControlChanged())
+            continue
+        digits = text.removeprefix(_RETURNED)
+        if len(digits) <= _DIGITS_MAX and digits.isascii() and digits.isdecimal() and (topic_no := int(digits)):
+            wakes.append(JobReturned(topic_no) if text.startswith(_RETURNED) else TopicReady(topic_no))
+    return wakes

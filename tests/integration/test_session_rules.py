@@ -1,0 +1,205 @@
+"""The rules of worker sessions and of calls, without any transport: what REST would use as gRPC does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.session import SessionForgotten, WorkerSession
+from headgate.dispatch.session_rules import Beat, Hello, OutcomeFrame, reporting_errors
+from headgate.dispatch.worker_calls import WorkerCalls
+from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.states import Receipt, State
+from tests.support.dispatching import SOON, Instance
+
+OURS = Identity(tenant="acme", subject="ours", scopes=frozenset(Scope))
+WRONG = InvalidInput("id", "is wrong")
+
+
+async def part(session: WorkerSession) -> Delivery | ControlFrame | None:
+    async with asyncio.timeout(SOON.total_seconds()):
+        return await session.next_part()
+
+
+async def jobs(session: WorkerSession) -> Delivery:
+    delivery = await part(session)
+    assert isinstance(delivery, Delivery)
+    return delivery
+
+
+async def control(session: WorkerSession) -> ControlFrame:
+    frame = await part(session)
+    assert isinstance(frame, ControlFrame)
+    return frame
+
+
+def beat(*held: tuple[UUID, int], seen: int = 0, extensions: Sequence[object] = (), progress: object = ()) -> Beat:
+    return Beat(
+        count=len(held),
+        listed=lambda: list(held),
+        jobs_seen=seen,
+        extensions=extensions,  # type: ignore[arg-type]
+        progress=progress,  # type: ignore[arg-type]
+    )
+
+
+def completions(delivery: Delivery, *, seq: int, refused: Sequence[tuple[int, HeadgateError]] = ()) -> OutcomeFrame:
+    """All of a delivery, at the indexes that were not refused."""
+    taken = {index for index, _ in refused}
+    free = [index for index in range(len(delivery) + len(refused)) if index not in taken]
+    return OutcomeFrame(
+        seq=seq,
+        ids=delivery.ids,
+        epochs=delivery.epochs,
+        results=[b""] * len(delivery),
+        others=(),
+        indexes=free,
+        refused=refused,
+        size=100,
+    )
+
+
+async def test_a_session_gets_the_jobs_it_asks_for_and_the_receipts_of_what_it_reports(one: Instance) -> None:
+    session, lost = await one.rules.open(OURS, Hello(worker_id="w"))
+    assert lost == []
+    ids = await one.submit(3)
+    await one.rules.request_jobs(session, ["mail"], 2)
+    first = await jobs(session)
+    await one.rules.request_jobs(session, [], 1)  # of the same topics
+    second = await jobs(session)
+    assert [*first.ids, *second.ids] == ids
+    one.rules.report(session, completions(first, seq=7, refused=[(1, WRONG)]))
+    assert await control(session) == ControlFrame(receipts_seq=7, receipt_exceptions=[(1, WRONG)])
+    one.start("unmatched", one.unmatched.writer.run())
+    one.rules.report(session, completions(first, seq=8))  # again, though they are not its own any more
+    stale = await control(session)
+    assert stale.receipts_seq == 8
+    assert [(index, answer.receipt) for index, answer in stale.receipt_exceptions] == [  # type: ignore[union-attr]
+        (0, Receipt.DUPLICATE),
+        (1, Receipt.DUPLICATE),
+    ]
+    assert set(session.held) == set(second.ids)
+    one.rules.close(session, "gone")
+    assert session not in set(one.sessions)
+    assert len(one.demands) == 0
+
+
+async def test_an_empty_frame_of_outcomes_is_answered_at_once(still: Instance) -> None:
+    session, _ = await still.rules.open(OURS, Hello(worker_id="w"))
+    frame = OutcomeFrame(seq=3, ids=(), epochs=(), results=(), others=(), indexes=(), refused=[(0, WRONG)], size=0)
+    still.rules.report(session, frame)
+    assert await control(session) == ControlFrame(receipts_seq=3, receipt_exceptions=[(0, WRONG)])
+
+
+async def test_a_worker_that_comes_back_declares_what_it_holds_and_learns_what_it_has_lost(one: Instance) -> None:
+    session, _ = await one.rules.open(OURS, Hello(worker_id="w", incarnation=1))
+    (job,) = await one.submit(1)
+    await one.rules.request_jobs(session, ["mail"], 1)
+    delivery = await jobs(session)
+    session.written()
+    one.rules.close(session, "gone")
+    invented = uuid4()
+    hello = Hello(worker_id="w", incarnation=1, ids=[job, invented], epochs=[delivery.epochs[0], 1])
+    again, lost = await one.rules.open(OURS, hello)
+    assert lost == [(invented, 1)]
+    assert again.holds(job, delivery.epochs[0])
+
+
+async def test_a_beat_is_answered_although_parts_of_it_are_wrong(one: Instance) -> None:
+    session, _ = await one.rules.open(OURS, Hello(worker_id="w"))
+    (job,) = await one.submit(1)
+    await one.rules.request_jobs(session, ["mail"], 1)
+    epoch = (await jobs(session)).epochs[0]
+    session.written()
+    unknown = (uuid4(), 1)
+    extensions = [WRONG, (job, epoch, 10**9), (job, epoch, 3_600)]
+    one.rules.beat(session, beat((job, epoch), unknown, extensions=extensions, progress=[WRONG, (job, epoch, {})]))
+    frames = [await control(session) for _ in range(4)]
+    assert frames == [
+        ControlFrame(lost=[unknown]),
+        ControlFrame(error=WRONG),  # the first of them
+        ControlFrame(error=WRONG),
+        ControlFrame(beat_ack=True),
+    ]
+    assert session.held[job][1] == timedelta(hours=1) // timedelta(milliseconds=1)
+    one.rules.beat(session, beat(seen=1))  # it has had the delivery, and does not hold the job any more
+    assert not session.held
+
+
+async def test_a_session_that_its_instance_has_forgotten_ends_with_its_next_beat(still: Instance) -> None:
+    session, _ = await still.rules.open(OURS, Hello(worker_id="w"))
+    still.sessions.close(session)
+    still.rules.beat(session, beat())
+    assert isinstance(session.ended, SessionForgotten)
+
+
+async def test_an_error_in_a_part_of_a_frame_is_sent_and_a_missing_right_ends_the_session(still: Instance) -> None:
+    narrow = Identity(tenant="acme", subject="narrow", scopes=frozenset(Scope), topics=frozenset({"mail"}))
+    session, _ = await still.rules.open(narrow, Hello(worker_id="w"))
+    for topics, count in (((), 1), (["mail"], 0), (["no topic!"], 1), ([f"t{n}" for n in range(1_001)], 1)):
+        with reporting_errors(session, seq=5):
+            await still.rules.request_jobs(session, topics, count)
+        frame = await control(session)
+        assert (isinstance(frame.error, InvalidInput), frame.error_seq) == (True, 5)
+    with pytest.raises(PermissionDenied), reporting_errors(session):
+        await still.rules.request_jobs(session, ["pay"], 1)
+
+
+async def test_a_worker_that_finishes_gets_no_jobs_but_its_receipts(one: Instance) -> None:
+    session, _ = await one.rules.open(OURS, Hello(worker_id="w"))
+    await one.submit(2)
+    await one.rules.request_jobs(session, ["mail"], 1)
+    delivery = await jobs(session)
+    await one.rules.request_jobs(session, [], 5)
+    one.rules.report(session, completions(delivery, seq=1))
+    one.rules.finish(session)
+    left = [await part(session), await part(session)]
+    assert left == [ControlFrame(receipts_seq=1, receipt_exceptions=[]), None]
+    assert one.free() == 0
+
+
+# ---------------------------------------------------------------------- calls
+
+
+async def test_calls_claim_renew_and_report_without_a_session(one: Instance) -> None:
+    calls = WorkerCalls(one.rules)
+    job, other = await one.submit(2)
+    claimed = await calls.claim(OURS, "script", ["mail"], lease_seconds=60, count=1, wait_ms=30_000)
+    assert claimed is not None
+    assert list(claimed.ids) == [job]
+    epochs = list(claimed.epochs)
+    renewed = await calls.heartbeat(
+        OURS, "script", [job, other], [*epochs, 1], lease_seconds=120, progress=[(job, epochs[0], {"done": 1})]
+    )
+    assert (list(renewed.lost), list(renewed.cancel), list(renewed.skipped)) == ([(other, 1)], [], [])
+    one.start("unmatched", one.unmatched.writer.run())
+    failed = Failed(error=ErrorInfo(type="E", message="m"), permanent=True)
+    answers = await calls.report(OURS, "script", [(job, epochs[0], failed), (uuid4(), 1, Completed())], size=100)
+    assert [answers[index].receipt for index in range(2)] == [Receipt.APPLIED, Receipt.UNKNOWN]  # type: ignore[union-attr]
+    assert (await one.job(job)).state is State.DEAD
+    assert not one.sessions.with_calls()
+    assert len(one.demands) == 0
+
+
+async def test_a_claim_that_finds_nothing_leaves_nothing_behind(one: Instance) -> None:
+    assert await WorkerCalls(one.rules).claim(OURS, "w", ["new"], lease_seconds=0, count=3, wait_ms=1) is None
+    assert not one.sessions.with_calls()
+    assert len(one.demands) == 0
+
+
+async def test_a_report_returns_the_credit_of_the_plain_stream_that_delivered_the_job(one: Instance) -> None:
+    calls = WorkerCalls(one.rules)
+    first, second = await one.submit(2)
+    session = await calls.open_stream(OURS, "plain", ["mail"], lease_seconds=60, max_in_flight=1)
+    delivery = await jobs(session)
+    session.written()
+    assert list(delivery.ids) == [first]
+    await calls.report(OURS, "plain", [(first, delivery.epochs[0], Completed())], size=1)
+    assert list((await jobs(session)).ids) == [second]

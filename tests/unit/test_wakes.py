@@ -1,0 +1,85 @@
+"""Wakes from NOTIFY: what is no event of ours, and how many rounds any number of them brings about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from headgate.dispatch.listener import WAKES_MAX, PacedWakes
+from headgate.domain.wakes import EVENTS_MAX, ControlChanged, JobReturned, TopicReady, Wake, decode, encode
+
+
+class Followed:
+    def __init__(self) -> None:
+        self.rounds: list[set[Wake]] = []
+        self.all = 0
+        self.news = asyncio.Event()
+        self.paced = PacedWakes(self._follow, self._follow_all)
+
+    def _follow(self, wakes: Iterable[Wake]) -> None:
+        self.rounds.append(set(wakes))
+        self.news.set()
+
+    def _follow_all(self) -> None:
+        self.all += 1
+        self.news.set()
+
+    async def next(self) -> None:
+        self.news.clear()
+        async with asyncio.timeout(10):
+            await self.news.wait()
+
+
+async def test_the_first_wake_is_followed_at_once_and_those_after_it_together() -> None:
+    followed = Followed()
+    followed.paced.on_notify([TopicReady(7)])
+    assert followed.rounds == [{TopicReady(7)}]
+    for number in range(1_000):
+        followed.paced.on_notify([TopicReady(number % 10 + 1), JobReturned(3)])
+    assert len(followed.rounds) == 1
+    await followed.next()
+    assert followed.rounds[1:] == [{*map(TopicReady, range(1, 11)), JobReturned(3)}]
+    await asyncio.sleep(0)
+    assert len(followed.rounds) == 2
+    followed.paced.on_notify([])
+    assert followed.paced._timer is None
+
+
+async def test_too_many_topics_are_forgotten_and_everything_is_looked_at() -> None:
+    followed = Followed()
+    followed.paced.on_notify([TopicReady(1)])
+    for number in range(3 * WAKES_MAX):
+        followed.paced.on_notify([TopicReady(number)])
+    assert len(followed.paced._waiting) == WAKES_MAX + 1
+    await followed.next()
+    assert (followed.all, len(followed.rounds)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("payload", "wakes"),
+    [
+        ("1,r2,control", [TopicReady(1), JobReturned(2), ControlChanged()]),
+        ("", []),
+        (",,5,", [TopicReady(5)]),
+        (
+            "x,1e3,0x10, 4,+4,-4,-,r,rr4,r-4,0,r0,١,²,2147483647,99999999999999999999,r7",
+            [TopicReady(2147483647), JobReturned(7)],
+        ),
+        ("9" * 7_999, []),
+    ],
+)
+def test_what_is_no_event_is_left_out(payload: str, wakes: list[Wake]) -> None:
+    assert decode(payload) == wakes
+
+
+def test_events_arrive_as_they_were_sent() -> None:
+    sent = [ControlChanged(), TopicReady(3), JobReturned(2), TopicReady(3)]
+    assert encode(sent) == "control,3,r2"
+    assert set(decode(encode(sent))) == set(sent)
+
+
+def test_no_more_events_are_taken_than_an_instance_sends() -> None:
+    assert len(decode("1," * 4_000)) == EVENTS_MAX
+    assert len(decode(encode(map(TopicReady, range(1, 4_000))))) == EVENTS_MAX
