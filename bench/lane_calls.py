@@ -53,7 +53,7 @@ async def submit(
     channel: grpc.aio.Channel, method: rpc.Method[producer.SubmitRequest, producer.SubmitResponse]
 ) -> None:
     """One job of 100 bytes with an id of its own."""
-    job = producer.NewJob(id=make_ids.next_id().bytes, topic=TOPIC, payload=b"x" * 100, fresh=True)
+    job = producer.NewJob(id=make_ids.next_id().bytes, topic=TOPIC, payload=b"x" * 100, new_id=True)
     await method(channel, producer.SubmitRequest(job=job), token="", seconds=30)
 
 

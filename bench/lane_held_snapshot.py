@@ -98,7 +98,7 @@ async def _fill(db: Connection, topic: Topic, count: int) -> None:
             id=job_id,
             payload=b"x" * 100,
             priority=PRIORITIES[place % len(PRIORITIES)],
-            fresh=True,
+            new_id=True,
         )
         flush.add(job, topic)
     assert not await submit(db, flush)

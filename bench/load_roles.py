@@ -151,7 +151,7 @@ async def frames(meter: Meter, hg: Headgate, token: str, options: dict[str, int]
         seq += 1
         # New ids for each frame would cost this machine as much as taking it does.
         ids = unwanted.popleft() if unwanted else [one.bytes for one in make_ids.make(number)]
-        plain = pb.PlainJobs(topic=PLAIN, ids=ids, payloads=[body()] * number, fresh=True)
+        plain = pb.PlainJobs(topic=PLAIN, ids=ids, payloads=[body()] * number, new_id=True)
         sent[seq] = time.monotonic(), ids
         await call.write(pb.ProducerFrame(seq=seq, plain=plain))
 
@@ -174,7 +174,7 @@ async def calls(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
 
     async def call() -> None:
         at, raw = time.monotonic(), make_ids.next_id().bytes
-        job = pb.NewJob(id=raw, topic=PLAIN, payload=body(), fresh=True)
+        job = pb.NewJob(id=raw, topic=PLAIN, payload=body(), new_id=True)
         try:
             await SUBMIT(channel, pb.SubmitRequest(job=job), token=token, seconds=30)
         except grpc.aio.AioRpcError as error:

@@ -20,23 +20,23 @@ export const bytesOf = (uuid) => Buffer.from(uuid.replaceAll('-', ''), 'hex');
 
 // A job is known by id and epoch together: another epoch is another run.
 export const keyOf = ({ id, epoch }) => `${id}/${epoch}`;
-export const keysOf = ({ ids, epochs }) => ids.map((id, place) => keyOf({ id: uuidOf(id), epoch: epochs[place] }));
+export const keysOf = ({ ids, epochs }) => ids.map((id, index) => keyOf({ id: uuidOf(id), epoch: epochs[index] }));
 export const heldOf = (jobs) => ({ ids: jobs.map((job) => bytesOf(job.id)), epochs: jobs.map((job) => job.epoch) });
 
 export function jobsOf(jobs) {
-  return jobs.ids.map((id, place) => ({
+  return jobs.ids.map((id, index) => ({
     id: uuidOf(id),
-    topic: jobs.topicNames[jobs.topics[place] ?? 0],
-    payload: jobs.payloads[place],
-    epoch: jobs.epochs[place],
-    attempt: jobs.attempts[place],
-    maxAttempts: jobs.maxAttempts[place],
-    priority: jobs.priorities[place] ?? 0,
-    createdUs: jobs.createdUs[place],
+    topic: jobs.topicNames[jobs.topics[index] ?? 0],
+    payload: jobs.payloads[index],
+    epoch: jobs.epochs[index],
+    attempt: jobs.attempts[index],
+    maxAttempts: jobs.maxAttempts[index],
+    priority: jobs.priorities[index] ?? 0,
+    createdUs: jobs.createdUs[index],
     leaseUntilUs: jobs.leaseUntilUs,
-    headers: jobs.headers.find((one) => one.place === place)?.headers ?? {},
-    schedule: jobs.headers.find((one) => one.place === place)?.schedule ?? "",
-    deadlineUs: jobs.headers.find((one) => one.place === place)?.deadlineUs ?? 0,
+    headers: jobs.headers.find((one) => one.index === index)?.headers ?? {},
+    schedule: jobs.headers.find((one) => one.index === index)?.schedule ?? "",
+    deadlineUs: jobs.headers.find((one) => one.index === index)?.deadlineUs ?? 0,
   }));
 }
 

@@ -148,7 +148,7 @@ class Worker {
     this.#call.write({ outcomes: outcomesOf(this.#seq, held.job, outcome) });
   }
 
-  #settle({ seq, odd: [receipt] }) {
+  #settle({ seq, exceptions: [receipt] }) {
     const key = this.#sent.get(seq);
     this.#sent.delete(seq);
     const held = this.#held.get(key);

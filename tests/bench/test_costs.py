@@ -116,9 +116,9 @@ async def test_commits_wal_and_server_calls_of_a_job_are_as_recorded(database: s
 
 async def one_frame(producer: Producer, session: WorkerSession, seq: int) -> None:
     """Submit a frame of jobs, claim it, complete it."""
-    plain = pb.PlainJobs(topic=TOPIC, ids=[new_id() for _ in range(FRAME)], payloads=[b"x" * 100] * FRAME, fresh=True)
+    plain = pb.PlainJobs(topic=TOPIC, ids=[new_id() for _ in range(FRAME)], payloads=[b"x" * 100] * FRAME, new_id=True)
     await producer.send(pb.ProducerFrame(seq=seq, plain=plain))
-    assert not (await producer.reply(seq)).odd
+    assert not (await producer.reply(seq)).exceptions
     await session.ready(FRAME, TOPIC)
     jobs = await session.take(FRAME)
     assert not await session.complete(*jobs)

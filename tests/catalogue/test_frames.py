@@ -76,7 +76,7 @@ async def test_a_producer_frame_that_cannot_be_taken_is_answered_and_the_stream_
         error = (await producer.reply(4)).error
         assert (error.code, error.field) == ("invalid_input", "plain.ids")
         await producer.send(producer_pb2.ProducerFrame(seq=3, jobs=[producer_pb2.NewJob(topic=topic)]))
-        assert (await producer.reply(3)).odd[0].code == producer_pb2.SUBMIT_CREATED
+        assert (await producer.reply(3)).exceptions[0].code == producer_pb2.SUBMIT_CREATED
 
 
 @pytest.mark.parametrize(

@@ -589,10 +589,10 @@ async def test_a_token_for_some_topics_submits_and_works_on_those_only(server: S
             await producer.send(producer_pb2.ProducerFrame(seq=1, plain=plain))
             assert (await producer.reply(1)).error.code == "permission_denied"
             # Jobs of others in the same frame are none the worse for it.
-            job = producer_pb2.NewJob(topic="mail", id=new_id(), fresh=True)
+            job = producer_pb2.NewJob(topic="mail", id=new_id(), new_id=True)
             await producer.send(producer_pb2.ProducerFrame(seq=2, plain=plain, jobs=[job]))
-            (refusal,) = (await producer.reply(2)).odd
-            assert (refusal.place, refusal.error.code) == (0, "permission_denied")
+            (refusal,) = (await producer.reply(2)).exceptions
+            assert (refusal.index, refusal.error.code) == (0, "permission_denied")
             assert (await mail.job(job.id)).state == jobs_pb2.STATE_PENDING
         claim = worker_pb2.ClaimRequest(worker_id="w", topics=[topic])
         assert (await mail.refused("Claim", claim)).code == "permission_denied"

@@ -434,7 +434,7 @@ def _codes(path: str, answer: Answer) -> list[str]:
             found += [one.error.code for one in producer.SubmitBatchResponse.FromString(message).receipts]
         elif path.endswith("/Produce"):
             reply = producer.ProducerReply.FromString(message)
-            found += [reply.error.code, *(one.error.code for one in reply.odd)]
+            found += [reply.error.code, *(one.error.code for one in reply.exceptions)]
     return found
 
 

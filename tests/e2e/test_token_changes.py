@@ -164,7 +164,7 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
         assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
         # Nothing of that topic from here on, in no way; the other goes on.
         assert (await mine.refused("Claim", claim(lost))).code == "permission_denied"
-        ways: list[dict[str, Any]] = [{}, {"id": new_id()}, {"id": new_id(), "fresh": True}, {"priority": 1}]
+        ways: list[dict[str, Any]] = [{}, {"id": new_id()}, {"id": new_id(), "new_id": True}, {"priority": 1}]
         for way in ways:
             new = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=lost, payload=b"x", **way))
             assert (await mine.refused("Submit", new)).code == "permission_denied"

@@ -81,7 +81,7 @@ class Hammer:
                 await asyncio.sleep(0.05)
 
     async def submit(self, **options: Any) -> None:
-        values: dict[str, Any] = {"max_attempts": 2, "fresh": True} | options
+        values: dict[str, Any] = {"max_attempts": 2, "new_id": True} | options
         job = Submission(tenant=TenantName("acme"), topic=TopicName("mail"), id=new_id(), **values)
         flush = await self.insist(lambda: self.store.fill([job]))
 

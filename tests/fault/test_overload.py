@@ -68,7 +68,7 @@ async def flooded(stream: Stream) -> Stream:
     await stream.read()
     for seq in range(1, FRAMES + 1):
         ids = [new_id() for _ in range(PAGE)]
-        plain = producer_pb2.PlainJobs(topic="flood", ids=ids, payloads=[b"x"] * PAGE, fresh=True)
+        plain = producer_pb2.PlainJobs(topic="flood", ids=ids, payloads=[b"x"] * PAGE, new_id=True)
         await stream.write(producer_pb2.ProducerFrame(seq=seq, plain=plain))
     return stream
 

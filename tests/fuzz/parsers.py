@@ -110,7 +110,7 @@ def producer_frames(raw: bytes) -> None:
     if isinstance(frame, Unreadable):
         return
     for job in frame.jobs:
-        _quietly(codec.submission_of, job, tenant="acme", new_id=lambda: new_job_id(now_ms=1, random_bits=b"x" * 10))
+        _quietly(codec.submission_of, job, tenant="acme", make_id=lambda: new_job_id(now_ms=1, random_bits=b"x" * 10))
 
 
 def _example(

@@ -25,7 +25,7 @@ async def submit_write(
     one: Instance, answered: list[str], topic: str = "flood", *, word: str = "created"
 ) -> SubmitWrite:
     ids = [job_id.bytes for job_id in one.ids.make(PAGE)]
-    rows = await one.store.fill_plain(one.tenant, topic, ids, [b"x"] * PAGE, [], fresh=True)
+    rows = await one.store.fill_plain(one.tenant, topic, ids, [b"x"] * PAGE, [], new_id=True)
     return SubmitWrite(
         rows,
         200 * PAGE,
@@ -101,7 +101,7 @@ async def test_a_batch_is_admitted_before_its_names_are_looked_up(still: Instanc
     """A full queue refuses it without a statement; while its names are made known, it counts as waiting."""
     await still.submit(1)
     before = await db.fetchval("SELECT count(*) FROM headgate.topics")
-    parts = SimpleNamespace(submitter=still.submitter, store=still.store, new_id=lambda: still.ids.make(1)[0])
+    parts = SimpleNamespace(submitter=still.submitter, store=still.store, make_id=lambda: still.ids.make(1)[0])
     service = ProducerService(cast("Any", parts))
     CALLER.set(Identity(tenant=still.tenant, subject="test", scopes=frozenset(Scope)))
     jobs = [producer_pb2.NewJob(topic=f"new-{n}") for n in range(10)]

@@ -339,7 +339,7 @@ async def test_a_parent_that_ends_while_its_child_is_submitted_is_not_missed(
             await who.settle((parent, 1, Completed()))
 
         async def add(who: Queue) -> None:
-            await who.submit(who.job(id=child, fresh=True, depends_on=[parent]))
+            await who.submit(who.job(id=child, new_id=True, depends_on=[parent]))
 
         first, second = (settle, add) if parent_first else (add, settle)
         async with one.db.transaction():
@@ -359,7 +359,7 @@ async def test_a_resend_that_meets_its_first_copy_takes_nothing_away_from_it(
         words = {"id": new_id(), "depends_on": [parent], "unique": Unique(key="k")}
         first = one.db.transaction()
         await first.start()
-        await one.submit(one.job(fresh=True, **words))
+        await one.submit(one.job(new_id=True, **words))
         resend = asyncio.create_task(two.submit(two.job(**words)))
         await until(lambda: blocked_on_a_lock(queue.db))
         await (first.commit() if committed else first.rollback())
@@ -386,7 +386,7 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
                 job_id = new_id()
                 parents_of[job_id] = picks
                 await producer.submit(
-                    producer.job(id=job_id, fresh=True, depends_on=picks, needs=dice.choice(("succeeded", "ended")))
+                    producer.job(id=job_id, new_id=True, depends_on=picks, needs=dice.choice(("succeeded", "ended")))
                 )
                 known.append(job_id)
                 submitted += 1

@@ -133,7 +133,7 @@ async def test_submits_go_on_while_all_ticks_fail(
     for _ in range(9):
         await clock.advance(minutes=10)
         assert await store.submit(await store.fill([queue.job()])) == {}
-        plain = await store.fill_plain("acme", "mail", [queue.job().id.bytes], [b"1"], [0], fresh=True)
+        plain = await store.fill_plain("acme", "mail", [queue.job().id.bytes], [b"1"], [0], new_id=True)
         assert await store.submit(plain) == {}
     assert await db.fetchval("SELECT count(*) FROM headgate.resent_ids") == 0  # and none for a repeat
     assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 18

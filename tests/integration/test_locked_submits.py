@@ -60,7 +60,7 @@ class Foreign:
 
 
 def job(one: Instance, **options: Any) -> Submission:
-    values: dict[str, Any] = {"id": one.ids.make(1)[0], "payload": b"x", "fresh": "id" not in options} | options
+    values: dict[str, Any] = {"id": one.ids.make(1)[0], "payload": b"x", "new_id": "id" not in options} | options
     return Submission(tenant=TenantName("acme"), topic=TopicName("mail"), **values)
 
 

@@ -34,7 +34,7 @@ def ask(worker: Worker, *names: str, count: int = 1, lease_ms: int = 60_000) -> 
 
 
 def job(one: Instance, topic: str, **options: Any) -> Submission:
-    values: dict[str, Any] = {"id": one.ids.make(1)[0], "fresh": True} | options
+    values: dict[str, Any] = {"id": one.ids.make(1)[0], "new_id": True} | options
     return Submission(tenant=TenantName(one.tenant), topic=TopicName(topic), **values)
 
 

@@ -61,7 +61,7 @@ async def test_a_stream_that_was_greeted_may_be_silent_for_longer(wire: Wire) ->
         assert await asyncio.wait_for(silent.code(), 20) is grpc.StatusCode.DEADLINE_EXCEEDED  # the longer of the two
         job = producer_pb2.NewJob(topic="mail")
         await producer.send(producer_pb2.ProducerFrame(seq=1, jobs=[job]))
-        assert (await producer.reply(1)).odd[0].code == producer_pb2.SUBMIT_CREATED
+        assert (await producer.reply(1)).exceptions[0].code == producer_pb2.SUBMIT_CREATED
 
 
 async def test_a_call_without_a_request_is_told_so(wire: Wire) -> None:

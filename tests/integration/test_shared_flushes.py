@@ -33,7 +33,7 @@ CREATE TRIGGER refuse BEFORE INSERT ON headgate.jobs FOR EACH ROW EXECUTE FUNCTI
 
 
 def job(tenant: str, job_id: JobId | None = None, **options: Any) -> Submission:
-    values: dict[str, Any] = {"payload": b"x", "fresh": job_id is None, "id": job_id or new_id()} | options
+    values: dict[str, Any] = {"payload": b"x", "new_id": job_id is None, "id": job_id or new_id()} | options
     return Submission(tenant=TenantName(tenant), topic=TopicName("mail"), **values)
 
 

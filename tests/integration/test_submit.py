@@ -54,19 +54,19 @@ async def finish(queue: Queue, *job_ids: UUID, how: Completed | Failed | None = 
 
 
 @pytest.mark.parametrize("size", [1, 2_000])
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("first_copy", [True, False])
 @pytest.mark.parametrize("ended", [False, True])
-async def test_an_id_sent_again_is_the_same_job(queue: Queue, *, size: int, fresh: bool, ended: bool) -> None:
+async def test_an_id_sent_again_is_the_same_job(queue: Queue, *, size: int, first_copy: bool, ended: bool) -> None:
     job_id = new_id()
-    first = queue.job(id=job_id, payload=b"a" * size, fresh=True)
+    first = queue.job(id=job_id, payload=b"a" * size, new_id=True)
     await queue.submit(first)
     if ended:
         await finish(queue, job_id)
-    # A copy of a finished job that calls itself fresh breaks its promise: it is not among the cases.
-    again_fresh = fresh and not ended
-    again = queue.job(id=job_id, payload=b"a" * size, fresh=again_fresh)
-    other_body = queue.job(id=job_id, payload=b"b" * size, fresh=again_fresh)
-    other_topic = queue.job("letters", id=job_id, payload=b"a" * size, fresh=again_fresh)
+    # A copy of a finished job that says its id is new breaks its promise: it is not among the cases.
+    again_new = first_copy and not ended
+    again = queue.job(id=job_id, payload=b"a" * size, new_id=again_new)
+    other_body = queue.job(id=job_id, payload=b"b" * size, new_id=again_new)
+    other_topic = queue.job("letters", id=job_id, payload=b"a" * size, new_id=again_new)
     for _ in range(2):
         for job, said in ((again, DUPLICATE), (other_body, CONFLICT), (other_topic, CONFLICT)):
             (answer,) = await queue.submit(job)
@@ -97,25 +97,25 @@ async def test_a_body_edited_by_a_redrive_counts_as_the_first_one(queue: Queue) 
 
 
 async def test_a_delayed_first_copy_cannot_run_a_finished_job_again(queue: Queue) -> None:
-    """The resend overtakes the first send; that one says "fresh" in good faith, and arrives when all is over."""
+    """The resend overtakes the first send; that one claims a new id, in good faith, and arrives when all is over."""
     clock = await Clock.install(queue.db)
     job_id = new_id()
-    assert receipts(await queue.submit(queue.job(id=job_id, fresh=False))) == [CREATED]
+    assert receipts(await queue.submit(queue.job(id=job_id, new_id=False))) == [CREATED]
     await finish(queue, job_id)
-    assert receipts(await queue.submit(queue.job(id=job_id, fresh=True))) == [DUPLICATE]
+    assert receipts(await queue.submit(queue.job(id=job_id, new_id=True))) == [DUPLICATE]
     # Also when an operator has discarded it meanwhile.
     gone = new_id()
-    await queue.submit(queue.job(id=gone, fresh=False))
+    await queue.submit(queue.job(id=gone, new_id=False))
     await finish(queue, gone, how=FATAL)
     assert await verbs.discard(queue.db, await queue.tenant_no(), [gone]) == {gone}
-    assert receipts(await queue.submit(queue.job(id=gone, fresh=True))) == [DUPLICATE]
+    assert receipts(await queue.submit(queue.job(id=gone, new_id=True))) == [DUPLICATE]
     assert await live(queue.db) == 0
     # The memory is kept for an hour.
     await clock.advance(minutes=59)
-    assert receipts(await queue.submit(queue.job(id=gone, fresh=True))) == [DUPLICATE]
+    assert receipts(await queue.submit(queue.job(id=gone, new_id=True))) == [DUPLICATE]
     await clock.advance(minutes=2)
     assert await upkeep.forget_expired(queue.db) == 2
-    assert receipts(await queue.submit(queue.job(id=gone, fresh=True))) == [CREATED]
+    assert receipts(await queue.submit(queue.job(id=gone, new_id=True))) == [CREATED]
 
 
 async def test_one_id_in_two_tenants_is_two_jobs(db: Connection) -> None:
@@ -138,12 +138,12 @@ async def test_one_id_in_two_tenants_is_two_jobs(db: Connection) -> None:
 async def test_an_id_repeated_within_a_flush_is_answered_in_its_order(queue: Queue) -> None:
     a, b, c = new_id(), new_id(), new_id()
     jobs = [
-        queue.job(id=a, payload=b"1", fresh=True),
-        queue.job(id=b, payload=b"2", fresh=True),
-        queue.job(id=a, payload=b"1", fresh=True),
-        queue.job(id=a, payload=b"other", fresh=True),
-        queue.job(id=c, payload=b"3", fresh=True),
-        queue.job(id=b, payload=b"2", fresh=False),
+        queue.job(id=a, payload=b"1", new_id=True),
+        queue.job(id=b, payload=b"2", new_id=True),
+        queue.job(id=a, payload=b"1", new_id=True),
+        queue.job(id=a, payload=b"other", new_id=True),
+        queue.job(id=c, payload=b"3", new_id=True),
+        queue.job(id=b, payload=b"2", new_id=False),
     ]
     answers = await queue.submit(*jobs)
     assert receipts(answers) == [CREATED, CREATED, DUPLICATE, CONFLICT, CREATED, DUPLICATE]
@@ -164,7 +164,7 @@ async def test_an_id_repeated_more_often_than_python_can_recurse(queue: Queue) -
 
 async def test_the_second_copy_within_a_flush_cannot_run_a_job_finished_in_between(queue: Queue, database: str) -> None:
     """The copies of one flush are sent one after the other, and a worker may be quicker than the second."""
-    job = queue.job(id=new_id(), fresh=True)
+    job = queue.job(id=new_id(), new_id=True)
     flush = await fill(queue.db, queue.names, [job, job])
     worker = await connect(database, application_name="worker")
 
@@ -287,7 +287,7 @@ async def test_only_who_met_a_neighbours_key_tries_again(queue: Queue) -> None:
 
 async def test_a_crowd_that_frees_one_key_in_turn_costs_a_bounded_number_of_flushes(queue: Queue) -> None:
     taken = await queue.add(500, payload=b"taken")
-    jobs = [queue.job(id=job_id, payload=b"mine", key="k", fresh=True) for job_id in taken] + [queue.job(key="k")]
+    jobs = [queue.job(id=job_id, payload=b"mine", key="k", new_id=True) for job_id in taken] + [queue.job(key="k")]
     answers = await submit.submit(queue.db, await fill(queue.db, queue.names, jobs))
     said = [answers[place] for place in range(501)]
     assert [answer.receipt.label for answer in said] == ["conflict"] * 8 + ["refused"] * 493

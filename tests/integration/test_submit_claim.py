@@ -67,7 +67,7 @@ async def test_without_a_worker_that_waits_a_submit_is_a_submit(one: Instance) -
     assert (await one.states())[State.PENDING] == 1
 
 
-@pytest.mark.parametrize("options", [{"delay": timedelta(hours=1)}, {"key": "k"}, {"tags": ["x"]}, {"fresh": False}])
+@pytest.mark.parametrize("options", [{"delay": timedelta(hours=1)}, {"key": "k"}, {"tags": ["x"]}, {"new_id": False}])
 async def test_what_is_not_plainly_due_and_new_goes_the_usual_way(one: Instance, options: dict[str, object]) -> None:
     await waiting(one)
     await one.submit(**options)
@@ -156,7 +156,7 @@ async def test_a_lost_answer_makes_no_second_job_and_its_credit_comes_back(one: 
     await waiting(one)
     one.store.after["submit_and_claim"] = failing_with(OutcomeUnknown("the line went dead"))
     job = Submission(
-        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", fresh=True
+        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", new_id=True
     )
     flush = await one.store.fill([job])
     answers = await asyncio.wait_for(one.submitter.submit(flush, size=200), 60)
@@ -177,7 +177,7 @@ async def test_an_error_after_a_lost_answer_does_not_deny_what_may_be_committed(
 
     one.store.before["submit"] = refused
     job = Submission(
-        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", fresh=True
+        tenant=TenantName(one.tenant), topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", new_id=True
     )
     with pytest.raises(OutcomeUnknown, match="invalid page; an earlier try may have been committed"):
         await asyncio.wait_for(one.submitter.submit(await one.store.fill([job]), size=200), 60)

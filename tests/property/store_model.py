@@ -51,7 +51,7 @@ class Asked:
     ref: Ref
     topic_no: int
     job: Submission
-    fresh: bool
+    new_id: bool
 
     @property
     def key(self) -> tuple[int, str] | None:
@@ -152,8 +152,8 @@ class StoreModel:
             rounds[nth].append(place)
         answers: dict[int, Submitted] = {}
         for nth, places in enumerate(rounds):
-            # Whatever a second copy says of itself, its id is not fresh any more.
-            part = [replace(batch[place], fresh=batch[place].fresh and nth == 0) for place in places]
+            # Whatever a second copy says of itself, its id is not new any more.
+            part = [replace(batch[place], new_id=batch[place].new_id and nth == 0) for place in places]
             answers |= zip(places, self._flush(part), strict=True)
         return [answers[place] for place in range(len(batch))]
 
@@ -173,7 +173,7 @@ class StoreModel:
             answers |= zip(again, self._flush([batch[place] for place in again]), strict=True)
         return [answers[place] for place in range(len(batch))]
 
-    def may_be_fresh(self, ref: Ref) -> bool:
+    def may_be_new(self, ref: Ref) -> bool:
         """Whether a copy that claims to be the first is safe: a finished twin is only looked for if one was resent."""
         return ref not in self.jobs or not self.jobs[ref].state.is_final or ref in self.remembered
 
@@ -183,7 +183,7 @@ class StoreModel:
             receipt = SubmitReceipt.DUPLICATE if key.digest == digest else SubmitReceipt.CONFLICT
             return Submitted(id=JobId(key.job_id), receipt=receipt)
         receipt = self._insert(asked, position)
-        if not asked.fresh:
+        if not asked.new_id:
             self.remembered[asked.ref] = self.now + REMEMBERED_FOR
         if asked.key is not None and asked.job.key_window is not None:
             if receipt is SubmitReceipt.CONFLICT:  # a key is not spent on a job that was refused
@@ -201,10 +201,10 @@ class StoreModel:
         ref, job, topic_no = asked.ref, asked.job, asked.topic_no
         there = self.jobs.get(ref)
         if there is not None:
-            assert not asked.fresh or self.may_be_fresh(ref), "a fresh id must not be that of a finished job"
+            assert not asked.new_id or self.may_be_new(ref), "a new id must not be that of a finished job"
             same = there.edited or (there.topic_no, there.payload) == (topic_no, job.payload)
             return SubmitReceipt.DUPLICATE if same else SubmitReceipt.CONFLICT
-        if asked.fresh and ref in self.remembered:
+        if asked.new_id and ref in self.remembered:
             return SubmitReceipt.DUPLICATE  # the late first copy of a job that was made, ended and discarded
         self.jobs[ref] = Job(
             record=lifecycle.submit(job, now=self.now, rules=self.topics[topic_no], position=position),

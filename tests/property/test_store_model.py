@@ -157,7 +157,7 @@ def batches(draw: st.DrawFn) -> list[Submission]:
                 policy=draw(st.none() | st.sampled_from(POLICIES)),
                 tags=draw(st.sampled_from([(), (), ("red",), ("red", "big")])),
                 headers=draw(st.sampled_from([{}, {}, {"trace": "1"}])),
-                fresh=at.model.may_be_fresh(ref) and draw(st.booleans()),
+                new_id=at.model.may_be_new(ref) and draw(st.booleans()),
                 **options,
             )
         )
@@ -484,7 +484,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _numbered(self, job: Submission) -> Asked:
         tenant_no = self.tenant_nos[job.tenant]
         (topic_no,) = (no for no, at in self.topics_by_no.items() if (at.tenant_no, at.name) == (tenant_no, job.topic))
-        return Asked(ref=Ref(tenant_no, job.id), topic_no=topic_no, job=job, fresh=job.fresh)
+        return Asked(ref=Ref(tenant_no, job.id), topic_no=topic_no, job=job, new_id=job.new_id)
 
     # --- claim --------------------------------------------------------------------------------------------------------
 

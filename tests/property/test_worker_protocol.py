@@ -115,7 +115,7 @@ class WorkerMachine(RuleBasedStateMachine):
         locked = data.draw(st.sets(st.integers(0, len(ids_of(frame)) - 1), max_size=2))
         self.acknowledged |= {run for index, run in enumerate(runs_of(frame)) if index not in locked}
         self.driver.acknowledge(
-            seq, *(jobs_pb2.Receipt(place=index, code=jobs_pb2.RECEIPT_LOCKED) for index in sorted(locked))
+            seq, *(jobs_pb2.Receipt(index=index, code=jobs_pb2.RECEIPT_LOCKED) for index in sorted(locked))
         )
         self._after()
 

@@ -615,7 +615,7 @@ class Instance:
 
     async def submit(self, count: int = 1, topic: str = "mail", *, tenant: str = "", **options: Any) -> list[JobId]:
         """Make new jobs, all alike, as a producer's call would: their ids in order."""
-        values: dict[str, Any] = {"payload": b"x", "fresh": True} | options
+        values: dict[str, Any] = {"payload": b"x", "new_id": True} | options
         ids = self.ids.make(count)
         for start in range(0, count, SUBMIT_FLUSH_MAX_ROWS):
             flush = await self.store.fill(

@@ -127,7 +127,7 @@ class WorkLink(Peer):
             lease_until_us=1_700_000_060_000_000,
         )
         for place in range(count if headers or schedule or deadline_in_ms is not None else 0):
-            extra = jobs.headers.add(place=place, headers=headers, schedule=schedule)
+            extra = jobs.headers.add(index=place, headers=headers, schedule=schedule)
             extra.occurrence_us = 1_700_000_000_000_000
             if deadline_in_ms is not None:
                 extra.deadline_us, extra.deadline_in_ms = 1_700_000_000_000_000, deadline_in_ms
@@ -137,8 +137,8 @@ class WorkLink(Peer):
     def held(self, *ids: bytes, epoch: int = 1) -> worker_pb2.Held:
         return worker_pb2.Held(ids=ids, epochs=[epoch] * len(ids))
 
-    def receipts(self, seq: int, *odd: jobs_pb2.Receipt) -> None:
-        self.say(receipts=worker_pb2.Receipts(seq=seq, odd=odd))
+    def receipts(self, seq: int, *exceptions: jobs_pb2.Receipt) -> None:
+        self.say(receipts=worker_pb2.Receipts(seq=seq, exceptions=exceptions))
 
     def take(self, frame: worker_pb2.WorkerFrame) -> None:
         self.received.append(frame)
@@ -163,8 +163,8 @@ class ProduceLink(Peer):
     def ids(self) -> list[bytes]:
         return [one for frame in self.frames() for one in [*frame.plain.ids, *(job.id for job in frame.jobs)]]
 
-    def reply(self, seq: int, *odd: producer_pb2.SubmitReceipt, error: jobs_pb2.Error | None = None) -> None:
-        self.send(producer_pb2.ProducerReply(seq=seq, odd=odd, error=error))
+    def reply(self, seq: int, *exceptions: producer_pb2.SubmitReceipt, error: jobs_pb2.Error | None = None) -> None:
+        self.send(producer_pb2.ProducerReply(seq=seq, exceptions=exceptions, error=error))
 
     def take(self, frame: producer_pb2.ProducerFrame) -> None:
         self.received.append(frame)

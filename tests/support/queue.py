@@ -75,7 +75,7 @@ class Queue:
 
     def job(self, topic: str = "mail", **options: Any) -> Submission:
         """A checked submission of a new job; options as in Submission."""
-        values: dict[str, Any] = {"id": new_id(), "payload": b"x", "fresh": "id" not in options} | options
+        values: dict[str, Any] = {"id": new_id(), "payload": b"x", "new_id": "id" not in options} | options
         return Submission(tenant=self.tenant, topic=TopicName(topic), **values)
 
     async def submit(self, *jobs: Submission) -> list[Submitted]:

@@ -413,7 +413,7 @@ class WorkerSession(Stream):
         if frame.HasField("hello_ack"):
             self.ack = frame.hello_ack
         if frame.HasField("receipts"):
-            self.receipts[frame.receipts.seq] = {receipt.place: receipt for receipt in frame.receipts.odd}
+            self.receipts[frame.receipts.seq] = {receipt.index: receipt for receipt in frame.receipts.exceptions}
         if frame.HasField("jobs"):
             self.jobs.extend(jobs_of(frame.jobs))
             self.jobs_seen = max(self.jobs_seen, frame.jobs.seq)
@@ -471,8 +471,8 @@ class Batches(Stream):
 
 def jobs_of(jobs: worker_pb2.Jobs) -> list[Delivered]:
     """A frame's parallel arrays as jobs."""
-    headers = {one.place: dict(one.headers) for one in jobs.headers}
-    deadlines = {one.place: one.deadline_us for one in jobs.headers}
+    headers = {one.index: dict(one.headers) for one in jobs.headers}
+    deadlines = {one.index: one.deadline_us for one in jobs.headers}
     return [
         Delivered(
             id=jobs.ids[place],

@@ -127,7 +127,7 @@ class Driver:
         return [frame.outcomes for frame in self.send() if frame.HasField("outcomes")]
 
     def acknowledge(self, seq: int, *exceptions: jobs_pb2.Receipt) -> None:
-        self.receive(receipts=worker_pb2.Receipts(seq=seq, odd=exceptions))
+        self.receive(receipts=worker_pb2.Receipts(seq=seq, exceptions=exceptions))
 
 
 def delivery(
@@ -145,7 +145,7 @@ def delivery(
         lease_until_us=1_700_000_060_000_000,
     )
     for index in range(count if deadline_ms else 0):
-        jobs.headers.add(place=index, deadline_us=1_700_000_000_000_000, deadline_in_ms=deadline_ms)
+        jobs.headers.add(index=index, deadline_us=1_700_000_000_000_000, deadline_in_ms=deadline_ms)
     return jobs
 
 

@@ -129,4 +129,4 @@ def test_what_makes_no_sense_on_the_wire_is_refused_by_its_field(words: dict[str
 
     sent = producer_pb2.NewJob(topic="mail", id=A.bytes, **words)
     with pytest.raises(HeadgateError, match=says):
-        submission_of(sent, tenant="acme", new_id=lambda: A)
+        submission_of(sent, tenant="acme", make_id=lambda: A)

@@ -28,7 +28,7 @@ def test_a_bare_submission_leaves_all_else_to_its_topic() -> None:
     plain = submission()
     assert (plain.payload, plain.priority, plain.tags, dict(plain.headers)) == (b"", 0, (), {})
     assert plain.max_attempts is plain.policy is plain.delay is plain.run_at is plain.key is plain.key_window is None
-    assert plain.fresh is False
+    assert plain.new_id is False
     assert plain.due_at(NOON) == NOON
 
 
@@ -44,7 +44,7 @@ def test_a_full_submission_is_kept_in_its_one_accepted_form() -> None:
         tags=["a", "b", "a"],
         key="order-1",
         key_window=timedelta(seconds=1, microseconds=1),
-        fresh=True,
+        new_id=True,
     )
     assert full.id == ID
     assert full.run_at == NOON
@@ -62,7 +62,7 @@ def test_a_full_submission_is_kept_in_its_one_accepted_form() -> None:
         tags=("a", "b"),
         key="order-1",
         key_window=timedelta(milliseconds=1_001),
-        fresh=True,
+        new_id=True,
     )
 
 
@@ -128,7 +128,7 @@ def test_a_due_time_too_far_ahead_is_refused_once_the_clock_is_known() -> None:
         ({"key": "a\x00"}, "key", "U+0000"),
         ({"key": "k", "key_window": timedelta(0)}, "key_window", "365 days"),
         ({"key_window": MINUTE}, "key_window", "needs a key"),
-        ({"fresh": 1}, "fresh", "bool"),
+        ({"new_id": 1}, "new_id", "bool"),
     ],
     ids=lambda part: "-".join(part) if isinstance(part, dict) else "",
 )

@@ -60,7 +60,7 @@ async def test_a_lone_submit_goes_at_once_as_a_plain_job() -> None:
         (frame,) = link.frames()
         assert (frame.plain.topic, list(frame.plain.ids)) == ("mail", [handle.id.bytes])
         assert list(frame.plain.payloads) == [b'{"to":"a@b","copies":2}']
-        assert (frame.plain.fresh, list(frame.plain.priorities), handle.created) == (True, [], True)
+        assert (frame.plain.new_id, list(frame.plain.priorities), handle.created) == (True, [], True)
         assert handle.id.version == 7
 
 
@@ -109,13 +109,13 @@ async def test_receipts_find_their_callers_by_place() -> None:
         }
         for frame in link.frames():
             bodies = [*frame.plain.payloads, *(job.payload for job in frame.jobs)]
-            odd = []
+            exceptions = []
             for place, body in enumerate(bodies):
                 for name, receipt in receipts.items():
                     if f'"{name}"'.encode() in body:
-                        receipt.place = place
-                        odd.append(receipt)
-            link.reply(frame.seq, *odd)
+                        receipt.index = place
+                        exceptions.append(receipt)
+            link.reply(frame.seq, *exceptions)
         done: dict[str, Any] = dict(zip(names, await asyncio.gather(*waiting, return_exceptions=True), strict=True))
         assert done["plain"].created
         assert done["urgent"].created
@@ -157,8 +157,8 @@ async def test_options_travel_with_the_job() -> None:
         assert one.run_at_us == int(due.timestamp() * 1_000_000)
         assert (one.retry.kind, one.retry.base_ms) == (producer_pb2.RetryPolicy.FIXED, 3000)
         assert (one.key, one.key_window_ms, dict(one.headers)) == ("k", 60_000, {"trace": "1"})
-        assert not one.fresh  # the caller's own id may have been sent before
-        assert (two.delay_ms, two.max_attempts, two.run_at_us, two.fresh) == (1500, 2, 0, True)
+        assert not one.new_id  # the caller's own id may have been sent before
+        assert (two.delay_ms, two.max_attempts, two.run_at_us, two.new_id) == (1500, 2, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ async def test_a_frame_without_a_reply_is_sent_again_as_not_fresh_after_a_reconn
         second = server.producers[1]
         assert sorted(second.ids()) == sorted(first.ids()) == sorted(handle.id.bytes for handle in handles)
         for frame in second.frames():
-            assert not frame.plain.fresh
-            assert not any(job.fresh for job in frame.jobs)
+            assert not frame.plain.new_id
+            assert not any(job.new_id for job in frame.jobs)
 
 
 async def test_the_next_address_is_tried_when_one_is_gone() -> None:
@@ -365,7 +365,7 @@ async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_th
         assert asyncio.get_running_loop().time() - began >= 1.0
         (again,) = link.frames()[3:]
         assert list(again.plain.ids) == [handle.id.bytes for handle in handles]
-        assert again.plain.fresh  # nothing was written, so nobody has to look for a twin
+        assert again.plain.new_id  # nothing was written, so nobody has to look for a twin
 
 
 async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_once_that_nothing_was_stored() -> None:
@@ -451,7 +451,7 @@ async def test_submit_many_names_what_was_refused_and_refuses_bad_calls_at_once(
         waiting = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
         link = await server.producer()
         refused = jobs_pb2.Error(code="invalid_input", message="no", field="x")
-        link.reply(1, producer_pb2.SubmitReceipt(place=1, code=producer_pb2.SUBMIT_REFUSED, error=refused))
+        link.reply(1, producer_pb2.SubmitReceipt(index=1, code=producer_pb2.SUBMIT_REFUSED, error=refused))
         with pytest.raises(SubmitManyError) as caught:
             await waiting
         assert list(caught.value.errors) == [1]

@@ -242,7 +242,7 @@ async def test_a_refused_result_becomes_a_failure() -> None:
             (raw,) = link.deliver("t", b"")
             await until(lambda: link.frames("outcomes"), "it was sent")
             server.answers_outcomes = True
-            link.receipts(1, jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_INVALID, message="too large here"))
+            link.receipts(1, jobs_pb2.Receipt(index=0, code=jobs_pb2.RECEIPT_INVALID, message="too large here"))
             await until(lambda: link.others(), "it failed")
             assert (link.others()[0].id, link.others()[0].failed.message) == (raw, "too large here")
 
@@ -258,7 +258,7 @@ async def test_a_stale_receipt_is_counted_and_logged(caplog: pytest.LogCaptureFi
             await until(lambda: len(link.completed()) == 2, "both were sent")
             with caplog.at_level(logging.WARNING):
                 for outcomes in link.frames("outcomes"):
-                    link.receipts(outcomes.seq, jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_STALE))
+                    link.receipts(outcomes.seq, jobs_pb2.Receipt(index=0, code=jobs_pb2.RECEIPT_STALE))
                 await until(lambda: worker.receipts.get("stale"), "it is counted")
             assert "was not taken: stale" in caplog.text
 

@@ -144,7 +144,7 @@ def test_a_locked_outcome_stays_held_and_is_sent_again_under_a_new_seq() -> None
     one, two = driver.deliver(*raw_ids(2))
     driver.finish(one, two, outcome=b"r")
     (sent,) = driver.outcomes()
-    driver.acknowledge(sent.seq, jobs_pb2.Receipt(place=1, code=jobs_pb2.RECEIPT_LOCKED))
+    driver.acknowledge(sent.seq, jobs_pb2.Receipt(index=1, code=jobs_pb2.RECEIPT_LOCKED))
     assert list(driver.protocol.ledger.held) == [two.raw_id]
     assert driver.outcomes() == []
     driver.pass_time(RESEND_SOON_SECONDS)
@@ -158,7 +158,7 @@ def test_a_refused_result_becomes_a_failure_of_the_same_job() -> None:
     (job,) = driver.deliver(*raw_ids(1))
     driver.finish(job, outcome=b"too large")
     (sent,) = driver.outcomes()
-    driver.acknowledge(sent.seq, jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_INVALID, message="too large"))
+    driver.acknowledge(sent.seq, jobs_pb2.Receipt(index=0, code=jobs_pb2.RECEIPT_INVALID, message="too large"))
     (again,) = driver.outcomes()
     assert (ids_of(again), again.others[0].failed.message) == ([job.raw_id], "too large")
 

@@ -95,7 +95,7 @@ async def test_unanswered_outcomes_are_sent_again_after_a_reconnect() -> None:
             assert again.completed() == {one: b"1"}
             assert [(other.id, other.epoch) for other in again.others()] == [(two, 1)]
             for outcomes in again.frames("outcomes"):
-                again.receipts(outcomes.seq, jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_DUPLICATE))
+                again.receipts(outcomes.seq, jobs_pb2.Receipt(index=0, code=jobs_pb2.RECEIPT_DUPLICATE))
             await until(lambda: sum(worker.receipts.values()) == 2, "they were answered")
             again.end(grpc.StatusCode.UNAVAILABLE)
             third = await server.worker(2)
@@ -121,12 +121,12 @@ async def test_an_outcome_whose_job_is_locked_is_kept_held_and_sent_again() -> N
             sent = list(link.frames("outcomes"))
             for outcomes in sent:
                 ids = [*outcomes.ids, *(other.id for other in outcomes.others)]
-                odd = [
-                    jobs_pb2.Receipt(place=place, code=jobs_pb2.RECEIPT_LOCKED)
+                exceptions = [
+                    jobs_pb2.Receipt(index=place, code=jobs_pb2.RECEIPT_LOCKED)
                     for place, job in enumerate(ids)
                     if job != one
                 ]
-                link.receipts(outcomes.seq, *odd)
+                link.receipts(outcomes.seq, *exceptions)
             await until(lambda: worker.receipts.get("applied") == 3, "the locked ones were sent again")
             again = link.frames("outcomes")[len(sent) :]
             assert {job: result for frame in again for job, result in zip(frame.ids, frame.results, strict=True)} == {
@@ -386,9 +386,9 @@ async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
         app = Headgate(server.address)
         app.register("t", lambda job: None)
         server.answers_outcomes = False
-        locked = jobs_pb2.Receipt(place=1, code=jobs_pb2.RECEIPT_LOCKED)
-        alone = jobs_pb2.Receipt(place=0, code=jobs_pb2.RECEIPT_LOCKED)
-        server.report_receipts = [[jobs_pb2.Receipt(place=0), locked], *[[alone]] * (1_000 if locked_for_long else 1)]
+        locked = jobs_pb2.Receipt(index=1, code=jobs_pb2.RECEIPT_LOCKED)
+        alone = jobs_pb2.Receipt(index=0, code=jobs_pb2.RECEIPT_LOCKED)
+        server.report_receipts = [[jobs_pb2.Receipt(index=0), locked], *[[alone]] * (1_000 if locked_for_long else 1)]
         worker = app.worker(concurrency=2)
         running = asyncio.create_task(worker.run())
         link = await server.worker()
@@ -415,7 +415,7 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
         app.register("t", lambda job: None)
         server.answers_outcomes = False
         server.report_refusals = [refusal, refusal]
-        locked = jobs_pb2.Receipt(place=1, code=jobs_pb2.RECEIPT_LOCKED)
+        locked = jobs_pb2.Receipt(index=1, code=jobs_pb2.RECEIPT_LOCKED)
         server.report_receipts = [[], [locked]]
         worker = app.worker(concurrency=5)
         running = asyncio.create_task(worker.run())

@@ -101,7 +101,7 @@ def many_headers(count: int) -> dict[str, str]:
         (v.check_claim_size, 5_000, 5_000),
         (v.check_page_size, 1_000, 1_000),
         (v.check_reason, "disk is full", "disk is full"),
-        (partial(v.check_flag, field="fresh"), True, True),
+        (partial(v.check_flag, field="new_id"), True, True),
         (v.check_run_at, datetime(2000, 1, 1, tzinfo=UTC), datetime(2000, 1, 1, tzinfo=UTC)),
         (partial(v.check_run_at, now=NOON), NOON + FIVE_YEARS, NOON + FIVE_YEARS),
         (partial(v.check_run_at, now=NOON), NOON - timedelta(days=9), NOON - timedelta(days=9)),
@@ -193,7 +193,7 @@ REFUSED: list[tuple[Callable[[Any], object], str, object, str]] = [
         for bad in ["", " a", "-a", "a b", "ä", None, 5, *DIRTY]
     ),
     *((v.check_headers, "headers[a]", {"a": bad}, "0 to 8192") for bad in [None, 5, b"v", "x\r\ny: z", *DIRTY]),
-    *((partial(v.check_flag, field="fresh"), "fresh", bad, "must be a bool") for bad in [None, 0, 1, "true", Loud()]),
+    *((partial(v.check_flag, field="new_id"), "new_id", bad, "must be a bool") for bad in [None, 0, 1, "true", Loud()]),
     *(
         (v.check_run_at, "run_at", bad, "time zone")
         for bad in [None, 1_763_208_000, "2025-11-15T12:00Z", NOON.date(), Loud()]

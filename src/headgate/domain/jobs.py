@@ -70,7 +70,7 @@ class Submission:
     batch: UUID | None = None
     limit_key: str | None = None  # by what its topic limits, orders or shares: a customer, an account
     sees: frozenset[str] | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
-    fresh: bool = False
+    new_id: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
 
@@ -96,7 +96,7 @@ class Submission:
             _check_policy(self.policy)
         self._keep("headers", check.check_headers(self.headers))
         self._keep("tags", check.check_tags(self.tags))
-        check.check_flag(self.fresh, field="fresh")
+        check.check_flag(self.new_id, field="new_id")
         if self.key is not None:
             check.check_key(self.key)
             window = limits.KEY_WINDOW_DEFAULT if self.key_window is None else self.key_window

@@ -99,7 +99,7 @@ class Batch:
         if on_done is not None:
             callback = on_done.options.id or connection.new_id()
             self._request.on_done.CopyFrom(on_done.options.new_job(on_done.topic, callback.bytes, on_done.payload))
-            self._request.on_done.fresh = on_done.options.id is None
+            self._request.on_done.new_id = on_done.options.id is None
 
     def __repr__(self) -> str:
         return f"<Batch {self.id}>"

@@ -138,7 +138,7 @@ class Connection:
         raw = [job_id.bytes for job_id in ids]
         # An id of the caller's own choice may have been sent before, perhaps by another process.
         submit = PendingSubmit(
-            topic, raw, payloads, options, deadline=deadline, fresh=options.id is None, loop=loop, size=size
+            topic, raw, payloads, options, deadline=deadline, new_id=options.id is None, loop=loop, size=size
         )
         self._opened()[1].put(submit)
         return Page(ids, submit.future)

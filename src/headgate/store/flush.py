@@ -96,7 +96,7 @@ class SubmitFlush:
         if job.headers or job.deadline is not None:
             headers = with_deadline(job.headers, job.deadline)
             _put(self.headers, place, json.dumps(headers, ensure_ascii=False))
-        if not job.fresh:
+        if not job.new_id:
             self.stale_ords.append(place + 1)
         if job.key is not None and job.key_window is not None:
             self.key_ords.append(place + 1)
@@ -114,7 +114,7 @@ class SubmitFlush:
             self.limit_ords.append(place + 1)
             self.limit_keys.append(job.limit_key)
 
-    def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, fresh: bool = True) -> None:
+    def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, new_id: bool = True) -> None:
         """Append many jobs of one topic with nothing special about them: no work per job."""
         place = len(self.ids)
         count = len(ids)
@@ -126,7 +126,7 @@ class SubmitFlush:
             self.max_attempts += [None] * (place - len(self.max_attempts)) + [topic.rules.max_attempts] * count
         if topic.policy_no != DEFAULT_POLICY_NO:
             self.policy_nos += [None] * (place - len(self.policy_nos)) + [topic.policy_no] * count
-        if not fresh:
+        if not new_id:
             self.stale_ords += range(place + 1, place + count + 1)
 
     def extend(self, other: SubmitFlush) -> None:
@@ -184,7 +184,7 @@ class SubmitFlush:
         return min(delays, default=None), min(run_ats, default=None)
 
     def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
-        """The rows at these places (ascending) as a flush of their own; `resent`: none of them counts as fresh."""
+        """The rows at these places (ascending) as a flush of their own; `resent`: none of their ids counts as new."""
         piece = SubmitFlush(fresh_until=self.fresh_until)
         for name in (*_FULL, *_ENDS_EARLY):
             column = getattr(self, name)

@@ -307,13 +307,13 @@ class Store:
         payloads: Sequence[bytes],
         priorities: Sequence[int],
         *,
-        fresh: bool,
+        new_id: bool,
     ) -> SubmitFlush:
         await self._keep_belief()
         fresh_until = self._fresh_until  # before anything else is waited for
         (known,) = await self.topics(tenant, [topic])
         flush = SubmitFlush(fresh_until=fresh_until)
-        flush.add_plain(known, self.uuids(ids), payloads, fresh=fresh)
+        flush.add_plain(known, self.uuids(ids), payloads, new_id=new_id)
         if any(priorities):
             step = known.rules.ageing_step
             ranks = [rank_of(priority, step) for priority in priorities]

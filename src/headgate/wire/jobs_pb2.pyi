@@ -365,13 +365,13 @@ class Receipt(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLACE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     RUN_AT_US_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
-    """its place in the frame, from 0"""
+    index: _builtins.int
+    """its position in the frame, from 0"""
     code: Global___ReceiptCode.ValueType
     state: Global___State.ValueType
     """the job's state afterwards, when known"""
@@ -381,7 +381,7 @@ class Receipt(_message.Message):
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
+        index: _builtins.int = ...,
         code: Global___ReceiptCode.ValueType = ...,
         state: Global___State.ValueType = ...,
         run_at_us: _builtins.int = ...,
@@ -389,7 +389,7 @@ class Receipt(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "place", b"place", "run_at_us", b"run_at_us", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "index", b"index", "message", b"message", "run_at_us", b"run_at_us", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

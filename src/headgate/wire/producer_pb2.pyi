@@ -86,7 +86,7 @@ class NewJob(_message.Message):
     KEY_WINDOW_MS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
-    FRESH_FIELD_NUMBER: _builtins.int
+    NEW_ID_FIELD_NUMBER: _builtins.int
     LIMIT_KEY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     DEADLINE_US_FIELD_NUMBER: _builtins.int
@@ -108,7 +108,7 @@ class NewJob(_message.Message):
     key: _builtins.str
     """idempotency key, within the topic"""
     key_window_ms: _builtins.int
-    fresh: _builtins.bool
+    new_id: _builtins.bool
     """the id was made for this very call and was never sent before"""
     limit_key: _builtins.str
     """by what its topic limits, orders or shares: a customer, an account"""
@@ -147,7 +147,7 @@ class NewJob(_message.Message):
         key_window_ms: _builtins.int = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
-        fresh: _builtins.bool = ...,
+        new_id: _builtins.bool = ...,
         limit_key: _builtins.str = ...,
         deadline_ms: _builtins.int = ...,
         deadline_us: _builtins.int = ...,
@@ -159,7 +159,7 @@ class NewJob(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "unique", b"unique"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "deadline_ms", b"deadline_ms", "deadline_us", b"deadline_us", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "fresh", b"fresh", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "deadline_ms", b"deadline_ms", "deadline_us", b"deadline_us", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "new_id", b"new_id", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,9 +328,9 @@ class PlainJobs(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
-    FRESH_FIELD_NUMBER: _builtins.int
+    NEW_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    fresh: _builtins.bool
+    new_id: _builtins.bool
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -346,11 +346,11 @@ class PlainJobs(_message.Message):
         ids: _abc.Iterable[_builtins.bytes] | None = ...,
         payloads: _abc.Iterable[_builtins.bytes] | None = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
-        fresh: _builtins.bool = ...,
+        new_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "ids", b"ids", "payloads", b"payloads", "priorities", b"priorities", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "new_id", b"new_id", "payloads", b"payloads", "priorities", b"priorities", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,14 +362,14 @@ class ProducerReply(_message.Message):
 
     HELLO_ACK_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
-    ODD_FIELD_NUMBER: _builtins.int
+    EXCEPTIONS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     @_builtins.property
     def hello_ack(self) -> Global___ProducerHelloAck: ...
     @_builtins.property
-    def odd(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitReceipt]:
-        """places count the plain ones first; none for a place: created with the id sent"""
+    def exceptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitReceipt]:
+        """indexes count the plain jobs first; no entry: created with the id sent"""
 
     @_builtins.property
     def error(self) -> _jobs_pb2.Error:
@@ -380,12 +380,12 @@ class ProducerReply(_message.Message):
         *,
         hello_ack: Global___ProducerHelloAck | None = ...,
         seq: _builtins.int = ...,
-        odd: _abc.Iterable[Global___SubmitReceipt] | None = ...,
+        exceptions: _abc.Iterable[Global___SubmitReceipt] | None = ...,
         error: _jobs_pb2.Error | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "hello_ack", b"hello_ack"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "hello_ack", b"hello_ack", "odd", b"odd", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "exceptions", b"exceptions", "hello_ack", b"hello_ack", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,11 +420,11 @@ Global___ProducerHelloAck: _TypeAlias = ProducerHelloAck  # noqa: Y015
 class SubmitReceipt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLACE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
+    index: _builtins.int
     code: Global___SubmitCode.ValueType
     id: _builtins.bytes
     @_builtins.property
@@ -432,14 +432,14 @@ class SubmitReceipt(_message.Message):
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
+        index: _builtins.int = ...,
         code: Global___SubmitCode.ValueType = ...,
         id: _builtins.bytes = ...,
         error: _jobs_pb2.Error | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "error", b"error", "id", b"id", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "error", b"error", "id", b"id", "index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

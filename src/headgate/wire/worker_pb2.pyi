@@ -537,13 +537,13 @@ class JobHeaders(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    PLACE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OCCURRENCE_US_FIELD_NUMBER: _builtins.int
     DEADLINE_US_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_MS_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
+    index: _builtins.int
     schedule: _builtins.str
     """the schedule that made the job, by its name then; empty: none did"""
     occurrence_us: _builtins.int
@@ -557,7 +557,7 @@ class JobHeaders(_message.Message):
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
+        index: _builtins.int = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         schedule: _builtins.str = ...,
         occurrence_us: _builtins.int = ...,
@@ -566,7 +566,7 @@ class JobHeaders(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_in_ms", b"deadline_in_ms", "deadline_us", b"deadline_us", "headers", b"headers", "occurrence_us", b"occurrence_us", "place", b"place", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_in_ms", b"deadline_in_ms", "deadline_us", b"deadline_us", "headers", b"headers", "index", b"index", "occurrence_us", b"occurrence_us", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,24 +574,24 @@ Global___JobHeaders: _TypeAlias = JobHeaders  # noqa: Y015
 
 @_typing.final
 class Receipts(_message.Message):
-    """Places count the completions first, then the others. No entry for a place: applied."""
+    """Indexes count the completions first, then the others. No entry for an index: applied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: _builtins.int
-    ODD_FIELD_NUMBER: _builtins.int
+    EXCEPTIONS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     @_builtins.property
-    def odd(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.Receipt]: ...
+    def exceptions(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.Receipt]: ...
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
-        odd: _abc.Iterable[_jobs_pb2.Receipt] | None = ...,
+        exceptions: _abc.Iterable[_jobs_pb2.Receipt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["odd", b"odd", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exceptions", b"exceptions", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

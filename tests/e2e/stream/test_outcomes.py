@@ -240,7 +240,7 @@ async def test_a_script_claims_beats_and_reports_without_a_stream(wire: Wire, to
         ],
     )
     receipts = (await wire.call("ReportOutcome", report)).receipts
-    assert [(one.place, one.code, one.state) for one in receipts] == [
+    assert [(one.index, one.code, one.state) for one in receipts] == [
         (0, APPLIED, jobs_pb2.STATE_COMPLETED),
         (1, INVALID, 0),
         (2, APPLIED, jobs_pb2.STATE_RETRYING),

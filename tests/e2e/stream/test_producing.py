@@ -37,7 +37,7 @@ async def test_a_producer_pipelines_frames_with_every_option_and_is_answered_by_
                 retry=retry_after(50),
             ),
         ]
-        plain = [producer_pb2.PlainJobs(topic=topic, ids=[job_id], payloads=[b"p"], fresh=True) for job_id in ids[3:]]
+        plain = [producer_pb2.PlainJobs(topic=topic, ids=[job_id], payloads=[b"p"], new_id=True) for job_id in ids[3:]]
         same_key = producer_pb2.NewJob(topic=topic, payload=b"keyed", key=key)
         other_body = producer_pb2.NewJob(topic=topic, payload=b"another", key=key)
         nameless = producer_pb2.NewJob(topic=topic)
@@ -48,16 +48,16 @@ async def test_a_producer_pipelines_frames_with_every_option_and_is_answered_by_
         ):
             await producer.send(frame)
         mixed = await producer.reply(7)
-        assert not (await producer.reply(9)).odd
-        assert not (await producer.reply(8)).odd
-        odd = {receipt.place: receipt for receipt in mixed.odd}
-        assert {place: receipt.code for place, receipt in odd.items()} == {
+        assert not (await producer.reply(9)).exceptions
+        assert not (await producer.reply(8)).exceptions
+        exceptions = {receipt.index: receipt for receipt in mixed.exceptions}
+        assert {place: receipt.code for place, receipt in exceptions.items()} == {
             1: producer_pb2.SUBMIT_DUPLICATE,
             2: producer_pb2.SUBMIT_CONFLICT,
             3: producer_pb2.SUBMIT_CREATED,  # told, because the server made its id
         }
-        assert odd[1].id == odd[2].id == ids[2]
-        assert odd[2].error.code == "conflict"
+        assert exceptions[1].id == exceptions[2].id == ids[2]
+        assert exceptions[2].error.code == "conflict"
         await producer.done_writing()
         assert (await producer.ended()).status is grpc.StatusCode.OK
     later, delayed, keyed, *plains = [await wire.job(job_id) for job_id in ids]
@@ -66,7 +66,7 @@ async def test_a_producer_pipelines_frames_with_every_option_and_is_answered_by_
     assert delayed.run_at_us - delayed.created_us == pytest.approx(3_600_000_000, abs=1_000)
     assert (keyed.max_attempts, dict(keyed.headers)) == (3, {"traceparent": "00-1-2-3"})
     assert [(job.state, job.payload) for job in plains] == [(jobs_pb2.STATE_PENDING, b"p")] * 2
-    assert (await wire.job(odd[3].id)).state == jobs_pb2.STATE_PENDING
+    assert (await wire.job(exceptions[3].id)).state == jobs_pb2.STATE_PENDING
 
 
 async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(wire: Wire, topic: str) -> None:
@@ -83,7 +83,7 @@ async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(
         ]
         await producer.send(producer_pb2.ProducerFrame(seq=1, jobs=jobs))
         reply = await producer.reply(1)
-        assert {receipt.place: receipt.error.field for receipt in reply.odd} == {
+        assert {receipt.index: receipt.error.field for receipt in reply.exceptions} == {
             1: "topic",
             2: "run_at_us",
             3: "delay_ms",
@@ -91,7 +91,7 @@ async def test_a_bad_job_of_a_frame_is_refused_alone_and_a_bad_frame_as_a_whole(
             5: "run_at_us",
             6: "max_attempts",
         }
-        assert {receipt.code for receipt in reply.odd} == {producer_pb2.SUBMIT_REFUSED}
+        assert {receipt.code for receipt in reply.exceptions} == {producer_pb2.SUBMIT_REFUSED}
         assert (await wire.job(good)).state == jobs_pb2.STATE_PENDING
         for plain, field in (
             (producer_pb2.PlainJobs(topic=topic, ids=[new_id()]), "plain.payloads"),

@@ -74,7 +74,7 @@ class Tape:
         if frame.HasField("receipts"):
             items = self._sent.pop(frame.receipts.seq, None)
             if items is not None:
-                self.receipts(items, frame.receipts.odd)
+                self.receipts(items, frame.receipts.exceptions)
         if frame.HasField("jobs"):
             sent = frame.jobs
             places = sent.topics or [0] * len(sent.ids)
@@ -95,9 +95,9 @@ class Tape:
         if frame.HasField("error"):
             note("error", stream=stream, code=frame.error.code, about=frame.error_seq)
 
-    def receipts(self, items: list[Item], odd: Any) -> None:
-        """The server has answered these; what is not odd was applied."""
-        codes = {receipt.place: receipt for receipt in odd}
+    def receipts(self, items: list[Item], exceptions: Any) -> None:
+        """The server has answered these; what is not listed was applied."""
+        codes = {receipt.index: receipt for receipt in exceptions}
         rows = []
         for place, (job, epoch, kind, result) in enumerate(items):
             receipt = codes.get(place)

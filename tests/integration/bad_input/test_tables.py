@@ -146,7 +146,7 @@ def submission_cases(w: World) -> list[Case]:
             lambda value: call(key="k", key_window=value or 0),
         ),
         Case("key_window", "needs a key", lambda: call(key_window=DAY)),
-        Case("fresh", "must be a bool", lambda: call(fresh=1)),
+        Case("new_id", "must be a bool", lambda: call(new_id=1)),
     ]
 
 

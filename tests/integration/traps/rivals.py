@@ -119,7 +119,7 @@ def _pid(queue: Queue) -> int:
 
 
 def resent(job: Submission) -> Submission:
-    return replace(job, fresh=False)
+    return replace(job, new_id=False)
 
 
 async def run(queue: Queue, job_id: UUID, outcome: Outcome = DONE) -> State | None:

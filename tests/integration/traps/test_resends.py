@@ -145,7 +145,7 @@ async def test_a_first_copy_that_arrives_after_its_resend_makes_no_second_job(qu
             await verbs.redrive(queue.db, tenant, [late.id])
             await run(queue, late.id)
     before = await all_jobs(queue)
-    assert late.fresh
+    assert late.new_id
     (answer,) = await queue.submit(late)
     assert (answer.receipt, answer.id) == (SubmitReceipt.DUPLICATE, late.id)
     assert await all_jobs(queue) == before
@@ -210,7 +210,7 @@ async def test_another_body_under_a_finished_jobs_id_is_a_conflict(queue: Queue)
     job = queue.job(payload=b"first")
     await queue.submit(job)
     await run(queue, job.id)
-    (answer,) = await queue.submit(replace(job, payload=b"second", fresh=False))
+    (answer,) = await queue.submit(replace(job, payload=b"second", new_id=False))
     assert (answer.receipt, answer.id) == (SubmitReceipt.CONFLICT, job.id)
     assert await all_jobs(queue) == {State.COMPLETED: 1}
 
@@ -229,8 +229,8 @@ async def test_a_resend_with_its_key_after_the_end_is_answered_with_the_first_jo
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["key expired", "key forgotten"])
-@pytest.mark.parametrize("fresh", [False, True], ids=["resend", "first copy"])
-async def test_the_id_still_protects_when_the_keys_window_is_over(queue: Queue, fresh: bool, swept: bool) -> None:
+@pytest.mark.parametrize("first_copy", [False, True], ids=["resend", "first copy"])
+async def test_the_id_still_protects_when_the_keys_window_is_over(queue: Queue, first_copy: bool, swept: bool) -> None:
     clock = await Clock.install(queue.db)
     job = queue.job(key="order-7", key_window=timedelta(seconds=5))
     await queue.submit(resent(job))
@@ -238,7 +238,7 @@ async def test_the_id_still_protects_when_the_keys_window_is_over(queue: Queue, 
     await clock.advance(seconds=6)
     if swept:
         assert await upkeep.forget_expired(queue.db) == 1
-    (answer,) = await queue.submit(replace(job, fresh=fresh))
+    (answer,) = await queue.submit(replace(job, new_id=first_copy))
     assert (answer.receipt, answer.id) == (SubmitReceipt.DUPLICATE, job.id)
     assert await all_jobs(queue) == {State.COMPLETED: 1}
 
@@ -262,7 +262,7 @@ async def test_two_submits_of_one_key_meet_and_one_makes_the_job(queue: Queue, r
 async def test_a_key_won_for_a_job_that_was_not_made_stays_free(queue: Queue) -> None:
     job = queue.job(payload=b"first")
     await queue.submit(job)
-    (answer,) = await queue.submit(replace(job, payload=b"second", key="order-7", fresh=False))
+    (answer,) = await queue.submit(replace(job, payload=b"second", key="order-7", new_id=False))
     assert answer.receipt is SubmitReceipt.CONFLICT
     (answer,) = await queue.submit(queue.job(payload=b"second", key="order-7"))
     assert answer.receipt is SubmitReceipt.CREATED

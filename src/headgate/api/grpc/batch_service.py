@@ -25,8 +25,8 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class BatchService:
     """OpenBatch, SealBatch, GetBatch."""
 
-    def __init__(self, store: BatchStore, *, new_id: Callable[[], JobId]) -> None:
-        self._store, self._new_id = store, new_id
+    def __init__(self, store: BatchStore, *, make_id: Callable[[], JobId]) -> None:
+        self._store, self._make_id = store, make_id
 
     async def open_batch(self, request: pb.OpenBatchRequest, _call: Call) -> pb.BatchInfo:
         """Open a batch with its callback; the same id once."""
@@ -34,11 +34,11 @@ class BatchService:
         callback = None
         if request.HasField("on_done"):
             callback = codec.submission_of(
-                request.on_done, tenant=identity.tenant, new_id=self._new_id, sees=identity.topics
+                request.on_done, tenant=identity.tenant, make_id=self._make_id, sees=identity.topics
             )
             identity.allowed([callback.topic])
         batch = NewBatch(
-            id=parse_job_id(codec.id_of(request.id, field="id"), field="id") if request.id else self._new_id(),
+            id=parse_job_id(codec.id_of(request.id, field="id"), field="id") if request.id else self._make_id(),
             name=request.name,
             needs=codec.needs_of(request.needs),
             on_failure=codec.on_failure_of(request.on_failure),

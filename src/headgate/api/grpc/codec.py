@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from headgate.api.grpc.errors import message_of
@@ -30,7 +30,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 ID_BYTES: Final = 16
 _VERSIONS: Final = {7, 8}
-_PLAIN: Final = {"id", "topic", "payload", "fresh"}
+_PLAIN: Final = {"id", "topic", "payload", "new_id"}
 _LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
@@ -92,7 +92,7 @@ def jobs_frame(
     """Jobs as parallel arrays, and the receipts that go with them."""
     numbers = delivery.topic_nos
     distinct = sorted(set(numbers))
-    places = {number: place for place, number in enumerate(distinct)}
+    indexes = {number: index for index, number in enumerate(distinct)}
     return worker_pb2.ServerFrame(
         receipts=None if receipts is None else _receipts(receipts),
         jobs=worker_pb2.Jobs(
@@ -100,15 +100,15 @@ def jobs_frame(
             epochs=delivery.epochs,
             payloads=delivery.payloads,
             topic_names=[topic_name(number) for number in distinct],
-            topics=[] if len(distinct) == 1 else [places[number] for number in numbers],
+            topics=[] if len(distinct) == 1 else [indexes[number] for number in numbers],
             attempts=delivery.attempts,
             max_attempts=delivery.max_attempts,
             priorities=delivery.priorities if any(delivery.priorities) else [],
             created_us=delivery.created_us,
             lease_until_us=delivery.lease_until_us,
             headers=[
-                _job_headers(place, json.loads(text), delivery.claimed_us)
-                for place, text in enumerate(delivery.headers)
+                _job_headers(index, json.loads(text), delivery.claimed_us)
+                for index, text in enumerate(delivery.headers)
                 if text
             ],
             seq=delivery.seq,
@@ -116,11 +116,11 @@ def jobs_frame(
     )
 
 
-def _job_headers(place: int, found: dict[str, str], claimed_us: int) -> worker_pb2.JobHeaders:
+def _job_headers(index: int, found: dict[str, str], claimed_us: int) -> worker_pb2.JobHeaders:
     schedule, occurrence_us = made_by(found)
     deadline_us = deadline_us_of(found)
     return worker_pb2.JobHeaders(
-        place=place,
+        index=index,
         headers=of_caller(found),
         schedule=schedule,
         occurrence_us=occurrence_us,
@@ -134,22 +134,22 @@ def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: s
     found = [json.loads(text) if text else {} for text in delivery.headers]
     return [
         jobs_pb2.Job(
-            id=delivery.ids[place].bytes,
-            topic=topic_name(delivery.topic_nos[place]),
-            payload=delivery.payloads[place],
-            epoch=delivery.epochs[place],
-            attempt=delivery.attempts[place],
-            max_attempts=delivery.max_attempts[place],
-            priority=delivery.priorities[place],
-            created_us=delivery.created_us[place],
+            id=delivery.ids[index].bytes,
+            topic=topic_name(delivery.topic_nos[index]),
+            payload=delivery.payloads[index],
+            epoch=delivery.epochs[index],
+            attempt=delivery.attempts[index],
+            max_attempts=delivery.max_attempts[index],
+            priority=delivery.priorities[index],
+            created_us=delivery.created_us[index],
             lease_until_us=delivery.lease_until_us,
-            headers=of_caller(found[place]),
+            headers=of_caller(found[index]),
             tenant=tenant,
-            schedule=made_by(found[place])[0],
-            occurrence_us=made_by(found[place])[1],
-            deadline_us=deadline_us_of(found[place]),
+            schedule=made_by(found[index])[0],
+            occurrence_us=made_by(found[index])[1],
+            deadline_us=deadline_us_of(found[index]),
         )
-        for place in range(len(delivery))
+        for index in range(len(delivery))
     ]
 
 
@@ -176,17 +176,17 @@ def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
 
 def _receipts(control: ControlFrame) -> worker_pb2.Receipts:
     exceptions = [receipt(index, answer) for index, answer in control.receipt_exceptions]
-    return worker_pb2.Receipts(seq=control.receipts_seq or 0, odd=exceptions)
+    return worker_pb2.Receipts(seq=control.receipts_seq or 0, exceptions=exceptions)
 
 
-def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:
+def receipt(index: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:
     """What was done with one outcome; None means applied as sent."""
     if settled is None:
-        return jobs_pb2.Receipt(place=place, state=state_of(State.COMPLETED))
+        return jobs_pb2.Receipt(index=index, state=state_of(State.COMPLETED))
     if isinstance(settled, HeadgateError):
-        return jobs_pb2.Receipt(place=place, code=jobs_pb2.RECEIPT_INVALID, message=str(settled))
+        return jobs_pb2.Receipt(index=index, code=jobs_pb2.RECEIPT_INVALID, message=str(settled))
     return jobs_pb2.Receipt(
-        place=place,
+        index=index,
         code=jobs_pb2.ReceiptCode.ValueType(int(settled.receipt)),
         state=state_of(settled.state),
         run_at_us=at_us(settled.run_at),
@@ -198,17 +198,17 @@ def receipt(place: int, settled: SettledOutcome | HeadgateError | None) -> jobs_
 
 
 def bad_completions(outcomes: worker_pb2.Outcomes) -> dict[int, HeadgateError]:
-    """What is wrong with single completions of a frame, by place: mostly nothing."""
+    """What is wrong with single completions of a frame, by index: mostly nothing."""
     bad: dict[int, HeadgateError] = {}
-    for place, (job_id, epoch) in enumerate(zip(outcomes.ids, outcomes.epochs, strict=True)):
+    for index, (job_id, epoch) in enumerate(zip(outcomes.ids, outcomes.epochs, strict=True)):
         if len(job_id) != ID_BYTES or epoch > limits.EPOCH_MAX:
             try:
                 check_ids([job_id], [epoch], field="outcomes.ids")
             except InvalidInput as error:
-                bad[place] = error.with_traceback(None)  # which would lead back here, and keep the whole frame
-    for place, result in enumerate(outcomes.results):
+                bad[index] = error.with_traceback(None)  # which would lead back here, and keep the whole frame
+    for index, result in enumerate(outcomes.results):
         if len(result) > limits.RESULT_MAX_BYTES:
-            bad[place] = TooLarge("result", size=len(result), limit=limits.RESULT_MAX_BYTES)
+            bad[index] = TooLarge("result", size=len(result), limit=limits.RESULT_MAX_BYTES)
     return bad
 
 
@@ -271,7 +271,7 @@ def are_job_ids(raw: Sequence[bytes]) -> bool:
 
 
 def submission_of(
-    job: producer_pb2.NewJob, *, tenant: str, new_id: Callable[[], JobId], sees: frozenset[str] | None = None
+    job: producer_pb2.NewJob, *, tenant: str, make_id: Callable[[], JobId], sees: frozenset[str] | None = None
 ) -> Submission:
     """One job to submit; raises InvalidInput naming the field. `sees`: the topics its caller may refer to."""
     if job.delay_ms and job.run_at_us:
@@ -282,7 +282,7 @@ def submission_of(
         tenant=TenantName(tenant),
         topic=TopicName(job.topic),
         sees=sees,
-        id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, new_id),
+        id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, make_id),
         payload=job.payload,
         priority=job.priority,
         delay=delay,
@@ -295,7 +295,7 @@ def submission_of(
         key=job.key or None,
         key_window=span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
         limit_key=job.limit_key or None,
-        fresh=job.fresh or not job.id,
+        new_id=job.new_id or not job.id,
         unique=_unique(job.unique) if job.HasField("unique") else None,
         depends_on=[id_of(one, field="depends_on") for one in job.depends_on],
         needs=needs_of(job.needs).label,
@@ -312,7 +312,7 @@ def _deadline(job: producer_pb2.NewJob, due: datetime | timedelta | None) -> dat
     field = "deadline_ms" if job.deadline_ms else "deadline_us"
     deadline = span(job.deadline_ms, field) if job.deadline_ms else _moment(job.deadline_us, field=field)
     # Of a job that may have been sent before, it may have passed since: that is no reason to deny that the job exists.
-    now = datetime.now(UTC) if job.fresh or not job.id else None
+    now = datetime.now(UTC) if job.new_id or not job.id else None
     return check_deadline(deadline, due=due, now=now, field=field)
 
 
@@ -363,10 +363,10 @@ def _relations(found: Sequence[Relation]) -> list[jobs_pb2.Relation]:
     ]
 
 
-def _no_id(given: bytes, new_id: Callable[[], JobId]) -> JobId:
+def _no_id(given: bytes, make_id: Callable[[], JobId]) -> JobId:
     if given:
         raise InvalidInput("id", f"has {len(given)} bytes; it must be the 16 bytes of a UUID, or empty")
-    return new_id()
+    return make_id()
 
 
 def _moment(microseconds: int, *, field: str = "run_at_us") -> datetime:
@@ -391,12 +391,12 @@ def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
     )
 
 
-def submit_receipt(place: int, job_id: bytes, answer: SubmitAnswerRow | None) -> producer_pb2.SubmitReceipt:
+def submit_receipt(index: int, job_id: bytes, answer: SubmitAnswerRow | None) -> producer_pb2.SubmitReceipt:
     """What became of one job."""
     if answer is None:
-        return producer_pb2.SubmitReceipt(place=place, id=job_id)
+        return producer_pb2.SubmitReceipt(index=index, id=job_id)
     return producer_pb2.SubmitReceipt(
-        place=place,
+        index=index,
         code=producer_pb2.SubmitCode.ValueType(int(answer.receipt)),
         id=answer.job_id.bytes,
         error=_submit_error(answer),
@@ -411,9 +411,9 @@ def _submit_error(answer: SubmitAnswerRow) -> jobs_pb2.Error | None:
     return None
 
 
-def refused_receipt(place: int, error: HeadgateError) -> producer_pb2.SubmitReceipt:
+def refused_receipt(index: int, error: HeadgateError) -> producer_pb2.SubmitReceipt:
     """A job that was refused before it reached the database."""
-    return producer_pb2.SubmitReceipt(place=place, code=producer_pb2.SUBMIT_REFUSED, error=message_of(error))
+    return producer_pb2.SubmitReceipt(index=index, code=producer_pb2.SUBMIT_REFUSED, error=message_of(error))
 
 
 def job_info(job: JobDetails) -> jobs_pb2.JobInfo:

@@ -58,7 +58,7 @@ class ProducerParts:
     submitter: Submitter
     waiters: Waiters
     calls: OpenCalls
-    new_id: Callable[[], JobId]
+    make_id: Callable[[], JobId]
     instance: str
     version: str
     draining: asyncio.Event
@@ -170,7 +170,7 @@ class ProducerService:
             size += 200 * (first + len(frame.jobs))
             # Before anything else is done with it: under overload, refusing must cost little.
             self._parts.submitter.admit(first + len(frame.jobs), size, account)
-            rows, places, sent = None, list(range(first)), list(plain.ids)
+            rows, indexes, sent = None, list(range(first)), list(plain.ids)
             if frame.HasField("plain"):
                 try:
                     rows = await self._plain(identity, plain)
@@ -178,33 +178,33 @@ class ProducerService:
                     if not frame.jobs:
                         raise
                     # Others' jobs may share the frame: what is wrong with these is not their fault.
-                    refused += [codec.refused_receipt(place, error) for place in places]
-                    places, sent = [], []
+                    refused += [codec.refused_receipt(index, error) for index in indexes]
+                    indexes, sent = [], []
             if frame.jobs:
                 special, bad = await self._special(identity, frame.jobs, first)
                 refused += bad
                 if special is not None:
-                    flush, their_places, their_ids = special
-                    places += their_places
+                    flush, their_indexes, their_ids = special
+                    indexes += their_indexes
                     sent += their_ids
                     if rows is None:
                         rows = flush
                     else:
                         rows.extend(flush)
             if rows is None:
-                reply(producer_pb2.ProducerReply(seq=seq, odd=refused))
+                reply(producer_pb2.ProducerReply(seq=seq, exceptions=refused))
                 return
             # The server's own ids must be told; a producer's own need no echo.
-            unnamed = {first + place for place, job in enumerate(frame.jobs) if not job.id}
+            unnamed = {first + index for index, job in enumerate(frame.jobs) if not job.id}
 
             def done(answers: Mapping[int, SubmitAnswerRow]) -> None:
-                odd = [codec.submit_receipt(places[row], sent[row], answer) for row, answer in answers.items()]
-                odd += [
-                    codec.submit_receipt(place, sent[row], None)
-                    for row, place in enumerate(places)
-                    if place in unnamed and row not in answers
+                exceptions = [codec.submit_receipt(indexes[row], sent[row], answer) for row, answer in answers.items()]
+                exceptions += [
+                    codec.submit_receipt(index, sent[row], None)
+                    for row, index in enumerate(indexes)
+                    if index in unnamed and row not in answers
                 ]
-                reply(producer_pb2.ProducerReply(seq=seq, odd=[*odd, *refused]))
+                reply(producer_pb2.ProducerReply(seq=seq, exceptions=[*exceptions, *refused]))
 
             self._parts.submitter.put(
                 SubmitWrite(
@@ -244,36 +244,36 @@ class ProducerService:
             list(plain.ids),
             list(plain.payloads),
             list(plain.priorities),
-            fresh=plain.fresh,
+            new_id=plain.new_id,
         )
 
     async def _special(self, identity: Identity, jobs, first: int):  # type: ignore[no-untyped-def]
         """Jobs with options; a bad one is refused by itself."""
         _check_jobs(len(jobs))
-        good, places, refused = [], [], []
+        good, indexes, refused = [], [], []
         pace = Pace()
-        for place, job in enumerate(jobs, first):
+        for index, job in enumerate(jobs, first):
             await pace.rest()
             try:
                 submission = self._submission(identity, job)
             except HeadgateError as error:
-                refused.append(codec.refused_receipt(place, error))
+                refused.append(codec.refused_receipt(index, error))
                 continue
             good.append(submission)
-            places.append(place)
+            indexes.append(index)
         over = await self._parts.store.refusals(identity.tenant, good) if good else {}
         if over:
-            refused += [codec.refused_receipt(places[row], error) for row, error in over.items()]
+            refused += [codec.refused_receipt(indexes[row], error) for row, error in over.items()]
             left = [row for row in range(len(good)) if row not in over]
-            good, places = [good[row] for row in left], [places[row] for row in left]
+            good, indexes = [good[row] for row in left], [indexes[row] for row in left]
         if not good:
             return None, refused
-        return (await self._parts.store.fill(good), places, [job.id.bytes for job in good]), refused
+        return (await self._parts.store.fill(good), indexes, [job.id.bytes for job in good]), refused
 
     def _submission(self, identity: Identity, job: producer_pb2.NewJob) -> Submission:
         """A job with options, of a topic that the token permits."""
-        new_id = self._parts.new_id
-        submission = codec.submission_of(job, tenant=identity.tenant, new_id=new_id, sees=identity.topics)
+        make_id = self._parts.make_id
+        submission = codec.submission_of(job, tenant=identity.tenant, make_id=make_id, sees=identity.topics)
         identity.allowed([submission.topic])
         return submission
 
@@ -289,7 +289,7 @@ class ProducerService:
         if codec.is_plain(job):  # nearly always, and half the work
             identity.allowed([check_topic(job.topic)])
             job_id, payloads = job.id, [job.payload]
-            rows = await store.fill_plain(identity.tenant, job.topic, [job_id], payloads, (), fresh=job.fresh)
+            rows = await store.fill_plain(identity.tenant, job.topic, [job_id], payloads, (), new_id=job.new_id)
         else:
             submission = self._submission(identity, job)
             job_id = submission.id.bytes
@@ -319,12 +319,12 @@ class ProducerService:
             special, receipts = await self._special(identity, request.jobs, 0)
         if request.atomic and receipts:
             worst = receipts[0]
-            raise InvalidInput(f"jobs[{worst.place}]", worst.error.message, hint="nothing was submitted")
+            raise InvalidInput(f"jobs[{worst.index}]", worst.error.message, hint="nothing was submitted")
         if special is not None:
-            rows, places, ids = special
+            rows, indexes, ids = special
             answers = await self._batch(rows, account, atomic=request.atomic)
-            receipts += [codec.submit_receipt(place, ids[row], answers.get(row)) for row, place in enumerate(places)]
-        return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.place))
+            receipts += [codec.submit_receipt(index, ids[row], answers.get(row)) for row, index in enumerate(indexes)]
+        return producer_pb2.SubmitBatchResponse(receipts=sorted(receipts, key=lambda one: one.index))
 
     async def _batch(  # type: ignore[no-untyped-def]
         self, rows, account: SubmitAccount, *, atomic: bool

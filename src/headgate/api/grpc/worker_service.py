@@ -238,7 +238,7 @@ class WorkerService:
         answers = await self._calls.report(caller(), request.worker_id, good, size=request.ByteSize())
         receipts = [codec.receipt(index, answers.get(row)) for row, index in enumerate(indexes)]
         receipts += [codec.receipt(index, error) for index, error in bad.items()]
-        return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.place))
+        return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.index))
 
     async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
         """A single claim, for scripts."""

@@ -16,7 +16,7 @@ FRAME_JOBS: Final = 1_000
 FRAME_BYTES: Final = 1_000_000
 
 Answer: TypeAlias = Mapping[int, pb.SubmitReceipt] | HeadgateError
-"""What became of a submit: the odd receipts by place within it (none: all created), or why none of it was taken."""
+"""What became of a submit: exceptional receipts by index within it (none: all created), or why none was taken."""
 
 ALL_CREATED: Final[Mapping[int, pb.SubmitReceipt]] = {}
 
@@ -27,12 +27,12 @@ class PendingSubmit:
     __slots__ = (
         "answer",
         "deadline",
-        "fresh",
         "future",
         "gone",
         "ids",
         "loop",
         "lost",
+        "new_id",
         "options",
         "order",
         "payloads",
@@ -50,13 +50,13 @@ class PendingSubmit:
         options: Prepared,
         *,
         deadline: float,
-        fresh: bool,
+        new_id: bool,
         loop: asyncio.AbstractEventLoop | None,
         size: int = 0,
     ) -> None:
         """`deadline` by the I/O loop's clock; `loop` is where the sender awaits its answer, None if a thread blocks."""
         self.topic, self.ids, self.payloads, self.options = topic, ids, payloads, options
-        self.deadline, self.fresh = deadline, fresh
+        self.deadline, self.new_id = deadline, new_id
         self.size = size  # of its payloads
         self.order = 0  # the order of the calls
         self.sent = False  # it may have been stored
@@ -98,9 +98,9 @@ class SentFrame:
     def __init__(self, submits: list[PendingSubmit], sent_at: float) -> None:
         self.submits, self.sent_at = submits, sent_at
 
-    def take_reply(self, odd: Iterable[pb.SubmitReceipt]) -> None:
+    def take_reply(self, receipts: Iterable[pb.SubmitReceipt]) -> None:
         """Give each submit the receipts of its own places."""
-        exceptions = {receipt.place: receipt for receipt in odd}
+        exceptions = {receipt.index: receipt for receipt in receipts}
         if not exceptions:
             return
         start = 0
@@ -129,7 +129,7 @@ def next_frame(waiting: deque[PendingSubmit], *, seq: int, now: float) -> tuple[
             break
         waiting.popleft()
         jobs, size = jobs + len(submit.ids), size + submit.size
-        alike = not plain or (submit.topic == plain[0].topic and submit.fresh == plain[0].fresh)
+        alike = not plain or (submit.topic == plain[0].topic and submit.new_id == plain[0].new_id)
         (plain if submit.options.plain and alike else others).append(submit)
     if not jobs:
         return None
@@ -139,13 +139,13 @@ def next_frame(waiting: deque[PendingSubmit], *, seq: int, now: float) -> tuple[
     for submit in others:
         for raw_id, payload in zip(submit.ids, submit.payloads, strict=True):
             job = submit.options.new_job(submit.topic, raw_id, payload)
-            job.fresh = submit.fresh
+            job.new_id = submit.new_id
             frame.jobs.append(job)
     return frame, SentFrame([*plain, *others], now)
 
 
 def _fill_plain(arrays: pb.PlainJobs, submits: list[PendingSubmit]) -> None:
-    arrays.topic, arrays.fresh = submits[0].topic, submits[0].fresh
+    arrays.topic, arrays.new_id = submits[0].topic, submits[0].new_id
     for submit in submits:
         arrays.ids.extend(submit.ids)
         arrays.payloads.extend(submit.payloads)

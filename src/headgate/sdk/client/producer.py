@@ -218,7 +218,7 @@ class Producer:
             return
         if not reply.HasField("error"):
             self._window = min(WINDOW, self._window + 1)
-            sent.take_reply(reply.odd)
+            sent.take_reply(reply.exceptions)
             self._finish(sent.submits)
         elif reply.error.retry_after_ms or reply.error.code in RETRIED:
             if not self._pauses:
@@ -253,7 +253,7 @@ class Producer:
     def _lost(self, sent: SentFrame) -> None:
         """It may have been written before the connection broke, or the database went away."""
         for submit in sent.submits:
-            submit.fresh, submit.lost = False, True
+            submit.new_id, submit.lost = False, True
 
     def _put_back(self, sent: SentFrame) -> None:
         for submit in reversed(sent.submits):

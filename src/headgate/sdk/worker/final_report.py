@@ -91,7 +91,7 @@ def _locked(outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt]) 
     """Those about which nothing was decided, because their jobs were locked."""
     found = []
     for receipt in receipts:
-        outcome = outcomes[receipt.place]
+        outcome = outcomes[receipt.index]
         if receipt.code == jobs.RECEIPT_LOCKED:
             found.append(outcome)
         elif receipt.code not in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):

@@ -154,7 +154,7 @@ class Ledger:
                 by_index[index] = job
         deadlines: list[tuple[HeldJob, float]] = []
         for extra in frame.headers:
-            if (found := by_index.get(extra.place)) is not None:
+            if (found := by_index.get(extra.index)) is not None:
                 found.set_extras(extra.headers, (extra.schedule, extra.occurrence_us), extra.deadline_us)
                 if extra.deadline_us:
                     deadlines.append((found, extra.deadline_in_ms / 1000))

@@ -171,11 +171,11 @@ class WorkerProtocol:
         sent = outbox.answered(receipts.seq)
         if sent is None:
             return
-        self.receipts["applied"] += len(sent.jobs) - len(receipts.odd)
+        self.receipts["applied"] += len(sent.jobs) - len(receipts.exceptions)
         invalid: list[tuple[HeldJob, jobs.Receipt]] = []
         locked: set[int] = set()
-        for receipt in receipts.odd:
-            code, index = receipt_name(receipt), receipt.place
+        for receipt in receipts.exceptions:
+            code, index = receipt_name(receipt), receipt.index
             self.receipts[code] += 1
             if index >= len(sent.jobs) or receipt.code in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
                 continue
