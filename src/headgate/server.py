@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import grpc
 
-from headgate.api.grpc import operator_service
+from headgate.api.grpc import admin_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
@@ -37,7 +37,7 @@ from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerService, worker_methods
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.failed_logins import FailedLogins
-from headgate.control.operating import Operator, OperatorParts
+from headgate.control.admin import Admin, AdminParts
 from headgate.control.operations import ManyJobs
 from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
@@ -90,7 +90,7 @@ log = logging.getLogger("headgate.server")
 SERVICES = (
     "headgate.v1.WorkerService",
     "headgate.v1.ProducerService",
-    operator_service.NAME,
+    admin_service.NAME,
     "headgate.v1.BatchService",
     "headgate.v1.OperationService",
     "headgate.v1.ScheduleService",
@@ -226,8 +226,8 @@ class Server:
         )
         retention = RetentionStore(self.store)
         self.retention = Retention(retention, look_seconds=options.retention_seconds)
-        self.operator = Operator(
-            OperatorParts(
+        self.admin = Admin(
+            AdminParts(
                 store=self.operating,
                 gate=self.gate,
                 wake=self.demands.wake,
@@ -450,7 +450,7 @@ class Server:
             (
                 worker_methods(worker, peers),
                 _producer_methods(producer, peers),
-                operator_service.methods(self.operator),
+                admin_service.methods(self.admin),
                 batch_methods(BatchService(self.store, make_id=self.ids.next_id)),
                 operation_methods(OperationService(many_jobs)),
                 schedule_methods(schedules),

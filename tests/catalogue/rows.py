@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.catalogue import command_lines, operators, submits, work
+from tests.catalogue import admin, command_lines, submits, work
 from tests.catalogue.table import Case
 
-CASES: list[Case] = [*submits.CASES, *work.CASES, *operators.CASES, *command_lines.CASES]
+CASES: list[Case] = [*submits.CASES, *work.CASES, *admin.CASES, *command_lines.CASES]
 
 
 class Waits(StrEnum):

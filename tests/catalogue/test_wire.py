@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from headgate.wire import jobs_pb2, operator_pb2, producer_pb2, worker_pb2
+from headgate.wire import admin_pb2, jobs_pb2, producer_pb2, worker_pb2
 from tests.catalogue.calls import refused
 from tests.catalogue.conftest import OURS, READER
 from tests.catalogue.table import World
@@ -106,7 +106,7 @@ async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -
     said = set()
     for token in ("", "garbage", "x" * 5_000, OURS + "x", OURS[:-1], "' OR 1=1--"):
         async with Wire(unharmed.address, token=token) as wire:
-            call: Any = wire.channel.unary_unary("/headgate.v1.OperatorService/Status")
+            call: Any = wire.channel.unary_unary("/headgate.v1.AdminService/Status")
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await call(b"", timeout=5, metadata=wire.metadata)
             assert Ended.of(ended.value).code == "unauthenticated"
@@ -121,15 +121,15 @@ async def test_a_missing_scope_is_named(unharmed: ServerProcess) -> None:
         for path, scope in (
             ("ProducerService/Submit", "submit"),
             ("WorkerService/Claim", "work"),
-            ("OperatorService/CancelJobs", "operate"),
+            ("AdminService/CancelJobs", "operate"),
             ("ScheduleService/Put", "operate"),
         ):
             ended = await refused(wire, path, b"")
             assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
             assert f'needs the scope "{scope}"' in ended.details
     async with Wire(unharmed.address, token=OURS) as wire:
-        everything = operator_pb2.PauseRequest(target=operator_pb2.Target(everything=True))
-        assert '"system"' in (await refused(wire, "OperatorService/Pause", everything)).details
+        everything = admin_pb2.PauseRequest(target=admin_pb2.Target(everything=True))
+        assert '"system"' in (await refused(wire, "AdminService/Pause", everything)).details
 
 
 # ---------------------------------------------------------------------- below the messages
@@ -180,7 +180,7 @@ def test_headers_that_make_no_sense_end_their_stream_and_nothing_else(
 ) -> None:
     """An answer, a reset or a good-bye; but not silence. What is merely ignored finds the token missing."""
     with Http2(unharmed.host, unharmed.port) as peer:
-        stream, opened = peer.opening("/headgate.v1.OperatorService/Status", **headers)
+        stream, opened = peer.opening("/headgate.v1.AdminService/Status", **headers)
         peer.send(opened, http2.data(stream))
         kinds = (http2.HEADERS, http2.RST_STREAM, http2.GOAWAY)
         answered = next((frame for frame in peer.frames(within=5) if frame.kind in kinds), None)

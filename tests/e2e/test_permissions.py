@@ -24,7 +24,7 @@ from headgate.domain.identity import Scope
 from headgate.wire import batches_pb2 as batches
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import operations_pb2 as operations
-from headgate.wire import operator_pb2 as operator
+from headgate.wire import admin_pb2 as admin
 from headgate.wire import producer_pb2 as producer
 from headgate.wire import schedules_pb2 as schedules
 from headgate.wire import topics_pb2 as topics
@@ -146,12 +146,12 @@ async def test_a_method_is_open_to_its_scopes_and_to_no_others(path: str, as_: A
 
 
 async def test_what_reaches_all_tenants_is_for_system_alone(as_: As) -> None:
-    everything = operator.Target(everything=True)
+    everything = admin.Target(everything=True)
     for path, request in (
-        ("OperatorService/Pause", operator.PauseRequest(target=everything, until_us=1)),
-        ("OperatorService/Resume", operator.ResumeRequest(target=everything)),
-        ("OperatorService/SetRetention", operator.SetRetentionRequest()),
-        ("OperatorService/RunRetention", operator.RunRetentionRequest()),
+        ("AdminService/Pause", admin.PauseRequest(target=everything, until_us=1)),
+        ("AdminService/Resume", admin.ResumeRequest(target=everything)),
+        ("AdminService/SetRetention", admin.SetRetentionRequest()),
+        ("AdminService/RunRetention", admin.RunRetentionRequest()),
     ):
         for token in (OWNER, ADMIN):
             answer = await ask(as_(token), f"/headgate.v1.{path}", request)
@@ -159,26 +159,26 @@ async def test_what_reaches_all_tenants_is_for_system_alone(as_: As) -> None:
         answer = await ask(as_(SYSTEM), f"/headgate.v1.{path}", request)
         assert answer.code != "permission_denied", answer
     # What a tenant's operator may do, system may not: it has no tenant.
-    for target in (operator.Target(tenant=True), operator.Target(topic="mail")):
-        answer = await ask(as_(SYSTEM), "/headgate.v1.OperatorService/Pause", operator.PauseRequest(target=target))
+    for target in (admin.Target(tenant=True), admin.Target(topic="mail")):
+        answer = await ask(as_(SYSTEM), "/headgate.v1.AdminService/Pause", admin.PauseRequest(target=target))
         assert (answer.code, '"operate"' in answer.details) == ("permission_denied", True), answer
 
 
 async def test_system_pauses_and_resumes_everything_and_sees_what_concerns_all(as_: As) -> None:
     def call(name: str, request: Message) -> Any:
-        return ask(as_(SYSTEM), f"/headgate.v1.OperatorService/{name}", request)
+        return ask(as_(SYSTEM), f"/headgate.v1.AdminService/{name}", request)
 
-    everything = operator.Target(everything=True)
-    assert (await call("Pause", operator.PauseRequest(target=everything))).status is grpc.StatusCode.OK
+    everything = admin.Target(everything=True)
+    assert (await call("Pause", admin.PauseRequest(target=everything))).status is grpc.StatusCode.OK
     try:
-        status = operator.StatusResponse.FromString((await call("Status", operator.StatusRequest())).messages[0])
+        status = admin.StatusResponse.FromString((await call("Status", admin.StatusRequest())).messages[0])
         assert [(one.target.everything, one.paused) for one in status.pauses] == [(True, True)]
         assert status.instances
         assert not status.topics
     finally:
-        resumed = await call("Resume", operator.ResumeRequest(target=everything))
-    assert operator.ResumeResponse.FromString(resumed.messages[0]).changed
-    entries = operator.ListAuditResponse.FromString((await call("ListAudit", operator.ListAuditRequest())).messages[0])
+        resumed = await call("Resume", admin.ResumeRequest(target=everything))
+    assert admin.ResumeResponse.FromString(resumed.messages[0]).changed
+    entries = admin.ListAuditResponse.FromString((await call("ListAudit", admin.ListAuditRequest())).messages[0])
     assert {one.everything for one in entries.entries} == {True}
     assert [one.verb for one in entries.entries][:2] == ["resume", "pause"]
 
@@ -204,11 +204,11 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
     named = (SCHEDULE, NO_SCHEDULE)
     on = "/headgate.v1."
     verbs = {
-        "CancelJobs": lambda one: operator.CancelJobsRequest(ids=[one]),
-        "RedriveJobs": lambda one: operator.RedriveJobsRequest(ids=[one]),
-        "DiscardJobs": lambda one: operator.DiscardJobsRequest(ids=[one]),
-        "ReprioritiseJobs": lambda one: operator.ReprioritiseJobsRequest(ids=[one], priority=5),
-        "MoveJobs": lambda one: operator.MoveJobsRequest(ids=[one], topic="mail"),
+        "CancelJobs": lambda one: admin.CancelJobsRequest(ids=[one]),
+        "RedriveJobs": lambda one: admin.RedriveJobsRequest(ids=[one]),
+        "DiscardJobs": lambda one: admin.DiscardJobsRequest(ids=[one]),
+        "ReprioritiseJobs": lambda one: admin.ReprioritiseJobsRequest(ids=[one], priority=5),
+        "MoveJobs": lambda one: admin.MoveJobsRequest(ids=[one], topic="mail"),
     }
     on_schedules = {
         "Get": lambda one: schedules.GetScheduleRequest(name=one),
@@ -257,7 +257,7 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
         f"{on}OperationService/CancelOperation": [
             one_of(world.operation, lambda one: operations.CancelOperationRequest(id=one))
         ],
-        **{f"{on}OperatorService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
+        **{f"{on}AdminService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
         **{f"{on}ScheduleService/{verb}": [(*named, ask)] for verb, ask in on_schedules.items()},
         f"{on}ScheduleService/Put": [
             (
@@ -295,9 +295,9 @@ NAMED: Requests = {
     "BatchService/OpenBatch": lambda topic: batches.OpenBatchRequest(
         id=new_id(), on_done=producer.NewJob(id=new_id(), topic=topic)
     ),
-    "OperatorService/Pause": lambda topic: operator.PauseRequest(target=operator.Target(topic=topic)),
-    "OperatorService/Resume": lambda topic: operator.ResumeRequest(target=operator.Target(topic=topic)),
-    "OperatorService/MoveJobs": lambda topic: operator.MoveJobsRequest(ids=[NOBODYS], topic=topic),
+    "AdminService/Pause": lambda topic: admin.PauseRequest(target=admin.Target(topic=topic)),
+    "AdminService/Resume": lambda topic: admin.ResumeRequest(target=admin.Target(topic=topic)),
+    "AdminService/MoveJobs": lambda topic: admin.MoveJobsRequest(ids=[NOBODYS], topic=topic),
     "OperationService/ListJobs": lambda topic: operations.ListJobsRequest(filter=f"topic:{topic}"),
     "OperationService/CountJobs": lambda topic: operations.CountJobsRequest(filter=f"topic:{topic}"),
     "OperationService/ListDeadGroups": lambda topic: operations.ListDeadGroupsRequest(topic=topic),
@@ -331,9 +331,9 @@ async def test_a_topic_that_the_token_does_not_permit_is_refused_whether_it_exis
 
 
 LISTS: dict[str, Message] = {
-    "OperatorService/Status": operator.StatusRequest(),
-    "OperatorService/ListWorkers": operator.ListWorkersRequest(),
-    "OperatorService/ListAudit": operator.ListAuditRequest(limit=500),
+    "AdminService/Status": admin.StatusRequest(),
+    "AdminService/ListWorkers": admin.ListWorkersRequest(),
+    "AdminService/ListAudit": admin.ListAuditRequest(limit=500),
     "OperationService/ListJobs": operations.ListJobsRequest(limit=1_000),
     "OperationService/CountJobs": operations.CountJobsRequest(filter="state:dead"),
     "OperationService/ListDeadGroups": operations.ListDeadGroupsRequest(),
@@ -481,8 +481,8 @@ async def _filled(address: str) -> World:
         plan = operations.OperationPlan(verb="discard", filter=f"topic:{TOPIC} state:cancelled", reason="none")
         start = operations.StartOperationRequest(id=new_id(), plan=plan)
         operation = await call("OperationService/StartOperation", start, operations.Operation)
-        pause = operator.PauseRequest(target=operator.Target(topic=TOPIC), reason="secret-f81d4fae")
-        await call("OperatorService/Pause", pause, operator.PauseResponse)
+        pause = admin.PauseRequest(target=admin.Target(topic=TOPIC), reason="secret-f81d4fae")
+        await call("AdminService/Pause", pause, admin.PauseResponse)
         async with Wire(address, token=OTHER) as other, Wire(address, token=LIMITED) as limited:
             for one in (other, limited):  # so that both have a tenant, a topic and jobs of their own
                 await one.submit("mail", delay_ms=86_400_000)

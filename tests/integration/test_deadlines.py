@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.control.operator_ports import Redrive
+from headgate.control.admin_ports import Redrive
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store.connect import Connection

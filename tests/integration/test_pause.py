@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from headgate.control.operator_ports import Pause, Status, Target, TargetKind
+from headgate.control.admin_ports import Pause, Status, Target, TargetKind
 from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, StoreUnavailable
 from headgate.domain.identity import PermissionDenied, Scope
@@ -30,7 +30,7 @@ from tests.support.dispatching import (
     waiting_for,
 )
 from tests.support.epochs import epochs_of
-from tests.support.operating import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
+from tests.support.admin import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
 

@@ -29,7 +29,7 @@ from headgate.wire import (
     batches_pb2,
     jobs_pb2,
     operations_pb2,
-    operator_pb2,
+    admin_pb2,
     producer_pb2,
     schedules_pb2,
     topics_pb2,
@@ -42,7 +42,7 @@ from tests.support.waiting import PATIENCE
 SERVICE_FILES: Final[tuple[Any, ...]] = (
     batches_pb2,
     operations_pb2,
-    operator_pb2,
+    admin_pb2,
     producer_pb2,
     schedules_pb2,
     topics_pb2,

@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[[Admin], Awaitable[object]]] = {
     "reason of a topic's change": lambda admin: admin.topics.set("mail", reason=BAD, max_running=1),
     "worker of quiet": lambda admin: admin.workers.quiet(BAD),
     "reason of quiet": lambda admin: admin.workers.quiet("w", reason=BAD),
-    "reason of unquiet": lambda admin: admin.workers.unquiet("w", reason=BAD),
+    "reason of resuming a worker": lambda admin: admin.workers.resume("w", reason=BAD),
 }
 
 

@@ -44,8 +44,8 @@ def quiet_command(
     print(f"{worker} gets no jobs until {utc(until)}")
 
 
-@workers.command(name="unquiet")
-def unquiet_command(worker: WorkerName, *, reason: Reason = "", url: Url = "") -> None:
+@workers.command(name="resume")
+def resume_command(worker: WorkerName, *, reason: Reason = "", url: Url = "") -> None:
     """Resume dispatching jobs to a quiet worker."""
-    changed = with_client(url, lambda hg: hg.admin.workers.unquiet(worker, reason=reason))
+    changed = with_client(url, lambda hg: hg.admin.workers.resume(worker, reason=reason))
     print(f"{worker} gets jobs again" if changed else f"{worker} was not quiet")

@@ -152,7 +152,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         GetBatch=_read(_OBJECT),
     )
     | _of(
-        "headgate.v1.OperatorService",
+        "headgate.v1.AdminService",
         Pause=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
         Resume=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
         Status=Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_FILTERED,)),
@@ -163,7 +163,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         MoveJobs=_operate(_NAMED, _OBJECT),
         ListWorkers=_read(_FILTERED),
         QuietWorker=_operate(TopicRule.WHOLE_TENANT),
-        UnquietWorker=_operate(TopicRule.WHOLE_TENANT),
+        ResumeWorker=_operate(TopicRule.WHOLE_TENANT),
         ListAudit=Rule(
             scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
         ),

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.control.operator_ports import (
+from headgate.control.admin_ports import (
     AuditView,
     Change,
     InstanceView,
@@ -45,7 +45,7 @@ UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHE
 
 
 class OperatorStore:
-    """Fits control/operator_ports.py over the lanes of one instance."""
+    """Fits control/admin_ports.py over the lanes of one instance."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -243,12 +243,12 @@ class OperatorStore:
             )
         return Quiet(worker=worker, reason=reason, who=who, since=since, until=until)
 
-    async def unquiet(self, tenant: str, worker: str, *, reason: str, who: str) -> bool:
+    async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._operate() as db, transaction(db):
-            changed = await quiet.unquiet(db, tenant_no, worker)
+            changed = await quiet.resume_worker(db, tenant_no, worker)
             if changed:
-                await audit.record(db, tenant_no, actor=who, verb="unquiet", target=f"worker {worker}", reason=reason)
+                await audit.record(db, tenant_no, actor=who, verb="resume_worker", target=f"worker {worker}", reason=reason)
         return changed
 
     async def quiet_set(self) -> frozenset[tuple[int, str]]:

@@ -23,7 +23,7 @@ SELECT $1, $2, $3, $4, c.now, c.now + $5::interval FROM (SELECT headgate.clock_v
 ON CONFLICT (tenant_no, worker) DO UPDATE
    SET reason = excluded.reason, quiet_by = excluded.quiet_by, since = excluded.since, until = excluded.until
 RETURNING q.since, q.until"""
-UNQUIET: Final = """
+RESUME: Final = """
 DELETE FROM headgate.quiet_names WHERE tenant_no = $1 AND worker = $2 RETURNING until > headgate.clock_v1()"""
 NAMES: Final = "SELECT tenant_no, worker FROM headgate.quiet_names WHERE until > headgate.clock_v1()"
 
@@ -40,17 +40,17 @@ async def quiet(
         await db.execute(FORGET, tenant_no)
         others = await db.fetchval(COUNT, tenant_no, worker)
         if others >= MOST:
-            raise TooLarge("worker", size=others + 1, limit=MOST, unit="quiet workers", hint="unquiet some, or pause")
+            raise TooLarge("worker", size=others + 1, limit=MOST, unit="quiet workers", hint="resume some, or pause")
         (row,) = await db.fetch(QUIET, tenant_no, worker, reason, who, span)
     return row[0], row[1]
 
 
-async def unquiet(db: Connection, tenant_no: int, worker: str) -> bool:
+async def resume_worker(db: Connection, tenant_no: int, worker: str) -> bool:
     """Let a worker have jobs again; says whether it was quiet until now."""
     check_tenant_no(tenant_no)
     check_worker_id(worker)
     with translating(writing=True):
-        return bool(await db.fetchval(UNQUIET, tenant_no, worker))
+        return bool(await db.fetchval(RESUME, tenant_no, worker))
 
 
 async def forget_quiet(db: Connection) -> None:

@@ -12,9 +12,9 @@ from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-LIST: Final = Method("OperatorService/ListAudit", pb.ListAuditRequest, pb.ListAuditResponse)
+LIST: Final = Method("AdminService/ListAudit", pb.ListAuditRequest, pb.ListAuditResponse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

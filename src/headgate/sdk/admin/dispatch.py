@@ -15,11 +15,11 @@ from headgate.sdk.admin.retention import rules_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of, time_or_none
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-PAUSE: Final = Method("OperatorService/Pause", pb.PauseRequest, pb.PauseResponse)
-RESUME: Final = Method("OperatorService/Resume", pb.ResumeRequest, pb.ResumeResponse)
-STATUS: Final = Method("OperatorService/Status", pb.StatusRequest, pb.StatusResponse)
+PAUSE: Final = Method("AdminService/Pause", pb.PauseRequest, pb.PauseResponse)
+RESUME: Final = Method("AdminService/Resume", pb.ResumeRequest, pb.ResumeResponse)
+STATUS: Final = Method("AdminService/Status", pb.StatusRequest, pb.StatusResponse)
 PAUSE_SECONDS: Final = 20.0
 """A pause waits for the claims in flight; the server gives up on them after ten seconds."""
 _MICROSECOND: Final = timedelta(microseconds=1)

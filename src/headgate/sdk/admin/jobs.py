@@ -20,14 +20,14 @@ from headgate.sdk.options import priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import GET_JOB, Method
 from headgate.wire import jobs_pb2, producer_pb2
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-CANCEL: Final = Method("OperatorService/CancelJobs", pb.CancelJobsRequest, pb.JobsResponse)
+CANCEL: Final = Method("AdminService/CancelJobs", pb.CancelJobsRequest, pb.JobsResponse)
 # Not repeatable: by then the job may have ended once more, and would run once too often.
-REDRIVE: Final = Method("OperatorService/RedriveJobs", pb.RedriveJobsRequest, pb.JobsResponse, repeatable=False)
-DISCARD: Final = Method("OperatorService/DiscardJobs", pb.DiscardJobsRequest, pb.JobsResponse)
-REPRIORITISE: Final = Method("OperatorService/ReprioritiseJobs", pb.ReprioritiseJobsRequest, pb.JobsResponse)
-MOVE: Final = Method("OperatorService/MoveJobs", pb.MoveJobsRequest, pb.JobsResponse)
+REDRIVE: Final = Method("AdminService/RedriveJobs", pb.RedriveJobsRequest, pb.JobsResponse, repeatable=False)
+DISCARD: Final = Method("AdminService/DiscardJobs", pb.DiscardJobsRequest, pb.JobsResponse)
+REPRIORITISE: Final = Method("AdminService/ReprioritiseJobs", pb.ReprioritiseJobsRequest, pb.JobsResponse)
+MOVE: Final = Method("AdminService/MoveJobs", pb.MoveJobsRequest, pb.JobsResponse)
 
 Ids = UUID | str | Iterable[UUID | str]
 

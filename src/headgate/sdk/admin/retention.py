@@ -10,10 +10,10 @@ from headgate.domain.retention import Removed, RetentionRules, check_keep
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-SET: Final = Method("OperatorService/SetRetention", pb.SetRetentionRequest, pb.RetentionRules)
-RUN: Final = Method("OperatorService/RunRetention", pb.RunRetentionRequest, pb.RunRetentionResponse)
+SET: Final = Method("AdminService/SetRetention", pb.SetRetentionRequest, pb.RetentionRules)
+RUN: Final = Method("AdminService/RunRetention", pb.RunRetentionRequest, pb.RunRetentionResponse)
 RUN_SECONDS: Final = 60.0
 """A pass takes about a second; one that waits for locks of long readers takes longer."""
 _MS: Final = timedelta(milliseconds=1)

@@ -13,11 +13,11 @@ from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-LIST: Final = Method("OperatorService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
-QUIET: Final = Method("OperatorService/QuietWorker", pb.QuietWorkerRequest, pb.QuietWorkerResponse)
-UNQUIET: Final = Method("OperatorService/UnquietWorker", pb.UnquietWorkerRequest, pb.UnquietWorkerResponse)
+LIST: Final = Method("AdminService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
+QUIET: Final = Method("AdminService/QuietWorker", pb.QuietWorkerRequest, pb.QuietWorkerResponse)
+RESUME: Final = Method("AdminService/ResumeWorker", pb.ResumeWorkerRequest, pb.ResumeWorkerResponse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Workers:
         answer = await self._connection.call(QUIET, request)
         return time_of(answer.until_us)
 
-    async def unquiet(self, worker: str, *, reason: str = "") -> bool:
+    async def resume(self, worker: str, *, reason: str = "") -> bool:
         """Let a worker have jobs again; says whether it was quiet."""
-        request = pb.UnquietWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
-        return (await self._connection.call(UNQUIET, request)).changed
+        request = pb.ResumeWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
+        return (await self._connection.call(RESUME, request)).changed

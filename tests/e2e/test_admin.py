@@ -24,7 +24,7 @@ from headgate.cli import main
 from headgate.domain.retention import Removed
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.store.connect import connect
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import HEADGATE, READY, ServerProcess, clean_environ
@@ -213,7 +213,7 @@ async def test_a_real_worker_can_be_seen_and_made_quiet(server: ServerProcess, h
         assert not session.jobs
         (found,) = [one for one in await hg.admin.workers.list() if one.worker == "mailer-7"]
         assert (found.quiet, found.topics, found.credit) == (True, (topic,), 2)
-        assert await hg.admin.workers.unquiet("mailer-7")
+        assert await hg.admin.workers.resume("mailer-7")
         assert len(await session.take(1)) == 1
 
 
@@ -255,7 +255,7 @@ async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerPro
 async def test_a_request_without_a_target_pauses_nothing(server: ServerProcess, hg: Headgate) -> None:
     channel = grpc.aio.insecure_channel(server.address)
     pause = channel.unary_unary(
-        "/headgate.v1.OperatorService/Pause",
+        "/headgate.v1.AdminService/Pause",
         request_serializer=pb.PauseRequest.SerializeToString,
         response_deserializer=pb.PauseResponse.FromString,
     )
@@ -375,7 +375,7 @@ def test_the_manuals_commands_run_as_printed(
             ran.add(words[0] if words[0] not in ("job", "workers") else " ".join(words[:2]))
             if assigned:
                 variables[assigned[1]] = out.strip()
-    assert {"pause", "resume", "status", "audit", "workers list", "workers quiet", "workers unquiet"} <= ran
+    assert {"pause", "resume", "status", "audit", "workers list", "workers quiet", "workers resume"} <= ran
     assert {f"job {verb}" for verb in ("cancel", "redrive", "discard", "reprioritise", "move", "events")} <= ran
 
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from headgate.control.operating import Operator, OperatorParts
-from headgate.control.operator_ports import Target, TargetKind
+from headgate.control.admin import Admin, AdminParts
+from headgate.control.admin_ports import Target, TargetKind
 from headgate.dispatch.presence import Presence
 from headgate.domain.identity import Identity, Scope
 from headgate.store.operating import OperatorStore
@@ -45,8 +45,8 @@ class Desk:
             now=instance.now,
         )
         self.presence.instance = instance.name
-        self.verbs = Operator(
-            OperatorParts(
+        self.verbs = Admin(
+            AdminParts(
                 store=self.store,
                 gate=instance.gate,
                 wake=instance.demands.wake,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.control.operator_ports import JobAnswer
+from headgate.control.admin_ports import JobAnswer
 from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied, Scope
@@ -19,7 +19,7 @@ from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
 from tests.support.epochs import claims, counted
-from tests.support.operating import ANA, OPERATOR, READER, Desk, someone
+from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
 
@@ -318,7 +318,7 @@ async def test_verbs_need_the_scope_and_a_bounded_list(still: Instance) -> None:
             verbs_.reprioritise(reader, [job], priority=1),
             verbs_.move(reader, [job], topic="mail"),
             verbs_.quiet(reader, "w"),
-            verbs_.unquiet(reader, "w"),
+            verbs_.resume_worker(reader, "w"),
         ):
             with pytest.raises(PermissionDenied, match="operate"):
                 await call
@@ -352,14 +352,14 @@ async def test_a_quiet_worker_gets_no_more_jobs_and_finishes_what_it_holds(one: 
     assert len(other.tracker.runs) == 2
     await one.submit(1)
     await one.reach(4, State.COMPLETED)
-    assert await desk.verbs.unquiet(OPERATOR, "ant")
+    assert await desk.verbs.resume_worker(OPERATOR, "ant")
     other.lose()
     await one.submit(2)
     await one.reach(6, State.COMPLETED)
     assert len(quiet.tracker.runs) == 3, "its credit is what it was"
-    assert not await desk.verbs.unquiet(OPERATOR, "ant")
+    assert not await desk.verbs.resume_worker(OPERATOR, "ant")
     assert [(entry.verb, entry.target, entry.reason) for entry in await desk.verbs.audit(READER)] == [
-        ("unquiet", "worker ant", ""),
+        ("resume_worker", "worker ant", ""),
         ("quiet", "worker ant", "memory leak"),
     ]
 
@@ -403,7 +403,7 @@ async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(o
         ticks = three.ticker.ticks
         await soon(lambda: three.ticker.ticks > ticks + 2, "some ticks")
         assert again.tracker.runs == []
-        await Desk(one).verbs.unquiet(OPERATOR, "ant")
+        await Desk(one).verbs.resume_worker(OPERATOR, "ant")
         await one.reach(2, State.COMPLETED)
         assert len(again.tracker.runs) == 2
 

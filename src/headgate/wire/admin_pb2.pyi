@@ -771,7 +771,7 @@ class QuietWorkerResponse(_message.Message):
 Global___QuietWorkerResponse: _TypeAlias = QuietWorkerResponse  # noqa: Y015
 
 @_typing.final
-class UnquietWorkerRequest(_message.Message):
+class ResumeWorkerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
@@ -790,10 +790,10 @@ class UnquietWorkerRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnquietWorkerRequest: _TypeAlias = UnquietWorkerRequest  # noqa: Y015
+Global___ResumeWorkerRequest: _TypeAlias = ResumeWorkerRequest  # noqa: Y015
 
 @_typing.final
-class UnquietWorkerResponse(_message.Message):
+class ResumeWorkerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANGED_FIELD_NUMBER: _builtins.int
@@ -809,7 +809,7 @@ class UnquietWorkerResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnquietWorkerResponse: _TypeAlias = UnquietWorkerResponse  # noqa: Y015
+Global___ResumeWorkerResponse: _TypeAlias = ResumeWorkerResponse  # noqa: Y015
 
 @_typing.final
 class ListAuditRequest(_message.Message):

@@ -6,11 +6,11 @@ from typing import Any
 from uuid import UUID
 
 from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound
-from headgate.wire import operations_pb2, operator_pb2, producer_pb2, schedules_pb2, topics_pb2
+from headgate.wire import admin_pb2, operations_pb2, producer_pb2, schedules_pb2, topics_pb2
 from tests.catalogue.table import Case
 from tests.support.wire import new_id
 
-OPS, SCHED, OPER = operations_pb2, schedules_pb2, operator_pb2
+OPS, SCHED, OPER = operations_pb2, schedules_pb2, admin_pb2
 
 
 def _timing(**timing: Any) -> SCHED.PutScheduleRequest:
@@ -207,13 +207,13 @@ BULK = [
         name="1,001 ids",
         code="too_large",
         says=("ids", "1001 jobs", "1000", "several calls"),
-        grpc=lambda _: ("OperatorService/CancelJobs", OPER.CancelJobsRequest(ids=[b"x" * 16] * 1_001)),
+        grpc=lambda _: ("AdminService/CancelJobs", OPER.CancelJobsRequest(ids=[b"x" * 16] * 1_001)),
     ),
     Case(
         row=66,
         name="a pause of nothing in particular",
         says=("target",),
-        grpc=lambda _: ("OperatorService/Pause", OPER.PauseRequest(reason="why")),
+        grpc=lambda _: ("AdminService/Pause", OPER.PauseRequest(reason="why")),
         sdk=lambda hg, _: hg.admin.pause(reason="why"),
         cli=("pause",),
     ),
@@ -222,7 +222,7 @@ BULK = [
         name="a pause until past any calendar",
         says=("until",),
         grpc=lambda _: (
-            "OperatorService/Pause",
+            "AdminService/Pause",
             OPER.PauseRequest(target=OPER.Target(tenant=True), until_us=2**63 - 1),
         ),
         cli=("pause", "--tenant", "--until", "99999999999d"),

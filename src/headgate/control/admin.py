@@ -17,14 +17,14 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.control.operator_ports import (
+from headgate.control.admin_ports import (
     Announces,
     AuditView,
     Change,
     Endings,
     GateHere,
     JobAnswer,
-    OperatorStore,
+    AdminStore,
     Pause,
     Presence,
     Quiet,
@@ -53,7 +53,7 @@ from headgate.domain.validation import (
 from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
 from headgate.domain.workers import WorkerView
 
-log = logging.getLogger("headgate.operator")
+log = logging.getLogger("headgate.admin")
 
 QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
@@ -62,10 +62,10 @@ _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorParts:
+class AdminParts:
     """What the verbs are made of."""
 
-    store: OperatorStore
+    store: AdminStore
     gate: GateHere
     wake: Wakes
     announce: Announces
@@ -74,10 +74,10 @@ class OperatorParts:
     retention: RetentionStore
 
 
-class Operator:
+class Admin:
     """All verbs; each takes the caller and checks what they may."""
 
-    def __init__(self, parts: OperatorParts) -> None:
+    def __init__(self, parts: AdminParts) -> None:
         self._store, self._gate = parts.store, parts.gate
         self._wake, self._announce = parts.wake, parts.announce
         self._presence, self._endings = parts.presence, parts.endings
@@ -262,12 +262,12 @@ class Operator:
         await self._quiet_changed()
         return quiet
 
-    async def unquiet(self, caller: Identity, worker: str, *, reason: str = "") -> bool:
+    async def resume_worker(self, caller: Identity, worker: str, *, reason: str = "") -> bool:
         """Let a worker have jobs again; says whether it was quiet."""
         _check_whole_tenant(caller)
         check_worker_id(worker)
         _check_reason(reason)
-        changed = await self._store.unquiet(caller.tenant, worker, reason=reason, who=caller.subject)
+        changed = await self._store.resume_worker(caller.tenant, worker, reason=reason, who=caller.subject)
         await self._quiet_changed()
         return changed
 
@@ -361,4 +361,4 @@ def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, all
     return found
 
 
-__all__ = ["QUIET_DEFAULT", "Operator", "OperatorParts"]
+__all__ = ["QUIET_DEFAULT", "Admin", "AdminParts"]

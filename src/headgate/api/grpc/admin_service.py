@@ -1,4 +1,4 @@
-"""What operators call: pause, verbs on jobs, workers, audit. Translates and delegates to control/operating.py."""
+"""What operators call: pause, verbs on jobs, workers, audit. Translates and delegates to control/admin.py."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import ID_BYTES, at_us, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
-from headgate.control.operating import QUIET_DEFAULT, Operator
-from headgate.control.operator_ports import JobAnswer, Pause, Status, Target, TargetKind
+from headgate.control.admin import QUIET_DEFAULT, Admin
+from headgate.control.admin_ports import JobAnswer, Pause, Status, Target, TargetKind
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.retention import RetentionRules
 from headgate.domain.validation import check_integer, to_ms
-from headgate.wire import operator_pb2 as pb
+from headgate.wire import admin_pb2 as pb
 
-NAME: Final = "headgate.v1.OperatorService"
+NAME: Final = "headgate.v1.AdminService"
 AUDIT_PAGE: Final = 100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class OperatorService:
+class AdminService:
     """One method per call; the verbs decide."""
 
-    def __init__(self, operator: Operator) -> None:
-        self._operator = operator
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
 
     async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
         """Stop dispatch of a target."""
         until = _moment(request.until_us, field="until_us") if request.until_us else None
-        done = await self._operator.pause(caller(), _target(request.target), reason=request.reason, until=until)
+        done = await self._admin.pause(caller(), _target(request.target), reason=request.reason, until=until)
         return pb.PauseResponse(pause=_pause(done))
 
     async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
         """Let a target run again."""
         who = caller()
         return pb.ResumeResponse(
-            changed=await self._operator.resume(who, _target(request.target), reason=request.reason)
+            changed=await self._admin.resume(who, _target(request.target), reason=request.reason)
         )
 
     async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
         """What is dispatched, what is not, and why."""
-        return _status(await self._operator.status(caller()))
+        return _status(await self._admin.status(caller()))
 
     async def cancel_jobs(self, request: pb.CancelJobsRequest, _call: Call) -> pb.JobsResponse:
         """End jobs."""
         who = caller()
-        return _answers(await self._operator.cancel(who, _ids(request.ids), reason=request.reason))
+        return _answers(await self._admin.cancel(who, _ids(request.ids), reason=request.reason))
 
     async def redrive_jobs(self, request: pb.RedriveJobsRequest, _call: Call) -> pb.JobsResponse:
         """Put finished jobs back."""
         who = caller()
         check_integer(request.delay_ms, field="delay_ms", low=0, high=limits.DELAY_MAX_MS)
         return _answers(
-            await self._operator.redrive(
+            await self._admin.redrive(
                 who,
                 _ids(request.ids),
                 payload=request.payload if request.HasField("payload") else None,
@@ -75,19 +75,19 @@ class OperatorService:
     async def discard_jobs(self, request: pb.DiscardJobsRequest, _call: Call) -> pb.JobsResponse:
         """Remove dead and cancelled jobs."""
         who = caller()
-        return _answers(await self._operator.discard(who, _ids(request.ids), reason=request.reason))
+        return _answers(await self._admin.discard(who, _ids(request.ids), reason=request.reason))
 
     async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, _call: Call) -> pb.JobsResponse:
         """Give queued jobs another priority."""
         who = caller()
         return _answers(
-            await self._operator.reprioritise(who, _ids(request.ids), priority=request.priority, reason=request.reason)
+            await self._admin.reprioritise(who, _ids(request.ids), priority=request.priority, reason=request.reason)
         )
 
     async def move_jobs(self, request: pb.MoveJobsRequest, _call: Call) -> pb.JobsResponse:
         """Put queued jobs on another topic."""
         who = caller()
-        return _answers(await self._operator.move(who, _ids(request.ids), topic=request.topic, reason=request.reason))
+        return _answers(await self._admin.move(who, _ids(request.ids), topic=request.topic, reason=request.reason))
 
     async def list_workers(self, _request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
         """Who is connected."""
@@ -101,7 +101,7 @@ class OperatorService:
                     credit=one.credit,
                     quiet=one.quiet,
                 )
-                for one in await self._operator.workers(caller())
+                for one in await self._admin.workers(caller())
             ]
         )
 
@@ -110,19 +110,19 @@ class OperatorService:
         who = caller()
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
         quiet_for = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
-        quiet = await self._operator.quiet(who, request.worker, reason=request.reason, span=quiet_for)
+        quiet = await self._admin.quiet(who, request.worker, reason=request.reason, span=quiet_for)
         return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
 
-    async def unquiet_worker(self, request: pb.UnquietWorkerRequest, _call: Call) -> pb.UnquietWorkerResponse:
+    async def resume_worker(self, request: pb.ResumeWorkerRequest, _call: Call) -> pb.ResumeWorkerResponse:
         """Let it have jobs again."""
         who = caller()
-        return pb.UnquietWorkerResponse(
-            changed=await self._operator.unquiet(who, request.worker, reason=request.reason)
+        return pb.ResumeWorkerResponse(
+            changed=await self._admin.resume_worker(who, request.worker, reason=request.reason)
         )
 
     async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
         """What was changed, newest first."""
-        found = await self._operator.audit(caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE)
+        found = await self._admin.audit(caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE)
         return pb.ListAuditResponse(
             entries=[
                 pb.AuditEntry(
@@ -147,19 +147,19 @@ class OperatorService:
             for name in ("completed", "dead", "cancelled", "audit")
             if getattr(request.rules, f"{name}_ms")
         }
-        return _rules(await self._operator.set_retention(who, changes, reason=request.reason))
+        return _rules(await self._admin.set_retention(who, changes, reason=request.reason))
 
     async def run_retention(self, _request: pb.RunRetentionRequest, _call: Call) -> pb.RunRetentionResponse:
         """Remove what is old, for about a second."""
-        done = await self._operator.run_retention(caller())
+        done = await self._admin.run_retention(caller())
         return pb.RunRetentionResponse(
             jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
         )
 
 
-def methods(operator: Operator) -> grpc.GenericRpcHandler:
+def methods(admin: Admin) -> grpc.GenericRpcHandler:
     """The service, ready to be added to a server."""
-    service = OperatorService(operator)
+    service = AdminService(admin)
     return grpc_service(
         NAME,
         {
@@ -173,7 +173,7 @@ def methods(operator: Operator) -> grpc.GenericRpcHandler:
             "MoveJobs": unary(service.move_jobs, pb.MoveJobsRequest, pb.JobsResponse),
             "ListWorkers": unary(service.list_workers, pb.ListWorkersRequest, pb.ListWorkersResponse),
             "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
-            "UnquietWorker": unary(service.unquiet_worker, pb.UnquietWorkerRequest, pb.UnquietWorkerResponse),
+            "ResumeWorker": unary(service.resume_worker, pb.ResumeWorkerRequest, pb.ResumeWorkerResponse),
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
             "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
             "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),
