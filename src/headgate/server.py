@@ -26,7 +26,7 @@ from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, grpc_service, unary
-from headgate.api.grpc.operation_service import OperationService, operation_methods
+from headgate.api.grpc.bulk_service import BulkService, bulk_methods
 from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.reflection import Reflection
@@ -38,7 +38,7 @@ from headgate.api.grpc.worker_service import WorkerService, worker_methods
 from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.admin import Admin, AdminParts
-from headgate.control.operations import ManyJobs
+from headgate.control.bulk import Bulk
 from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCalls, Revocation
@@ -92,7 +92,7 @@ SERVICES = (
     "headgate.v1.ProducerService",
     admin_service.NAME,
     "headgate.v1.BatchService",
-    "headgate.v1.OperationService",
+    "headgate.v1.BulkService",
     "headgate.v1.ScheduleService",
     "headgate.v1.TopicService",
 )
@@ -410,7 +410,7 @@ class Server:
             )
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
-        many_jobs = ManyJobs(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
+        bulk = Bulk(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
             Schedules(self.schedule_lanes, fed=self.wakes.topics_ready, wake=self.scheduler.wake)
         )
@@ -452,7 +452,7 @@ class Server:
                 _producer_methods(producer, peers),
                 admin_service.methods(self.admin),
                 batch_methods(BatchService(self.store, make_id=self.ids.next_id)),
-                operation_methods(OperationService(many_jobs)),
+                bulk_methods(BulkService(bulk)),
                 schedule_methods(schedules),
                 topic_methods(TopicService(Topics(self.store, on_change=self.limits.limits_changed))),
                 self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),

@@ -6,11 +6,11 @@ from typing import Any
 from uuid import UUID
 
 from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound
-from headgate.wire import admin_pb2, operations_pb2, producer_pb2, schedules_pb2, topics_pb2
+from headgate.wire import admin_pb2, bulk_pb2, producer_pb2, schedules_pb2, topics_pb2
 from tests.catalogue.table import Case
 from tests.support.wire import new_id
 
-OPS, SCHED, OPER = operations_pb2, schedules_pb2, admin_pb2
+OPS, SCHED, OPER = bulk_pb2, schedules_pb2, admin_pb2
 
 
 def _timing(**timing: Any) -> SCHED.PutScheduleRequest:
@@ -34,7 +34,7 @@ def _listed(name: str, *says: str, code: str = "invalid_input", cli: tuple[str, 
         name=f"list: {name}",
         says=says,
         code=code,
-        grpc=lambda _: ("OperationService/ListJobs", OPS.ListJobsRequest(**ask)),
+        grpc=lambda _: ("BulkService/ListJobs", OPS.ListJobsRequest(**ask)),
         cli=cli,
     )
 
@@ -45,7 +45,7 @@ def _filter(row: int, name: str, text: str, *says: str, code: str = "invalid_fil
         name=f"filter: {name}",
         says=says,
         code=code,
-        grpc=lambda _: ("OperationService/ListJobs", OPS.ListJobsRequest(filter=text)),
+        grpc=lambda _: ("BulkService/ListJobs", OPS.ListJobsRequest(filter=text)),
         sdk=lambda hg, _: hg.admin.jobs_matching(text).page(),
         raises=HeadgateError,
         cli=("job", "list", "--filter", text),
@@ -53,13 +53,13 @@ def _filter(row: int, name: str, text: str, *says: str, code: str = "invalid_fil
 
 
 def _plan(row: int, name: str, *says: str, code: str = "invalid_input", **plan: Any) -> Case:
-    start = OPS.StartOperationRequest(id=new_id(), plan=OPS.OperationPlan(**plan))
+    start = OPS.StartBulkRequest(id=new_id(), plan=OPS.BulkPlan(**plan))
     return Case(
         row=row,
         name=f"operation: {name}",
         says=says,
         code=code,
-        grpc=lambda _: ("OperationService/StartOperation", start),
+        grpc=lambda _: ("BulkService/StartBulk", start),
     )
 
 
@@ -161,7 +161,7 @@ LISTS = [
         row=64,
         name="list: the cursor of another filter",
         says=("cursor", "start again"),
-        grpc=lambda world: ("OperationService/ListJobs", OPS.ListJobsRequest(filter="state:dead", cursor=world.cursor)),
+        grpc=lambda world: ("BulkService/ListJobs", OPS.ListJobsRequest(filter="state:dead", cursor=world.cursor)),
         sdk=lambda hg, world: hg.admin.jobs_matching("state:dead").page(cursor=world.cursor),
         cli=lambda world: ("job", "list", "--filter", "state:dead", "--cursor", world.cursor),
     ),
@@ -169,7 +169,7 @@ LISTS = [
         row=64,
         name="count: up to a million",
         says=("up_to", "100000"),
-        grpc=lambda _: ("OperationService/CountJobs", OPS.CountJobsRequest(up_to=10**6)),
+        grpc=lambda _: ("BulkService/CountJobs", OPS.CountJobsRequest(up_to=10**6)),
     ),
     Case(
         row=64,

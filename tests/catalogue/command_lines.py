@@ -48,7 +48,7 @@ CASES: list[Case] = [
         "a bulk verb that nobody confirms",
         "--yes",
         "--dry-run",
-        line=("op", "start", "cancel", "--filter", "topic:mail"),
+        line=("bulk", "start", "cancel", "--filter", "topic:mail"),
     ),
     _cli(77, "dead letters that nobody confirms", "--yes", line=("dead", "discard", "*")),
     _cli(78, "a URL with a path", "url", "host:port", line=("status", "--url", "http://127.0.0.1:7070/api")),

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from headgate.sdk import Headgate
-from headgate.wire import batches_pb2, jobs_pb2, operations_pb2, schedules_pb2, worker_pb2
+from headgate.wire import batches_pb2, jobs_pb2, bulk_pb2, schedules_pb2, worker_pb2
 from tests.catalogue.calls import ask
 from tests.catalogue.table import World
 from tests.support.database import Server
@@ -158,7 +158,7 @@ async def _filled(address: str, folder: Path) -> World:
         cron = schedules_pb2.Timing(cron=schedules_pb2.Cron(expression="0 0 1 1 *"))
         spec = schedules_pb2.ScheduleSpec(topic="mail", timing=cron)
         await ask(wire, "ScheduleService/Put", schedules_pb2.PutScheduleRequest(name="nightly", spec=spec))
-        page = await ask(wire, "OperationService/ListJobs", operations_pb2.ListJobsRequest(limit=1))
+        page = await ask(wire, "BulkService/ListJobs", bulk_pb2.ListJobsRequest(limit=1))
         await _neighbour_works(address)  # interns its topic, once
         assert (await wire.job(dead)).state == jobs_pb2.STATE_DEAD
     big = folder / "big.json"

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from headgate.wire import operations_pb2 as pb
+from headgate.wire import bulk_pb2 as pb
 from tests.e2e.conftest import Serve
 from tests.support.server import ServerProcess
 from tests.support.wire import Wire
@@ -53,7 +53,7 @@ async def server(serve: Serve, tmp_path: Path) -> ServerProcess:
 async def ask(server: ServerProcess, method: str, request: Any, answer: Any) -> Any:
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_unary(
-            f"/headgate.v1.OperationService/{method}",
+            f"/headgate.v1.BulkService/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )

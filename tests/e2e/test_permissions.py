@@ -23,7 +23,7 @@ from headgate.control.permissions import RULES, TenantRule, TopicRule
 from headgate.domain.identity import Scope
 from headgate.wire import batches_pb2 as batches
 from headgate.wire import jobs_pb2 as jobs
-from headgate.wire import operations_pb2 as operations
+from headgate.wire import bulk_pb2 as bulk
 from headgate.wire import admin_pb2 as admin
 from headgate.wire import producer_pb2 as producer
 from headgate.wire import schedules_pb2 as schedules
@@ -251,11 +251,11 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
             one_of(world.batch, lambda one: batches.GetBatchRequest(id=one)),
             one_of(world.plain_batch, lambda one: batches.GetBatchRequest(id=one)),
         ],
-        f"{on}OperationService/GetOperation": [
-            one_of(world.operation, lambda one: operations.GetOperationRequest(id=one))
+        f"{on}BulkService/GetBulk": [
+            one_of(world.operation, lambda one: bulk.GetBulkRequest(id=one))
         ],
-        f"{on}OperationService/CancelOperation": [
-            one_of(world.operation, lambda one: operations.CancelOperationRequest(id=one))
+        f"{on}BulkService/CancelBulk": [
+            one_of(world.operation, lambda one: bulk.CancelBulkRequest(id=one))
         ],
         **{f"{on}AdminService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
         **{f"{on}ScheduleService/{verb}": [(*named, ask)] for verb, ask in on_schedules.items()},
@@ -298,14 +298,14 @@ NAMED: Requests = {
     "AdminService/Pause": lambda topic: admin.PauseRequest(target=admin.Target(topic=topic)),
     "AdminService/Resume": lambda topic: admin.ResumeRequest(target=admin.Target(topic=topic)),
     "AdminService/MoveJobs": lambda topic: admin.MoveJobsRequest(ids=[NOBODYS], topic=topic),
-    "OperationService/ListJobs": lambda topic: operations.ListJobsRequest(filter=f"topic:{topic}"),
-    "OperationService/CountJobs": lambda topic: operations.CountJobsRequest(filter=f"topic:{topic}"),
-    "OperationService/ListDeadGroups": lambda topic: operations.ListDeadGroupsRequest(topic=topic),
-    "OperationService/PreviewOperation": lambda topic: operations.OperationPlan(
+    "BulkService/ListJobs": lambda topic: bulk.ListJobsRequest(filter=f"topic:{topic}"),
+    "BulkService/CountJobs": lambda topic: bulk.CountJobsRequest(filter=f"topic:{topic}"),
+    "BulkService/ListDeadGroups": lambda topic: bulk.ListDeadGroupsRequest(topic=topic),
+    "BulkService/PreviewBulk": lambda topic: bulk.BulkPlan(
         verb="cancel", filter=f"topic:{topic}", reason="r"
     ),
-    "OperationService/StartOperation": lambda topic: operations.StartOperationRequest(
-        id=new_id(), plan=operations.OperationPlan(verb="cancel", filter=f"topic:{topic}", reason="r")
+    "BulkService/StartBulk": lambda topic: bulk.StartBulkRequest(
+        id=new_id(), plan=bulk.BulkPlan(verb="cancel", filter=f"topic:{topic}", reason="r")
     ),
     "ScheduleService/Put": lambda topic: schedules.PutScheduleRequest(
         name="mine", spec=schedules.ScheduleSpec(topic=topic, timing=_cron())
@@ -334,15 +334,15 @@ LISTS: dict[str, Message] = {
     "AdminService/Status": admin.StatusRequest(),
     "AdminService/ListWorkers": admin.ListWorkersRequest(),
     "AdminService/ListAudit": admin.ListAuditRequest(limit=500),
-    "OperationService/ListJobs": operations.ListJobsRequest(limit=1_000),
-    "OperationService/CountJobs": operations.CountJobsRequest(filter="state:dead"),
-    "OperationService/ListDeadGroups": operations.ListDeadGroupsRequest(),
-    "OperationService/PreviewOperation": operations.OperationPlan(verb="discard", filter="state:dead", reason="r"),
-    "OperationService/ListOperations": operations.ListOperationsRequest(limit=1_000),
+    "BulkService/ListJobs": bulk.ListJobsRequest(limit=1_000),
+    "BulkService/CountJobs": bulk.CountJobsRequest(filter="state:dead"),
+    "BulkService/ListDeadGroups": bulk.ListDeadGroupsRequest(),
+    "BulkService/PreviewBulk": bulk.BulkPlan(verb="discard", filter="state:dead", reason="r"),
+    "BulkService/ListBulk": bulk.ListBulkRequest(limit=1_000),
     "ScheduleService/List": schedules.ListSchedulesRequest(limit=1_000),
     "TopicService/ListTopics": topics.ListTopicsRequest(limit=1_000),
 }
-COUNTS = {"OperationService/CountJobs": operations.CountJobsResponse}
+COUNTS = {"BulkService/CountJobs": bulk.CountJobsResponse}
 
 
 @pytest.mark.parametrize("name", sorted(LISTS))
@@ -478,9 +478,9 @@ async def _filled(address: str) -> World:
         spec = schedules.ScheduleSpec(topic=TOPIC, timing=_cron())
         put = schedules.PutScheduleRequest(name=SCHEDULE, spec=spec)
         await call("ScheduleService/Put", put, schedules.PutScheduleResponse)
-        plan = operations.OperationPlan(verb="discard", filter=f"topic:{TOPIC} state:cancelled", reason="none")
-        start = operations.StartOperationRequest(id=new_id(), plan=plan)
-        operation = await call("OperationService/StartOperation", start, operations.Operation)
+        plan = bulk.BulkPlan(verb="discard", filter=f"topic:{TOPIC} state:cancelled", reason="none")
+        start = bulk.StartBulkRequest(id=new_id(), plan=plan)
+        operation = await call("BulkService/StartBulk", start, bulk.BulkOperation)
         pause = admin.PauseRequest(target=admin.Target(topic=TOPIC), reason="secret-f81d4fae")
         await call("AdminService/Pause", pause, admin.PauseResponse)
         async with Wire(address, token=OTHER) as other, Wire(address, token=LIMITED) as limited:

@@ -308,7 +308,7 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
         waiting = asyncio.create_task(
             mine.refused("WaitResult", producer_pb2.WaitResultRequest(id=job_id, wait_ms=60_000))
         )
-        started = await hg.admin.operations.start("reprioritise", f"topic:{other}", priority=7, per_second=1)
+        started = await hg.admin.bulk.start("reprioritise", f"topic:{other}", priority=7, per_second=1)
         gone = len(server.seen("tokens_gone"))
         try:
             match way:
@@ -333,12 +333,12 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
         # Known again at the next look, where the file was gone.
         async def over() -> bool:
             try:
-                return (await again.admin.operations.get(started.id)).state == "cancelled"
+                return (await again.admin.bulk.get(started.id)).state == "cancelled"
             except Unauthenticated:
                 return False
 
         await until_async(over, "the operation was cancelled", within=timedelta(seconds=ENDED))
-        assert (await again.admin.operations.get(started.id)).changed < 50
+        assert (await again.admin.bulk.get(started.id)).changed < 50
         entries = [entry for entry in await again.admin.audit() if str(started.id) in entry.target]
     told = [(entry.actor, entry.verb) for entry in entries if word in entry.reason]
     assert told == [("headgate", "cancel_operation")]

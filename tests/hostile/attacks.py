@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 import uvloop
 
-from headgate.wire import operations_pb2 as operations
+from headgate.wire import bulk_pb2 as bulk
 from headgate.wire import producer_pb2 as producer
 from headgate.wire import schedules_pb2 as schedules
 from headgate.wire import worker_pb2 as worker
@@ -238,11 +238,11 @@ async def wrong_tokens(target: Target) -> None:
 
 @attack("a filter with forty wildcards", "default")
 async def slow_glob(target: Target) -> None:
-    request = operations.ListDeadGroupsRequest(topic=SLOW_GLOB).SerializeToString()
+    request = bulk.ListDeadGroupsRequest(topic=SLOW_GLOB).SerializeToString()
     await together(
         target,
         4,
-        lambda channel, _: target.call(channel, f"{PREFIX}OperationService/ListDeadGroups", request),
+        lambda channel, _: target.call(channel, f"{PREFIX}BulkService/ListDeadGroups", request),
     )
 
 

@@ -12,7 +12,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import parse
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
-from headgate.domain.operations import DeadGroups, JobPage
+from headgate.domain.bulk import DeadGroups, JobPage
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.workers import stored_worker
 from headgate.ops import pacing

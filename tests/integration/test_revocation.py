@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from headgate.control.auth import TokenFile
-from headgate.control.operations import ManyJobs, Request
-from headgate.control.revocation import OpenCalls, Revocation, StartedOperation
+from headgate.control.bulk import Bulk, Request
+from headgate.control.revocation import OpenCalls, Revocation, StartedBulk
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.identity import Identity, TokenRevoked
-from headgate.domain.operations import Progress
+from headgate.domain.bulk import Progress
 from headgate.store.connect import Connection
 from headgate.store.operation_service import OperationStore
 from headgate.store.service import Store
@@ -29,7 +29,7 @@ class Watched(OperationStore):
     asked = 0
     fails = False
 
-    async def started(self) -> list[StartedOperation]:
+    async def started(self) -> list[StartedBulk]:
         self.asked += 1
         if self.fails:
             raise StoreUnavailable("away")
@@ -45,7 +45,7 @@ class Stand:
         self.write({ONE: OPERATES, OTHER: OPERATES})
         self.tokens = TokenFile(path, clock=lambda: self.now)
         self.store = Watched(store)
-        self.many = ManyJobs(self.store, started=lambda: None, recheck=self.tokens.recheck)
+        self.many = Bulk(self.store, started=lambda: None, recheck=self.tokens.recheck)
         self.revocation = self.booted()
 
     def booted(self) -> Revocation:

@@ -28,7 +28,7 @@ from headgate.domain.ids import new_job_id
 from headgate.wire import (
     batches_pb2,
     jobs_pb2,
-    operations_pb2,
+    bulk_pb2,
     admin_pb2,
     producer_pb2,
     schedules_pb2,
@@ -41,7 +41,7 @@ from tests.support.waiting import PATIENCE
 
 SERVICE_FILES: Final[tuple[Any, ...]] = (
     batches_pb2,
-    operations_pb2,
+    bulk_pb2,
     admin_pb2,
     producer_pb2,
     schedules_pb2,

@@ -25,7 +25,7 @@ from headgate.domain.filters import (
     parse,
     topic_term,
 )
-from headgate.domain.operations import Plan, Verb
+from headgate.domain.bulk import Plan, Verb
 from headgate.domain.states import State
 
 ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"

@@ -38,11 +38,11 @@ for _name, _where, _help in (
     ("audit", "admin:audit_command", "Show the audit log."),
     ("batch", "batch:batch", "Show and seal batches."),
     ("bench", "bench:bench_command", "Measure a running server with jobs that do nothing."),
+    ("bulk", "bulk:bulk", "Run bulk operations on all jobs that match a filter."),
     ("dead", "dead:dead", "Show, redrive and discard dead letters."),
     ("dev", "dev:dev_command", "Run an embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("job", "job:job", "Show jobs and act on them."),
     ("migrate", "migrate:migrate_command", "Create or upgrade the database schema."),
-    ("op", "op:op", "Run bulk operations on all jobs that match a filter."),
     ("pause", "admin:pause_command", "Stop dispatching jobs for a topic, a tenant, or everything."),
     (
         "restore-fence",

@@ -147,7 +147,7 @@ async def _remove_jobs(topic: Topic) -> None:
     try:
         removed = await topic.remove_unfinished()
     except HeadgateError as error:
-        text = f'{error}; jobs may wait on topic "{topic.name}": headgate op start cancel --filter topic:{topic.name}'
+        text = f'{error}; jobs may wait on topic "{topic.name}": headgate bulk start cancel --filter topic:{topic.name}'
     else:
         text = f'ended early: removed {removed:,} jobs from topic "{topic.name}"'
     print(text, file=sys.stderr, flush=True)

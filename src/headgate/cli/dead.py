@@ -6,7 +6,7 @@ import asyncio
 
 from cyclopts import App
 
-from headgate.cli import op, values
+from headgate.cli import bulk, values
 from headgate.cli.connection import with_client
 from headgate.cli.options import (
     BulkReason,
@@ -25,7 +25,7 @@ from headgate.cli.options import (
 from headgate.cli.output import age, as_json, print_lines, short, table
 from headgate.domain.errors import InvalidInput
 from headgate.sdk.admin.dead import dead_filter
-from headgate.sdk.admin.operations import PlanOptions
+from headgate.sdk.admin.bulk import PlanOptions
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
 
@@ -73,7 +73,7 @@ def redrive_command(
     if per_second:
         options["per_second"] = per_second
     text = _filter_text(topic, group, filter)
-    asyncio.run(op.run(url or None, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
+    asyncio.run(bulk.run(url or None, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
 
 
 @dead.command(name="discard")
@@ -92,7 +92,7 @@ def discard_command(
     """Delete dead jobs. Their history stays."""
     options: PlanOptions = {"reason": reason}
     text = _filter_text(topic, group, filter)
-    asyncio.run(op.run(url or None, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
+    asyncio.run(bulk.run(url or None, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
 
 
 def _filter_text(topic: str, group: str, more: str) -> str:

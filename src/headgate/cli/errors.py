@@ -64,7 +64,7 @@ _BY_CODE = {
 }
 # By the code of the server, where the SDK has one error class for many codes.
 _REFUSALS = (
-    *("conflict", "operation_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed"),
+    *("conflict", "bulk_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed"),
     *("unique_taken", "backlog_full", "quota_exceeded"),
 )
 _BY_REPORT = {

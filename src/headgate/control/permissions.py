@@ -171,15 +171,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         RunRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
     )
     | _of(
-        "headgate.v1.OperationService",
+        "headgate.v1.BulkService",
         ListJobs=_read(_NAMED, _FILTERED),
         CountJobs=_read(_NAMED, _FILTERED),
         ListDeadGroups=_read(_NAMED, _FILTERED),
-        PreviewOperation=_read(_NAMED, _FILTERED),
-        StartOperation=_operate(_NAMED, _FILTERED),
-        GetOperation=_read(_OBJECT),
-        ListOperations=_read(_FILTERED),
-        CancelOperation=_operate(_OBJECT),
+        PreviewBulk=_read(_NAMED, _FILTERED),
+        StartBulk=_operate(_NAMED, _FILTERED),
+        GetBulk=_read(_OBJECT),
+        ListBulk=_read(_FILTERED),
+        CancelBulk=_operate(_OBJECT),
     )
     | _of(
         "headgate.v1.ScheduleService",

@@ -69,7 +69,7 @@ class OpenCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartedOperation:
+class StartedBulk:
     """A bulk operation that is not over, and what it was started with."""
 
     tenant_no: int
@@ -83,8 +83,8 @@ class StartedOperation:
 class RevokedOperations(Protocol):
     """What revocation asks of the store."""
 
-    async def started(self) -> Sequence[StartedOperation]: ...
-    async def end_revoked(self, operation: StartedOperation, *, reason: str) -> None: ...
+    async def started(self) -> Sequence[StartedBulk]: ...
+    async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None: ...
 
 
 class Revocation:
@@ -159,7 +159,7 @@ class Revocation:
     async def end_operations(self) -> None:
         """Cancel operations whose credential may not do them any more. Asks the database only after a change.
 
-        An operation that is being started meanwhile finds out by itself (`ManyJobs.start`).
+        An operation that is being started meanwhile finds out by itself (`Bulk.start`).
         """
         state = self._validator.state()
         if state == self._seen:
@@ -174,7 +174,7 @@ class Revocation:
         else:
             self._seen = state
 
-    def _refusal(self, one: StartedOperation) -> str:
+    def _refusal(self, one: StartedBulk) -> str:
         if not one.credential:
             return ""
         try:

@@ -12,7 +12,7 @@ from typing import Final
 
 from headgate.domain.filters import Term
 from headgate.domain.fingerprint import group_of
-from headgate.domain.operations import DeadGroup, DeadGroups
+from headgate.domain.bulk import DeadGroup, DeadGroups
 from headgate.domain.validation import check_page_size
 from headgate.ops.pacing import Pace
 from headgate.store import matching

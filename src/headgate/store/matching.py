@@ -19,7 +19,7 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import TIMES, Field, Glob, JobFilter, Op, Term, moment_of
-from headgate.domain.operations import Counted, JobLine, JobPage
+from headgate.domain.bulk import Counted, JobLine, JobPage
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.ops.pacing import Pace

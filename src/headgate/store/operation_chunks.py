@@ -32,7 +32,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.filters import parse
 from headgate.domain.ids import TenantNo
-from headgate.domain.operations import CHUNK, Progress, Verb
+from headgate.domain.bulk import CHUNK, Progress, Verb
 from headgate.domain.states import State
 from headgate.store import audit, listing, matching, verbs
 from headgate.store.connect import Connection

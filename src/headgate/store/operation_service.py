@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
-from headgate.control.revocation import StartedOperation
+from headgate.control.revocation import StartedBulk
 from headgate.domain import failpoints
 from headgate.domain.filters import JobFilter, Term
-from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview
+from headgate.domain.bulk import Counted, DeadGroups, JobPage, BulkOperation, Plan, Preview
 from headgate.store import dead_letters, matching, operation_chunks, operations
 from headgate.store.errors import translating
 from headgate.store.service import Store
@@ -68,7 +68,7 @@ class OperationStore:
 
     async def start(
         self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
-    ) -> Operation:
+    ) -> BulkOperation:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("list").use() as db:
             expected = await operations.expected(db, tenant_no, plan, topics=topics)
@@ -85,14 +85,14 @@ class OperationStore:
                 expected=expected,
             )
 
-    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation:
+    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("read").use() as db:
             return await operations.get(db, tenant_no, operation_id, topics=topics)
 
     async def operations(
         self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
-    ) -> list[Operation]:
+    ) -> list[BulkOperation]:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("read").use() as db:
             return await operations.list_operations(
@@ -101,16 +101,16 @@ class OperationStore:
 
     async def cancel(
         self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
-    ) -> Operation:
+    ) -> BulkOperation:
         tenant_no = await self._store.tenant_no(tenant)
         async with self._store.lane("operate").use() as db:
             return await operations.cancel(db, tenant_no, operation_id, who=who, reason=reason, topics=topics)
 
-    async def started(self) -> list[StartedOperation]:
+    async def started(self) -> list[StartedBulk]:
         async with self._store.lane("operate").use() as db:
             return await operations.started(db)
 
-    async def end_revoked(self, operation: StartedOperation, *, reason: str) -> None:
+    async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None:
         async with self._store.lane("operate").use() as db:
             await operations.cancel(db, operation.tenant_no, operation.id, who="headgate", reason=reason)
 

@@ -11,16 +11,16 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.control.revocation import StartedOperation
+from headgate.control.revocation import StartedBulk
 from headgate.domain import limits
 from headgate.domain.errors import NotFound, Refused
 from headgate.domain.ids import TenantNo
-from headgate.domain.operations import (
+from headgate.domain.bulk import (
     ACTIVE_MAX,
     SAMPLE,
     Counted,
-    Operation,
-    OperationConflict,
+    BulkOperation,
+    BulkConflict,
     Plan,
     Preview,
     Progress,
@@ -118,7 +118,7 @@ async def start(
     topics: frozenset[str] | None = None,
     credential: str = "",
     expected: Counted | None = None,
-) -> Operation:
+) -> BulkOperation:
     """Make the operation, and note it; the same id and the same plan again is the same operation.
 
     `expected` is what people are told to expect; it changes nothing.
@@ -151,7 +151,7 @@ async def start(
         if made is None:
             same = (found.verb, found.filter, found.topics, dict(found.parameters), found.per_second, found.reason)
             if same != (plan.verb, str(plan.effective), topics, plan.parameters, plan.per_second, plan.reason):
-                raise OperationConflict(operation_id)
+                raise BulkConflict(operation_id)
             return found
         if active >= ACTIVE_MAX:
             raise Refused(f"{ACTIVE_MAX} operations are not over yet; wait for some of them, or cancel them")
@@ -159,7 +159,7 @@ async def start(
     return found
 
 
-async def get(db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None) -> Operation:
+async def get(db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None) -> BulkOperation:
     """The operation as it stands. Raises NotFound, also for one that reaches topics which the caller may not see."""
     check_tenant_no(tenant_no)
     with translating(writing=False):
@@ -178,7 +178,7 @@ async def list_operations(
     before: UUID | None = None,
     limit: int = limits.PAGE_DEFAULT,
     topics: frozenset[str] | None = None,
-) -> list[Operation]:
+) -> list[BulkOperation]:
     """A page of operations, newest first; `before` is the last one of the page before."""
     check_tenant_no(tenant_no)
     check_page_size(limit)
@@ -188,12 +188,12 @@ async def list_operations(
     return [_operation(row) for row in rows]
 
 
-async def started(db: Connection) -> list[StartedOperation]:
+async def started(db: Connection) -> list[StartedBulk]:
     """Operations of all tenants that are not over, and what they were started with. At most ACTIVE_MAX of a tenant."""
     with translating(writing=False):
         rows = await db.fetch(STARTED)
     return [
-        StartedOperation(
+        StartedBulk(
             tenant_no=row["tenant_no"],
             tenant=row["tenant"],
             id=row["id"],
@@ -219,7 +219,7 @@ async def cancel(
     who: str,
     reason: str = "",
     topics: frozenset[str] | None = None,
-) -> Operation:
+) -> BulkOperation:
     """End an operation where it stands: when this returns it changes nothing more. Harmless when it is over."""
     async with transaction(db):
         await get(db, tenant_no, operation_id, topics=topics)
@@ -242,7 +242,7 @@ async def transaction(db: Connection) -> AsyncIterator[None]:
             yield
 
 
-async def _note(db: Connection, tenant_no: int, one: Operation, *, actor: str, verb: str, reason: str) -> None:
+async def _note(db: Connection, tenant_no: int, one: BulkOperation, *, actor: str, verb: str, reason: str) -> None:
     detail = {"verb": one.verb.label, "filter": one.filter, "expected": one.expected, "changed": one.changed}
     await audit.record(
         db,
@@ -255,14 +255,14 @@ async def _note(db: Connection, tenant_no: int, one: Operation, *, actor: str, v
     )
 
 
-def _may_see(one: Operation, topics: frozenset[str] | None) -> bool:
+def _may_see(one: BulkOperation, topics: frozenset[str] | None) -> bool:
     return topics is None or (one.topics is not None and one.topics <= topics)
 
 
-def _operation(row: asyncpg.Record) -> Operation:
+def _operation(row: asyncpg.Record) -> BulkOperation:
     # The columns are the fields, in their order.
-    values = dict(zip(Operation.__slots__, row, strict=True))
+    values = dict(zip(BulkOperation.__slots__, row, strict=True))
     values["verb"], values["state"] = Verb(values["verb"]), Progress(values["state"])
     values["topics"] = None if values["topics"] is None else frozenset(values["topics"])
     values["parameters"] = json.loads(values["parameters"])
-    return Operation(**values)
+    return BulkOperation(**values)

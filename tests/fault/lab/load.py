@@ -37,7 +37,7 @@ from headgate.sdk import (
     Unauthenticated,
     VersionConflict,
 )
-from headgate.sdk.admin.operations import PlanOptions
+from headgate.sdk.admin.bulk import PlanOptions
 from headgate.sdk.admin.topics import TopicSettings
 from headgate.sdk.options import prepared
 from headgate.sdk.submitting import Bound
@@ -353,7 +353,7 @@ class Load:
         if verb == "reprioritise":
             more["priority"] = 5
         data = {"id": number.hex, "verb": verb, "tag": tag, "reason": reason, "jobs": [job.hex for job in jobs]}
-        start = partial(tenant.hg.admin.operations.start, verb, f"tag:{tag}", id=number, **more)
+        start = partial(tenant.hg.admin.bulk.start, verb, f"tag:{tag}", id=number, **more)
         await self._certainly(tenant, "operation", data, start)
 
     async def _dead(self, tenant: Tenant, jobs: Sequence[UUID]) -> list[UUID]:

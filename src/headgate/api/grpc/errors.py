@@ -17,7 +17,7 @@ STATUS: Final = {
     "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "not_found": grpc.StatusCode.NOT_FOUND,
     "conflict": grpc.StatusCode.ALREADY_EXISTS,
-    "operation_conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "bulk_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "refused": grpc.StatusCode.FAILED_PRECONDITION,
     "wrong_state": grpc.StatusCode.FAILED_PRECONDITION,
     "dependency_cycle": grpc.StatusCode.FAILED_PRECONDITION,

@@ -11,7 +11,7 @@ from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicSt
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
-from headgate.sdk.admin.operations import Operations
+from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.admin.topics import TopicsAdmin
@@ -40,14 +40,14 @@ class Admin:
         return MatchingJobs(self._connection, filter, oldest_first=oldest_first)
 
     @property
-    def operations(self) -> Operations:
+    def bulk(self) -> Bulk:
         """One verb over everything a filter matches."""
-        return Operations(self._connection)
+        return Bulk(self._connection)
 
     @property
     def dead(self) -> Dead:
         """Dead letters, grouped by error."""
-        return Dead(self._connection, self.operations)
+        return Dead(self._connection, self.bulk)
 
     @property
     def schedules(self) -> Schedules:

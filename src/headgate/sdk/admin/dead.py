@@ -11,14 +11,14 @@ from headgate.domain.filters import Field, Term, parse, topic_term
 from headgate.domain.states import State
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.encoding import utf8_text
-from headgate.sdk.admin.operations import OperationInfo, Operations
+from headgate.sdk.admin.bulk import Bulk, BulkOperation
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
-from headgate.wire import operations_pb2 as pb
+from headgate.wire import bulk_pb2 as pb
 
-GROUPS: Final = Method("OperationService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
+GROUPS: Final = Method("BulkService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class DeadGroups:
 class Dead:
     """`hg.admin.dead`."""
 
-    def __init__(self, connection: Connection, operations: Operations) -> None:
-        self._connection, self._operations = connection, operations
+    def __init__(self, connection: Connection, bulk: Bulk) -> None:
+        self._connection, self._bulk = connection, bulk
 
     async def groups(self, topic: str = "", *, limit: int = 100) -> DeadGroups:
         """Dead letters grouped by topic and error; `topic` may have wildcards."""
@@ -83,10 +83,10 @@ class Dead:
         reason: str = "",
         delay: Seconds = 0,
         per_second: int = 0,
-    ) -> OperationInfo:
+    ) -> BulkOperation:
         """Start a redrive of dead jobs: of a topic, of a group, or those that match a filter."""
         text = dead_filter(topic, group=group, filter=filter)
-        return await self._operations.start("redrive", text, reason=reason, delay=delay, per_second=per_second)
+        return await self._bulk.start("redrive", text, reason=reason, delay=delay, per_second=per_second)
 
     async def discard(
         self,
@@ -95,9 +95,9 @@ class Dead:
         group: str = "",
         filter: str = "",  # noqa: A002
         reason: str = "",
-    ) -> OperationInfo:
+    ) -> BulkOperation:
         """Start to delete dead jobs."""
-        return await self._operations.start("discard", dead_filter(topic, group=group, filter=filter), reason=reason)
+        return await self._bulk.start("discard", dead_filter(topic, group=group, filter=filter), reason=reason)
 
 
 def dead_filter(topic: str = "", *, group: str = "", filter: str = "") -> str:  # noqa: A002

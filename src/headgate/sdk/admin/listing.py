@@ -12,10 +12,10 @@ from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info, state_word
 from headgate.sdk.rpc import Method
-from headgate.wire import operations_pb2 as pb
+from headgate.wire import bulk_pb2 as pb
 
-LIST_JOBS: Final = Method("OperationService/ListJobs", pb.ListJobsRequest, pb.ListJobsResponse)
-COUNT_JOBS: Final = Method("OperationService/CountJobs", pb.CountJobsRequest, pb.CountJobsResponse)
+LIST_JOBS: Final = Method("BulkService/ListJobs", pb.ListJobsRequest, pb.ListJobsResponse)
+COUNT_JOBS: Final = Method("BulkService/CountJobs", pb.CountJobsRequest, pb.CountJobsResponse)
 PAGE: Final = 200
 
 

@@ -180,7 +180,7 @@ async def servers_die_while_they_start_or_stop(world: World) -> None:
 
 async def _operate(world: World, caller: Tenant) -> None:
     """An operation that finds nothing has a chunk all the same; quieting a worker is an explicit transaction."""
-    await caller.hg.admin.operations.start("cancel", "topic:fatal", reason="lab")
+    await caller.hg.admin.bulk.start("cancel", "topic:fatal", reason="lab")
     await caller.hg.admin.workers.resume("nobody")
 
 

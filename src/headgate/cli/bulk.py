@@ -1,4 +1,4 @@
-"""`headgate op …`: one verb over everything a filter matches; preview, confirm, watch, cancel."""
+"""`headgate bulk …`: one verb over everything a filter matches; preview, confirm, watch, cancel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headgate.cli.options import TableOutput as Output
 from headgate.cli.output import age, as_json, count_text, short, table
 from headgate.domain.errors import InvalidInput, Refused
 from headgate.sdk import Headgate
-from headgate.sdk.admin.operations import OperationInfo, OperationPreview, PlanOptions
+from headgate.sdk.admin.bulk import BulkOperation, BulkPreview, PlanOptions
 
-op = App(name="op", help="Operations over everything a filter matches.")
+bulk = App(name="bulk", help="Run bulk operations on all jobs that match a filter.")
 BAR = 24
 
 
-@op.command(name="start")
+@bulk.command(name="start")
 def start_command(
     verb: Literal["cancel", "redrive", "discard", "reprioritise", "move"],
     *,
@@ -79,7 +79,7 @@ def start_command(
     asyncio.run(run(url or None, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
 
 
-@op.command(name="list")
+@bulk.command(name="list")
 def list_command(*, active: bool = False, limit: int = 20, output: Output = "table", url: str = "") -> None:
     """List operations, newest first.
 
@@ -102,7 +102,7 @@ def list_command(*, active: bool = False, limit: int = 20, output: Output = "tab
         for one in found:
             print(one.id)
     elif not found:
-        print("no operations")
+        print("no bulk operations")
     else:
         head = ("ID", "VERB", "STATE", "DONE", "SKIPPED", "ERRORS", "OF", "BY", "AGE", "FILTER")
         rows = [
@@ -123,7 +123,7 @@ def list_command(*, active: bool = False, limit: int = 20, output: Output = "tab
         print("\n".join(table(head, rows, right=(3, 4, 5, 6))))
 
 
-@op.command(name="get")
+@bulk.command(name="get")
 def get_command(operation_id: str, *, output: Output = "table", url: str = "") -> None:
     """Show one operation.
 
@@ -139,7 +139,7 @@ def get_command(operation_id: str, *, output: Output = "table", url: str = "") -
     _show(asyncio.run(_get(url or None, operation_id)), output)
 
 
-@op.command(name="watch")
+@bulk.command(name="watch")
 def watch_command(operation_id: str, *, output: Output = "table", url: str = "") -> None:
     """Follow one operation to its end. Ctrl-C leaves it running.
 
@@ -155,7 +155,7 @@ def watch_command(operation_id: str, *, output: Output = "table", url: str = "")
     _show(asyncio.run(_watch(url or None, operation_id)), output)
 
 
-@op.command(name="cancel")
+@bulk.command(name="cancel")
 def cancel_command(operation_id: str, *, reason: str = "", output: Output = "table", url: str = "") -> None:
     """End an operation where it stands; what it has done stays done.
 
@@ -189,8 +189,8 @@ async def run(
 ) -> None:
     """Preview, ask, start, watch."""
     async with Headgate(url) as hg:
-        operations = hg.admin.operations
-        seen = await operations.preview(verb, text, **options)
+        bulk_admin = hg.admin.bulk
+        seen = await bulk_admin.preview(verb, text, **options)
         if dry_run:
             print(as_json(seen) if output == "json" else "\n".join(described(seen, verb, sample=True)))
             return
@@ -199,14 +199,14 @@ async def run(
             return
         if not yes:
             _ask(seen, verb, output)
-        started = await operations.start(verb, text, **options)
+        started = await bulk_admin.start(verb, text, **options)
         if detach:
             _show(started, output)
             return
         try:
-            ended = await operations.wait(started.id, progress=progress() if output == "table" else None)
+            ended = await bulk_admin.wait(started.id, progress=progress() if output == "table" else None)
         except (KeyboardInterrupt, asyncio.CancelledError):
-            print(f"\noperation {started.id} goes on: headgate op watch {started.id}", file=sys.stderr)
+            print(f"\noperation {started.id} goes on: headgate bulk watch {started.id}", file=sys.stderr)
             raise
         if output != "table":
             _show(ended, output)
@@ -214,7 +214,7 @@ async def run(
             print(f"last error: {short(ended.error, 200)}")
 
 
-def _ask(seen: OperationPreview, verb: str, output: str) -> None:
+def _ask(seen: BulkPreview, verb: str, output: str) -> None:
     """Return if a person agrees. It may block: nothing else runs in this process."""
     if output != "table" or not sys.stdin.isatty():
         raise InvalidInput("--yes", "is needed where nobody can be asked", hint="or look first, by --dry-run")
@@ -223,27 +223,27 @@ def _ask(seen: OperationPreview, verb: str, output: str) -> None:
         raise Refused("nothing was changed")
 
 
-async def _list(url: str | None, *, active: bool, limit: int) -> list[OperationInfo]:
+async def _list(url: str | None, *, active: bool, limit: int) -> list[BulkOperation]:
     async with Headgate(url) as hg:
-        return await hg.admin.operations.list(active=active, limit=limit)
+        return await hg.admin.bulk.list(active=active, limit=limit)
 
 
-async def _get(url: str | None, operation_id: str) -> OperationInfo:
+async def _get(url: str | None, operation_id: str) -> BulkOperation:
     async with Headgate(url) as hg:
-        return await hg.admin.operations.get(operation_id)
+        return await hg.admin.bulk.get(operation_id)
 
 
-async def _watch(url: str | None, operation_id: str) -> OperationInfo:
+async def _watch(url: str | None, operation_id: str) -> BulkOperation:
     async with Headgate(url) as hg:
-        return await hg.admin.operations.wait(operation_id, progress=progress())
+        return await hg.admin.bulk.wait(operation_id, progress=progress())
 
 
-async def _cancel(url: str | None, operation_id: str, reason: str) -> OperationInfo:
+async def _cancel(url: str | None, operation_id: str, reason: str) -> BulkOperation:
     async with Headgate(url) as hg:
-        return await hg.admin.operations.cancel(operation_id, reason=reason)
+        return await hg.admin.bulk.cancel(operation_id, reason=reason)
 
 
-def described(seen: OperationPreview, verb: str, *, sample: bool) -> list[str]:
+def described(seen: BulkPreview, verb: str, *, sample: bool) -> list[str]:
     """What would be met, in a sentence: `41,210 jobs match (41,179 eligible, 31 running will be skipped)`."""
     left = seen.total - seen.eligible
     words = f"{count_text(seen.total, exact=seen.exact)} jobs match {seen.filter}"
@@ -252,12 +252,12 @@ def described(seen: OperationPreview, verb: str, *, sample: bool) -> list[str]:
     return [words + ".", *(lines(seen.sample, "table") if sample and seen.sample else ())]
 
 
-def progress() -> Callable[[OperationInfo], None]:
+def progress() -> Callable[[BulkOperation], None]:
     """Shows how far it is: one line that moves on a terminal, else a line for each change."""
     moving = sys.stdout.isatty()
     shown = ""
 
-    def show(one: OperationInfo) -> None:
+    def show(one: BulkOperation) -> None:
         nonlocal shown
         text = line(one)
         if moving:
@@ -270,7 +270,7 @@ def progress() -> Callable[[OperationInfo], None]:
     return show
 
 
-def line(one: OperationInfo) -> str:
+def line(one: BulkOperation) -> str:
     """One line about an operation: its bar, then what it has done."""
     part = 1.0 if one.state == "done" else min(1.0, one.matched / one.expected) if one.expected else 0.0
     bar = "#" * round(part * BAR)
@@ -280,7 +280,7 @@ def line(one: OperationInfo) -> str:
     )
 
 
-def _left(one: OperationInfo) -> str:
+def _left(one: BulkOperation) -> str:
     """How long it will take, at its pace so far."""
     if one.started_at is None or not one.matched or one.expected <= one.matched:
         return ""
@@ -288,7 +288,7 @@ def _left(one: OperationInfo) -> str:
     return f"ETA {max(0.0, so_far / one.matched * (one.expected - one.matched)):.0f} s  "
 
 
-def _show(one: OperationInfo, output: str) -> None:
+def _show(one: BulkOperation, output: str) -> None:
     if output == "json":
         print(as_json(one))
     elif output == "name":
@@ -301,5 +301,5 @@ def _show(one: OperationInfo, output: str) -> None:
             print(f"  last error: {short(one.error, 200)}")
 
 
-def _expected(one: OperationInfo) -> str:
+def _expected(one: BulkOperation) -> str:
     return count_text(one.expected, exact=one.expected_exactly)

@@ -12,7 +12,7 @@ from uuid import UUID
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import parse
 from headgate.domain.ids import parse_job_id
-from headgate.domain.operations import Verb
+from headgate.domain.bulk import Verb
 from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.listing import by_state
@@ -22,14 +22,14 @@ from headgate.sdk.ids import new_id_maker
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of, time_or_none
-from headgate.wire import operations_pb2 as pb
+from headgate.wire import bulk_pb2 as pb
 
-PREVIEW: Final = Method("OperationService/PreviewOperation", pb.OperationPlan, pb.OperationPreview)
+PREVIEW: Final = Method("BulkService/PreviewBulk", pb.BulkPlan, pb.BulkPreview)
 # Repeatable: the id makes the same start the same operation.
-START: Final = Method("OperationService/StartOperation", pb.StartOperationRequest, pb.Operation)
-GET: Final = Method("OperationService/GetOperation", pb.GetOperationRequest, pb.Operation)
-LIST: Final = Method("OperationService/ListOperations", pb.ListOperationsRequest, pb.ListOperationsResponse)
-CANCEL: Final = Method("OperationService/CancelOperation", pb.CancelOperationRequest, pb.Operation)
+START: Final = Method("BulkService/StartBulk", pb.StartBulkRequest, pb.BulkOperation)
+GET: Final = Method("BulkService/GetBulk", pb.GetBulkRequest, pb.BulkOperation)
+LIST: Final = Method("BulkService/ListBulk", pb.ListBulkRequest, pb.ListBulkResponse)
+CANCEL: Final = Method("BulkService/CancelBulk", pb.CancelBulkRequest, pb.BulkOperation)
 VERBS: Final = tuple(verb.label for verb in Verb)
 PATIENCE: Final = 60.0
 
@@ -45,7 +45,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationInfo:
+class BulkOperation:
     """An operation as it stands. `state` is pending, running, done, cancelled or failed.
 
     `expected` was counted at the start; `matched` = `changed` + `skipped` + `errors` is what was met so far.
@@ -80,7 +80,7 @@ class OperationInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationPreview:
+class BulkPreview:
     """What an operation would meet: of `total` jobs, `eligible` are in a state that the verb can change."""
 
     filter: str
@@ -91,17 +91,17 @@ class OperationPreview:
     sample: list[JobInfo]
 
 
-class Operations:
-    """`hg.admin.operations`."""
+class Bulk:
+    """`hg.admin.bulk`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ids = new_id_maker()
 
-    async def preview(self, verb: str, filter: str, **options: Unpack[PlanOptions]) -> OperationPreview:  # noqa: A002
+    async def preview(self, verb: str, filter: str, **options: Unpack[PlanOptions]) -> BulkPreview:  # noqa: A002
         """Count and sample what an operation would meet; nothing is changed."""
         found = await self._connection.call(PREVIEW, _plan(verb, filter, options), timeout=PATIENCE)
-        return OperationPreview(
+        return BulkPreview(
             filter=found.filter,
             total=found.total,
             exact=found.exact,
@@ -117,35 +117,35 @@ class Operations:
         *,
         id: UUID | str | None = None,  # noqa: A002
         **options: Unpack[PlanOptions],
-    ) -> OperationInfo:
+    ) -> BulkOperation:
         """Start cancel, redrive, discard, reprioritise or move over everything that matches now.
 
         The same `id` with the same plan is the same operation, however often it is sent.
         """
         known = self._ids.next_id() if id is None else parse_job_id(id)
-        request = pb.StartOperationRequest(id=known.bytes, plan=_plan(verb, filter, options))
+        request = pb.StartBulkRequest(id=known.bytes, plan=_plan(verb, filter, options))
         return operation_info(await self._connection.call(START, request, timeout=PATIENCE))
 
-    async def get(self, operation_id: UUID | str) -> OperationInfo:
+    async def get(self, operation_id: UUID | str) -> BulkOperation:
         """One operation as it stands. Raises NotFound."""
         known = parse_job_id(operation_id)
         return operation_info(
-            await self._connection.call(GET, pb.GetOperationRequest(id=known.bytes), about=("operation", str(known)))
+            await self._connection.call(GET, pb.GetBulkRequest(id=known.bytes), about=("operation", str(known)))
         )
 
     async def list(
         self, *, active: bool = False, limit: int = 50, before: UUID | str | None = None
-    ) -> list[OperationInfo]:
+    ) -> list[BulkOperation]:
         """Operations, newest first; `before` is the last one of the page before."""
         last = b"" if before is None else parse_job_id(before).bytes
         check_page_size(limit)
-        request = pb.ListOperationsRequest(active=active, limit=limit, before=last)
+        request = pb.ListBulkRequest(active=active, limit=limit, before=last)
         return [operation_info(one) for one in (await self._connection.call(LIST, request)).operations]
 
-    async def cancel(self, operation_id: UUID | str, *, reason: str = "") -> OperationInfo:
+    async def cancel(self, operation_id: UUID | str, *, reason: str = "") -> BulkOperation:
         """End it where it stands: when this returns, nothing more is changed. Harmless when it is over."""
         known = parse_job_id(operation_id)
-        request = pb.CancelOperationRequest(id=known.bytes, reason=utf8_text(reason, field="reason"))
+        request = pb.CancelBulkRequest(id=known.bytes, reason=utf8_text(reason, field="reason"))
         return operation_info(await self._connection.call(CANCEL, request, about=("operation", str(known))))
 
     async def wait(
@@ -153,9 +153,9 @@ class Operations:
         operation_id: UUID | str,
         *,
         timeout: float = 3600.0,  # noqa: ASYNC109
-        progress: Callable[[OperationInfo], None] | None = None,
+        progress: Callable[[BulkOperation], None] | None = None,
         every: float = 0.25,
-    ) -> OperationInfo:
+    ) -> BulkOperation:
         """Return when it is over, or as it stands when the time is; `progress` sees each look on the way."""
         until = asyncio.get_running_loop().time() + timeout
         while True:
@@ -168,13 +168,13 @@ class Operations:
             await asyncio.sleep(min(every, left))
 
 
-def operation_info(found: pb.Operation) -> OperationInfo:
+def operation_info(found: pb.BulkOperation) -> BulkOperation:
     """Read an operation off the wire."""
     plan = found.plan
-    return OperationInfo(
+    return BulkOperation(
         id=UUID(bytes=found.id),
         verb=plan.verb,
-        state=pb.OperationState.Name(found.state).removeprefix("OPERATION_").lower(),
+        state=pb.BulkState.Name(found.state).removeprefix("BULK_").lower(),
         filter=plan.filter,
         reason=plan.reason,
         priority=plan.priority if plan.HasField("priority") else None,
@@ -196,14 +196,14 @@ def operation_info(found: pb.Operation) -> OperationInfo:
     )
 
 
-def _plan(verb: str, text: str, options: PlanOptions) -> pb.OperationPlan:
+def _plan(verb: str, text: str, options: PlanOptions) -> pb.BulkPlan:
     if verb not in VERBS:
         raise InvalidInput("verb", f"must be one of {', '.join(VERBS)}, got {shown(verb)}")
     unknown = sorted(options.keys() - PlanOptions.__annotations__.keys())
     if unknown:
         raise InvalidInput("options", f"has no {', '.join(unknown)}")
     reason = utf8_text(options.get("reason", ""), field="reason")
-    plan = pb.OperationPlan(verb=verb, filter=str(parse(text)), reason=reason)
+    plan = pb.BulkPlan(verb=verb, filter=str(parse(text)), reason=reason)
     if "priority" in options:
         given = options["priority"]
         plan.priority = priority_of_tier(given) if isinstance(given, str) else check_priority(given)

@@ -13,13 +13,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from headgate.control.operations import ManyJobs, Request
+from headgate.control.bulk import Bulk, Request
 from headgate.dispatch.bulk_runner import BulkRunner
 from headgate.domain.errors import InvalidInput, NotFound, Refused
 from headgate.domain.filters import parse
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
-from headgate.domain.operations import ACTIVE_MAX, Operation, OperationConflict, Plan, Progress, Verb
+from headgate.domain.bulk import ACTIVE_MAX, BulkOperation, BulkConflict, Plan, Progress, Verb
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
 from headgate.store import audit, listing, matching, operation_chunks, operations, reads
@@ -52,7 +52,7 @@ async def dead(queue: Queue, count: int, topic: str = "mail", **options: Any) ->
     return ids
 
 
-async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> Operation:
+async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> BulkOperation:
     plan = Plan(verb=verb, matching=parse(text), reason=more.pop("reason", "since"), **more)
     tenant = await queue.tenant_no()
     expected = await operations.expected(queue.db, tenant, plan)
@@ -63,7 +63,7 @@ async def chunk(queue: Queue) -> operation_chunks.Chunk | None:
     return await operation_chunks.run_chunk(queue.db, queue.names, instance_no=0)
 
 
-async def finish(queue: Queue, one: Operation) -> Operation:
+async def finish(queue: Queue, one: BulkOperation) -> BulkOperation:
     async with asyncio.timeout(60):
         while await chunk(queue) is not None:
             pass
@@ -76,7 +76,7 @@ async def changes(queue: Queue, kind: EventKind) -> Counter[UUID]:
     return Counter(row[0] for row in rows)
 
 
-def counts(one: Operation) -> tuple[int, int, int, int]:
+def counts(one: BulkOperation) -> tuple[int, int, int, int]:
     return one.matched, one.changed, one.skipped, one.errors
 
 
@@ -245,7 +245,7 @@ async def test_the_same_start_again_is_the_same_operation_and_another_is_a_confl
     assert (again.id, again.state, again.changed) == (first.id, Progress.DONE, 3)
     assert len(await audit.entries(queue.db, tenant)) == 2
     other = Plan(verb=Verb.CANCEL, matching=parse("topic:sms"))
-    with pytest.raises(OperationConflict, match="is another one"):
+    with pytest.raises(BulkConflict, match="is another one"):
         await operations.start(queue.db, queue.names, tenant, same, other, who="ana")
 
 
@@ -519,7 +519,7 @@ async def test_a_token_of_some_topics_reaches_those_only(queue: Queue, database:
     for topic in ("mail", "sms"):
         await queue.add(3, topic)
     store = Store(database)
-    many = ManyJobs(OperationStore(store), started=lambda: None, recheck=lambda who: who)
+    many = Bulk(OperationStore(store), started=lambda: None, recheck=lambda who: who)
     mail, everything = identity("mail"), identity()
     try:
         assert {job.topic for job in (await many.list_jobs(mail, "")).jobs} == {"mail"}

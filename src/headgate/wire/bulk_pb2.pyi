@@ -24,26 +24,26 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _OperationState:
+class _BulkState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _OperationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperationState.ValueType], _builtins.type):
+class _BulkStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BulkState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    OPERATION_PENDING: _OperationState.ValueType  # 0
-    OPERATION_RUNNING: _OperationState.ValueType  # 1
-    OPERATION_DONE: _OperationState.ValueType  # 2
-    OPERATION_CANCELLED: _OperationState.ValueType  # 3
-    OPERATION_FAILED: _OperationState.ValueType  # 4
+    BULK_PENDING: _BulkState.ValueType  # 0
+    BULK_RUNNING: _BulkState.ValueType  # 1
+    BULK_DONE: _BulkState.ValueType  # 2
+    BULK_CANCELLED: _BulkState.ValueType  # 3
+    BULK_FAILED: _BulkState.ValueType  # 4
 
-class OperationState(_OperationState, metaclass=_OperationStateEnumTypeWrapper): ...
+class BulkState(_BulkState, metaclass=_BulkStateEnumTypeWrapper): ...
 
-OPERATION_PENDING: OperationState.ValueType  # 0
-OPERATION_RUNNING: OperationState.ValueType  # 1
-OPERATION_DONE: OperationState.ValueType  # 2
-OPERATION_CANCELLED: OperationState.ValueType  # 3
-OPERATION_FAILED: OperationState.ValueType  # 4
-Global___OperationState: _TypeAlias = OperationState  # noqa: Y015
+BULK_PENDING: BulkState.ValueType  # 0
+BULK_RUNNING: BulkState.ValueType  # 1
+BULK_DONE: BulkState.ValueType  # 2
+BULK_CANCELLED: BulkState.ValueType  # 3
+BULK_FAILED: BulkState.ValueType  # 4
+Global___BulkState: _TypeAlias = BulkState  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):
@@ -246,7 +246,7 @@ class ListDeadGroupsResponse(_message.Message):
 Global___ListDeadGroupsResponse: _TypeAlias = ListDeadGroupsResponse  # noqa: Y015
 
 @_typing.final
-class OperationPlan(_message.Message):
+class BulkPlan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERB_FIELD_NUMBER: _builtins.int
@@ -287,10 +287,10 @@ class OperationPlan(_message.Message):
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
-Global___OperationPlan: _TypeAlias = OperationPlan  # noqa: Y015
+Global___BulkPlan: _TypeAlias = BulkPlan  # noqa: Y015
 
 @_typing.final
-class OperationPreview(_message.Message):
+class BulkPreview(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FILTER_FIELD_NUMBER: _builtins.int
@@ -325,22 +325,22 @@ class OperationPreview(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OperationPreview: _TypeAlias = OperationPreview  # noqa: Y015
+Global___BulkPreview: _TypeAlias = BulkPreview  # noqa: Y015
 
 @_typing.final
-class StartOperationRequest(_message.Message):
+class StartBulkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     @_builtins.property
-    def plan(self) -> Global___OperationPlan: ...
+    def plan(self) -> Global___BulkPlan: ...
     def __init__(
         self,
         *,
         id: _builtins.bytes = ...,
-        plan: Global___OperationPlan | None = ...,
+        plan: Global___BulkPlan | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -348,10 +348,10 @@ class StartOperationRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StartOperationRequest: _TypeAlias = StartOperationRequest  # noqa: Y015
+Global___StartBulkRequest: _TypeAlias = StartBulkRequest  # noqa: Y015
 
 @_typing.final
-class Operation(_message.Message):
+class BulkOperation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -373,7 +373,7 @@ class Operation(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
-    state: Global___OperationState.ValueType
+    state: Global___BulkState.ValueType
     expected: _builtins.int
     """counted at the start"""
     expected_exactly: _builtins.bool
@@ -390,7 +390,7 @@ class Operation(_message.Message):
     finished_us: _builtins.int
     instance: _builtins.str
     @_builtins.property
-    def plan(self) -> Global___OperationPlan: ...
+    def plan(self) -> Global___BulkPlan: ...
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what its starter's token permits; empty: any"""
@@ -399,8 +399,8 @@ class Operation(_message.Message):
         self,
         *,
         id: _builtins.bytes = ...,
-        state: Global___OperationState.ValueType = ...,
-        plan: Global___OperationPlan | None = ...,
+        state: Global___BulkState.ValueType = ...,
+        plan: Global___BulkPlan | None = ...,
         expected: _builtins.int = ...,
         expected_exactly: _builtins.bool = ...,
         looked: _builtins.int = ...,
@@ -423,10 +423,10 @@ class Operation(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Operation: _TypeAlias = Operation  # noqa: Y015
+Global___BulkOperation: _TypeAlias = BulkOperation  # noqa: Y015
 
 @_typing.final
-class GetOperationRequest(_message.Message):
+class GetBulkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -442,10 +442,10 @@ class GetOperationRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetOperationRequest: _TypeAlias = GetOperationRequest  # noqa: Y015
+Global___GetBulkRequest: _TypeAlias = GetBulkRequest  # noqa: Y015
 
 @_typing.final
-class ListOperationsRequest(_message.Message):
+class ListBulkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACTIVE_FIELD_NUMBER: _builtins.int
@@ -470,19 +470,19 @@ class ListOperationsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListOperationsRequest: _TypeAlias = ListOperationsRequest  # noqa: Y015
+Global___ListBulkRequest: _TypeAlias = ListBulkRequest  # noqa: Y015
 
 @_typing.final
-class ListOperationsResponse(_message.Message):
+class ListBulkResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPERATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operation]: ...
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkOperation]: ...
     def __init__(
         self,
         *,
-        operations: _abc.Iterable[Global___Operation] | None = ...,
+        operations: _abc.Iterable[Global___BulkOperation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -490,10 +490,10 @@ class ListOperationsResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListOperationsResponse: _TypeAlias = ListOperationsResponse  # noqa: Y015
+Global___ListBulkResponse: _TypeAlias = ListBulkResponse  # noqa: Y015
 
 @_typing.final
-class CancelOperationRequest(_message.Message):
+class CancelBulkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -512,4 +512,4 @@ class CancelOperationRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CancelOperationRequest: _TypeAlias = CancelOperationRequest  # noqa: Y015
+Global___CancelBulkRequest: _TypeAlias = CancelBulkRequest  # noqa: Y015

@@ -120,12 +120,12 @@ async def test_every_attempts_error_is_kept_grouped_and_can_be_redriven(server: 
             group = seen.groups[0]
             assert group.title.startswith("TimeoutError: no answer from '…' in # s")
             assert (seen.exact, group.sample_id in {h.id for h in (*handles, loud)}) == (True, True)
-            preview = await hg.admin.operations.preview("redrive", f"topic:{topic} error_group:{group.group}")
+            preview = await hg.admin.bulk.preview("redrive", f"topic:{topic} error_group:{group.group}")
             assert (preview.total, preview.eligible, preview.exact) == (group.count, group.count, True)
             assert len(preview.sample) == group.count
             broken = False
             started = await hg.admin.dead.redrive(topic, group=group.group, reason="the bank is back")
-            over = await hg.admin.operations.wait(started.id, timeout=60)
+            over = await hg.admin.bulk.wait(started.id, timeout=60)
             assert (over.state, over.changed, over.who) == ("done", group.count, "ana")
             assert await handles[1].result(60) == 1
             history = (await wire.job(handles[1].id.bytes)).events
@@ -186,25 +186,25 @@ async def test_tokens_reach_their_tenant_their_topics_and_their_scope(server: Se
         with pytest.raises(Forbidden, match="none of the topics sms"):
             await mail.admin.jobs_matching("topic:sms").page()
         with pytest.raises(Forbidden, match="operate"):
-            await reads.admin.operations.start("cancel", f"tag:{tag}")
-        started = await alpha.admin.operations.start("cancel", f"tag:{tag} topic:sms", reason="enough")
-        again = await alpha.admin.operations.start("cancel", f"tag:{tag} topic:sms", reason="enough", id=started.id)
+            await reads.admin.bulk.start("cancel", f"tag:{tag}")
+        started = await alpha.admin.bulk.start("cancel", f"tag:{tag} topic:sms", reason="enough")
+        again = await alpha.admin.bulk.start("cancel", f"tag:{tag} topic:sms", reason="enough", id=started.id)
         assert again.id == started.id
         with pytest.raises(ServerError, match="is another one"):
-            await alpha.admin.operations.start("cancel", f"tag:{tag}", id=started.id)
+            await alpha.admin.bulk.start("cancel", f"tag:{tag}", id=started.id)
         for other in (beta, mail):
             with pytest.raises(NotFound, match="operation"):
-                await other.admin.operations.get(started.id)
+                await other.admin.bulk.get(started.id)
             with pytest.raises(NotFound):
-                await other.admin.operations.cancel(started.id)
-        over = await reads.admin.operations.wait(started.id, timeout=60)
+                await other.admin.bulk.cancel(started.id)
+        over = await reads.admin.bulk.wait(started.id, timeout=60)
         assert (over.state, over.changed, over.filter.startswith("state:")) == ("done", 1, True)
-        assert started.id in [one.id for one in await alpha.admin.operations.list()]
-        assert await beta.admin.operations.list() == []
+        assert started.id in [one.id for one in await alpha.admin.bulk.list()]
+        assert await beta.admin.bulk.list() == []
         with pytest.raises(InvalidFilter, match='did you mean "topic"'):
             alpha.admin.jobs_matching("queue:mail")
         with pytest.raises(SubmitRefused, match="redrive changes none of them"):
-            await alpha.admin.operations.preview("redrive", "state:pending")
+            await alpha.admin.bulk.preview("redrive", "state:pending")
         page = await alpha.admin.jobs_matching("topic:*").page(limit=1)
         assert len(page.jobs) == 1
         assert page.cursor
@@ -213,12 +213,12 @@ async def test_tokens_reach_their_tenant_their_topics_and_their_scope(server: Se
 async def test_what_is_no_message_and_no_id_is_answered_by_a_sentence(server: ServerProcess) -> None:
     async with Wire(server.address, token=ALPHA) as wire:
         for method, raw, words in (
-            ("GetOperation", b"\x0a\x03abc", "has 3 bytes"),
-            ("StartOperation", b"\xff\xff", "cannot be read as headgate.v1.StartOperationRequest"),
+            ("GetBulk", b"\x0a\x03abc", "has 3 bytes"),
+            ("StartBulk", b"\xff\xff", "cannot be read as headgate.v1.StartBulkRequest"),
             ("ListJobs", b"\x0a\x07queue:x", 'did you mean "topic"'),
-            ("PreviewOperation", b"", "verb: must be one of"),
+            ("PreviewBulk", b"", "verb: must be one of"),
         ):
-            call = wire.channel.unary_unary(f"/headgate.v1.OperationService/{method}")
+            call = wire.channel.unary_unary(f"/headgate.v1.BulkService/{method}")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(raw, timeout=10, metadata=wire.metadata)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -307,33 +307,33 @@ async def test_the_command_line_looks_asks_and_tells(
         code, screen = await asyncio.to_thread(shell.answer, "dead", "redrive", topic, says=b"n\n")
         assert (code, "Continue? [y/N]" in screen, "nothing was changed" in screen) == (4, True, True)
         code, screen = await asyncio.to_thread(
-            shell.answer, "op", "start", "redrive", "--filter", f"topic:{topic} error:no", says=b"y\n"
+            shell.answer, "bulk", "start", "redrive", "--filter", f"topic:{topic} error:no", says=b"y\n"
         )
         assert code == 0, screen
         assert "3 done  0 skipped  0 errors  done" in screen
         # They wait now; from here on nobody works on them.
         plain = (
-            await run("op", "start", "reprioritise", "--filter", f"topic:{topic}", "--priority", "urgent", "--yes")
+            await run("bulk", "start", "reprioritise", "--filter", f"topic:{topic}", "--priority", "urgent", "--yes")
         ).splitlines()
         assert "100%  3 done" in plain[-1]
         operation = plain[-1].split()[1]
         assert {job.priority async for job in hg.admin.jobs_matching(f"topic:{topic}")} == {20}
-        shown = await run("op", "get", operation)
+        shown = await run("bulk", "get", operation)
         assert f"reprioritise  state:pending,scheduled,retrying,blocked topic:{topic}" in shown
         assert "by ana" in shown
-        assert json.loads(await run("op", "get", operation, "-o", "json"))["changed"] == 3
-        assert "100%" in await run("op", "watch", operation)
-        assert operation in await run("op", "list")
-        assert "done" in await run("op", "cancel", operation)  # over already: harmless
-        assert "no operation" in await run("op", "get", "01890000-0000-7000-8000-000000000000", code=3)
+        assert json.loads(await run("bulk", "get", operation, "-o", "json"))["changed"] == 3
+        assert "100%" in await run("bulk", "watch", operation)
+        assert operation in await run("bulk", "list")
+        assert "done" in await run("bulk", "cancel", operation)  # over already: harmless
+        assert "no operation" in await run("bulk", "get", "01890000-0000-7000-8000-000000000000", code=3)
         assert "applies to completed, dead, cancelled" in await run(
-            "op", "start", "redrive", "--filter", "state:pending", "--yes", code=2
+            "bulk", "start", "redrive", "--filter", "state:pending", "--yes", code=2
         )
         detached = (
-            await run("op", "start", "cancel", "--filter", f"topic:{topic}", "--yes", "--detach", "-o", "name")
+            await run("bulk", "start", "cancel", "--filter", f"topic:{topic}", "--yes", "--detach", "-o", "name")
         ).strip()
-        assert (await hg.admin.operations.wait(detached, timeout=60)).changed == 3
-        assert "no jobs match" in await run("op", "start", "cancel", "--filter", f"topic:{topic}", "--yes")
+        assert (await hg.admin.bulk.wait(detached, timeout=60)).changed == 3
+        assert "no jobs match" in await run("bulk", "start", "cancel", "--filter", f"topic:{topic}", "--yes")
 
 
 async def test_the_page_about_dead_letters_works_as_printed(
@@ -371,7 +371,7 @@ async def test_an_operation_outlives_the_server_that_ran_it(serve: Serve, databa
     tenant_no, topic_no = await db.fetchrow("SELECT tenant_no, topic_no FROM headgate.topics WHERE name = 'mail'")
     await db.execute(FILL, tenant_no, topic_no)
     async with Headgate(first.address) as hg:
-        started = await hg.admin.operations.start("redrive", "state:dead", per_second=1_500)
+        started = await hg.admin.bulk.start("redrive", "state:dead", per_second=1_500)
     server = first
     for least in (500, 1_500):
         await until_async(
@@ -380,7 +380,7 @@ async def test_an_operation_outlives_the_server_that_ran_it(serve: Serve, databa
         server.kill()
         server = await asyncio.to_thread(serve)
     async with Headgate(server.address) as hg:
-        over = await hg.admin.operations.wait(started.id, timeout=60)
+        over = await hg.admin.bulk.wait(started.id, timeout=60)
     assert (over.state, over.matched, over.changed, over.skipped, over.errors) == ("done", 3_000, 3_000, 0, 0)
     rows = await db.fetch("SELECT job_id FROM headgate.job_events WHERE kind = 8")
     assert set(Counter(row[0] for row in rows).values()) == {1}

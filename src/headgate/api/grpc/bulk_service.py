@@ -11,23 +11,23 @@ import grpc
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, state_counts, state_of
 from headgate.api.grpc.methods import grpc_service, unary
-from headgate.control.operations import ManyJobs, Request
+from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
-from headgate.domain.operations import JobLine, Operation
+from headgate.domain.bulk import BulkOperation, JobLine
 from headgate.wire import jobs_pb2
-from headgate.wire import operations_pb2 as pb
+from headgate.wire import bulk_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 COUNT_DEFAULT = 10_000
 GROUPS_DEFAULT = 100
 
 
-class OperationService:
+class BulkService:
     """The servicer."""
 
-    def __init__(self, jobs: ManyJobs) -> None:
+    def __init__(self, jobs: Bulk) -> None:
         self._jobs = jobs
 
     async def list_jobs(self, request: pb.ListJobsRequest, _call: Call) -> pb.ListJobsResponse:
@@ -70,11 +70,11 @@ class OperationService:
             exact=found.exact,
         )
 
-    async def preview(self, request: pb.OperationPlan, _call: Call) -> pb.OperationPreview:
+    async def preview(self, request: pb.BulkPlan, _call: Call) -> pb.BulkPreview:
         """What an operation would meet."""
         who = caller()
         found = await self._jobs.preview(who, _request(request))
-        return pb.OperationPreview(
+        return pb.BulkPreview(
             filter=found.filter,
             counts=state_counts(found.counted.by_state),
             total=found.counted.total,
@@ -83,17 +83,17 @@ class OperationService:
             sample=[_line(job, who.tenant) for job in found.sample],
         )
 
-    async def start(self, request: pb.StartOperationRequest, _call: Call) -> pb.Operation:
+    async def start(self, request: pb.StartBulkRequest, _call: Call) -> pb.BulkOperation:
         """Start one."""
         who = caller()
         return _operation(await self._jobs.start(who, _id(request.id), _request(request.plan)))
 
-    async def get(self, request: pb.GetOperationRequest, _call: Call) -> pb.Operation:
+    async def get(self, request: pb.GetBulkRequest, _call: Call) -> pb.BulkOperation:
         """One as it stands."""
         who = caller()
         return _operation(await self._jobs.operation(who, _id(request.id)))
 
-    async def list_operations(self, request: pb.ListOperationsRequest, _call: Call) -> pb.ListOperationsResponse:
+    async def list_operations(self, request: pb.ListBulkRequest, _call: Call) -> pb.ListBulkResponse:
         """Several, newest first."""
         who = caller()
         found = await self._jobs.operations(
@@ -102,27 +102,27 @@ class OperationService:
             before=_id(request.before) if request.before else None,
             limit=request.limit or limits.PAGE_DEFAULT,
         )
-        return pb.ListOperationsResponse(operations=[_operation(one) for one in found])
+        return pb.ListBulkResponse(operations=[_operation(one) for one in found])
 
-    async def cancel(self, request: pb.CancelOperationRequest, _call: Call) -> pb.Operation:
+    async def cancel(self, request: pb.CancelBulkRequest, _call: Call) -> pb.BulkOperation:
         """End one where it stands."""
         who = caller()
         return _operation(await self._jobs.cancel(who, _id(request.id), reason=request.reason))
 
 
-def operation_methods(service: OperationService) -> grpc.GenericRpcHandler:
+def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
     """The methods by their names on the wire."""
     return grpc_service(
-        "headgate.v1.OperationService",
+        "headgate.v1.BulkService",
         {
             "ListJobs": unary(service.list_jobs, pb.ListJobsRequest, pb.ListJobsResponse),
             "CountJobs": unary(service.count_jobs, pb.CountJobsRequest, pb.CountJobsResponse),
             "ListDeadGroups": unary(service.list_dead_groups, pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse),
-            "PreviewOperation": unary(service.preview, pb.OperationPlan, pb.OperationPreview),
-            "StartOperation": unary(service.start, pb.StartOperationRequest, pb.Operation),
-            "GetOperation": unary(service.get, pb.GetOperationRequest, pb.Operation),
-            "ListOperations": unary(service.list_operations, pb.ListOperationsRequest, pb.ListOperationsResponse),
-            "CancelOperation": unary(service.cancel, pb.CancelOperationRequest, pb.Operation),
+            "PreviewBulk": unary(service.preview, pb.BulkPlan, pb.BulkPreview),
+            "StartBulk": unary(service.start, pb.StartBulkRequest, pb.BulkOperation),
+            "GetBulk": unary(service.get, pb.GetBulkRequest, pb.BulkOperation),
+            "ListBulk": unary(service.list_operations, pb.ListBulkRequest, pb.ListBulkResponse),
+            "CancelBulk": unary(service.cancel, pb.CancelBulkRequest, pb.BulkOperation),
         },
     )
 
@@ -133,7 +133,7 @@ def _id(raw: bytes) -> UUID:
     return parse_job_id(UUID(bytes=raw))
 
 
-def _request(plan: pb.OperationPlan) -> Request:
+def _request(plan: pb.BulkPlan) -> Request:
     return Request(
         verb=plan.verb,
         filter=plan.filter,
@@ -170,12 +170,12 @@ def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
     )
 
 
-def _operation(one: Operation) -> pb.Operation:
+def _operation(one: BulkOperation) -> pb.BulkOperation:
     priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
-    return pb.Operation(
+    return pb.BulkOperation(
         id=one.id.bytes,
-        state=pb.OperationState.ValueType(int(one.state)),
-        plan=pb.OperationPlan(
+        state=pb.BulkState.ValueType(int(one.state)),
+        plan=pb.BulkPlan(
             verb=one.verb.label,
             filter=one.filter,
             reason=one.reason,

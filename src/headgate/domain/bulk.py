@@ -85,10 +85,10 @@ class Progress(IntEnum):
         return self >= Progress.DONE
 
 
-class OperationConflict(HeadgateError):
+class BulkConflict(HeadgateError):
     """The id of an operation was used before, for another one; nothing was started."""
 
-    code = "operation_conflict"
+    code = "bulk_conflict"
 
     def __init__(self, operation_id: UUID) -> None:
         super().__init__(f"operation {operation_id} exists and is another one; use a new id")
@@ -159,7 +159,7 @@ def _words(states: frozenset[State]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class BulkOperation:
     """An operation as it stands. `expected` is what the start counted, `expected_exactly` whether it counted all."""
 
     id: UUID

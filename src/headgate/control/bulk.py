@@ -15,11 +15,11 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import Field, Glob, JobFilter, Term, parse, topic_term
 from headgate.domain.identity import Identity, TokenRevoked
-from headgate.domain.operations import Counted, DeadGroups, JobPage, Operation, Plan, Preview, Verb
+from headgate.domain.bulk import Counted, DeadGroups, JobPage, BulkOperation, Plan, Preview, Verb
 from headgate.domain.validation import shown
 
 
-class OperationStore(Protocol):
+class BulkStore(Protocol):
     """What is asked of the store; `topics` None means any."""
 
     async def list_jobs(
@@ -41,14 +41,14 @@ class OperationStore(Protocol):
     async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
     async def start(
         self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
-    ) -> Operation: ...
-    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> Operation: ...
+    ) -> BulkOperation: ...
+    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation: ...
     async def operations(
         self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
-    ) -> list[Operation]: ...
+    ) -> list[BulkOperation]: ...
     async def cancel(
         self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
-    ) -> Operation: ...
+    ) -> BulkOperation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class Request:
         )
 
 
-class ManyJobs:
+class Bulk:
     """The verbs."""
 
     def __init__(
-        self, store: OperationStore, *, started: Callable[[], None], recheck: Callable[[Identity], Identity]
+        self, store: BulkStore, *, started: Callable[[], None], recheck: Callable[[Identity], Identity]
     ) -> None:
         """`started` is called for each new operation, so that the first chunk need not wait for a poll.
 
@@ -121,7 +121,7 @@ class ManyJobs:
         """What an operation would meet, without starting it."""
         return await self._store.preview(who.tenant, _checked(who, request), topics=who.topics)
 
-    async def start(self, who: Identity, operation_id: UUID, request: Request) -> Operation:
+    async def start(self, who: Identity, operation_id: UUID, request: Request) -> BulkOperation:
         """Start an operation; the same id and request again is the same operation."""
         plan = _checked(who, request)
         found = await self._store.start(
@@ -136,15 +136,15 @@ class ManyJobs:
         self._started()
         return found
 
-    async def operation(self, who: Identity, operation_id: UUID) -> Operation:
+    async def operation(self, who: Identity, operation_id: UUID) -> BulkOperation:
         """One operation as it stands."""
         return await self._store.operation(who.tenant, operation_id, topics=who.topics)
 
-    async def operations(self, who: Identity, *, active: bool, before: UUID | None, limit: int) -> list[Operation]:
+    async def operations(self, who: Identity, *, active: bool, before: UUID | None, limit: int) -> list[BulkOperation]:
         """Operations, newest first."""
         return await self._store.operations(who.tenant, active=active, before=before, limit=limit, topics=who.topics)
 
-    async def cancel(self, who: Identity, operation_id: UUID, *, reason: str) -> Operation:
+    async def cancel(self, who: Identity, operation_id: UUID, *, reason: str) -> BulkOperation:
         """End an operation where it stands."""
         return await self._store.cancel(who.tenant, operation_id, who=who.subject, reason=reason, topics=who.topics)
 
