@@ -23,10 +23,10 @@ import grpc
 
 from headgate.api.grpc import admin_service
 from headgate.api.grpc.batch_service import BatchService, batch_methods
+from headgate.api.grpc.bulk_service import BulkService, bulk_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.methods import bidi_stream, grpc_service, unary
-from headgate.api.grpc.bulk_service import BulkService, bulk_methods
 from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService
 from headgate.api.grpc.reflection import Reflection
@@ -35,10 +35,10 @@ from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.topic_service import TopicService
 from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerService, worker_methods
-from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
-from headgate.control.failed_logins import FailedLogins
 from headgate.control.admin import Admin, AdminParts
+from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
 from headgate.control.bulk import Bulk
+from headgate.control.failed_logins import FailedLogins
 from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCalls, Revocation

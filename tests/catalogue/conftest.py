@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from headgate.sdk import Headgate
-from headgate.wire import batches_pb2, jobs_pb2, bulk_pb2, schedules_pb2, worker_pb2
+from headgate.wire import batches_pb2, bulk_pb2, jobs_pb2, schedules_pb2, worker_pb2
 from tests.catalogue.calls import ask
 from tests.catalogue.table import World
 from tests.support.database import Server

@@ -21,10 +21,10 @@ from google.protobuf.message import Message
 
 from headgate.control.permissions import RULES, TenantRule, TopicRule
 from headgate.domain.identity import Scope
-from headgate.wire import batches_pb2 as batches
-from headgate.wire import jobs_pb2 as jobs
-from headgate.wire import bulk_pb2 as bulk
 from headgate.wire import admin_pb2 as admin
+from headgate.wire import batches_pb2 as batches
+from headgate.wire import bulk_pb2 as bulk
+from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 from headgate.wire import schedules_pb2 as schedules
 from headgate.wire import topics_pb2 as topics
@@ -251,12 +251,8 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
             one_of(world.batch, lambda one: batches.GetBatchRequest(id=one)),
             one_of(world.plain_batch, lambda one: batches.GetBatchRequest(id=one)),
         ],
-        f"{on}BulkService/GetBulk": [
-            one_of(world.operation, lambda one: bulk.GetBulkRequest(id=one))
-        ],
-        f"{on}BulkService/CancelBulk": [
-            one_of(world.operation, lambda one: bulk.CancelBulkRequest(id=one))
-        ],
+        f"{on}BulkService/GetBulk": [one_of(world.operation, lambda one: bulk.GetBulkRequest(id=one))],
+        f"{on}BulkService/CancelBulk": [one_of(world.operation, lambda one: bulk.CancelBulkRequest(id=one))],
         **{f"{on}AdminService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
         **{f"{on}ScheduleService/{verb}": [(*named, ask)] for verb, ask in on_schedules.items()},
         f"{on}ScheduleService/Put": [
@@ -301,9 +297,7 @@ NAMED: Requests = {
     "BulkService/ListJobs": lambda topic: bulk.ListJobsRequest(filter=f"topic:{topic}"),
     "BulkService/CountJobs": lambda topic: bulk.CountJobsRequest(filter=f"topic:{topic}"),
     "BulkService/ListDeadGroups": lambda topic: bulk.ListDeadGroupsRequest(topic=topic),
-    "BulkService/PreviewBulk": lambda topic: bulk.BulkPlan(
-        verb="cancel", filter=f"topic:{topic}", reason="r"
-    ),
+    "BulkService/PreviewBulk": lambda topic: bulk.BulkPlan(verb="cancel", filter=f"topic:{topic}", reason="r"),
     "BulkService/StartBulk": lambda topic: bulk.StartBulkRequest(
         id=new_id(), plan=bulk.BulkPlan(verb="cancel", filter=f"topic:{topic}", reason="r")
     ),

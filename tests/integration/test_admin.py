@@ -17,9 +17,9 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
+from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
 from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
 from tests.support.epochs import claims, counted
-from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
 

@@ -8,14 +8,14 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.domain import pacing
+from headgate.domain.bulk import DeadGroups, JobPage
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import parse
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
-from headgate.domain.bulk import DeadGroups, JobPage
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.workers import stored_worker
-from headgate.ops import pacing
 from headgate.store import dead_letters, listing, matching, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue

@@ -19,6 +19,7 @@ from headgate.domain.states import EventKind, State
 from headgate.server import ServerOptions
 from headgate.store import leases
 from headgate.store.connect import Connection
+from tests.support.admin import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
 from tests.support.dispatching import (
     Hold,
     Instance,
@@ -30,7 +31,6 @@ from tests.support.dispatching import (
     waiting_for,
 )
 from tests.support.epochs import epochs_of
-from tests.support.admin import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
 

@@ -11,9 +11,9 @@ import pytest
 from headgate.control.auth import TokenFile
 from headgate.control.bulk import Bulk, Request
 from headgate.control.revocation import OpenCalls, Revocation, StartedBulk
+from headgate.domain.bulk import Progress
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.identity import Identity, TokenRevoked
-from headgate.domain.bulk import Progress
 from headgate.store.connect import Connection
 from headgate.store.operation_service import OperationStore
 from headgate.store.service import Store

@@ -26,10 +26,10 @@ import grpc.aio
 
 from headgate.domain.ids import new_job_id
 from headgate.wire import (
-    batches_pb2,
-    jobs_pb2,
-    bulk_pb2,
     admin_pb2,
+    batches_pb2,
+    bulk_pb2,
+    jobs_pb2,
     producer_pb2,
     schedules_pb2,
     topics_pb2,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.domain import limits
+from headgate.domain.bulk import Plan, Verb
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.filters import (
     PATTERNS_MAX,
@@ -25,7 +26,6 @@ from headgate.domain.filters import (
     parse,
     topic_term,
 )
-from headgate.domain.bulk import Plan, Verb
 from headgate.domain.states import State
 
 ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"

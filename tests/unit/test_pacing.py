@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.control.schedules import Schedules
+from headgate.domain import pacing
 from headgate.domain.errors import InvalidInput
+from headgate.domain.pacing import SLICE_SECONDS, Pace
 from headgate.domain.schedules import Cron
-from headgate.ops import pacing
-from headgate.ops.pacing import SLICE_SECONDS, Pace
 from tests.support.turns import counted_turns
 
 

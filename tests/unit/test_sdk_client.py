@@ -199,7 +199,7 @@ def test_the_retry_kinds_of_the_domain_and_the_wire_are_the_same() -> None:
 
 
 @pytest.mark.req("O17")
-async def test_a_frame_without_a_reply_is_sent_again_as_not_fresh_after_a_reconnect() -> None:
+async def test_a_frame_without_a_reply_is_sent_again_without_new_id_after_a_reconnect() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         task = mail(app)
         server.answers_submits = False

@@ -8,9 +8,9 @@ from importlib import resources
 import pytest
 
 from headgate.domain import flags
+from headgate.domain.bulk import Progress
 from headgate.domain.dependencies import Met
 from headgate.domain.flags import JobFlag
-from headgate.domain.bulk import Progress
 from headgate.domain.states import State
 from headgate.store.advisory_locks import NAMESPACE, AdvisoryLock
 

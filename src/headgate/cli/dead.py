@@ -24,8 +24,8 @@ from headgate.cli.options import (
 )
 from headgate.cli.output import age, as_json, print_lines, short, table
 from headgate.domain.errors import InvalidInput
-from headgate.sdk.admin.dead import dead_filter
 from headgate.sdk.admin.bulk import PlanOptions
+from headgate.sdk.admin.dead import dead_filter
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
 

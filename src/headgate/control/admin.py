@@ -18,13 +18,13 @@ from typing import Final
 from uuid import UUID
 
 from headgate.control.admin_ports import (
+    AdminStore,
     Announces,
     AuditView,
     Change,
     Endings,
     GateHere,
     JobAnswer,
-    AdminStore,
     Pause,
     Presence,
     Quiet,

@@ -12,10 +12,10 @@ from typing import Protocol
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import Field, Glob, JobFilter, Term, parse, topic_term
 from headgate.domain.identity import Identity, TokenRevoked
-from headgate.domain.bulk import Counted, DeadGroups, JobPage, BulkOperation, Plan, Preview, Verb
 from headgate.domain.validation import shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -12,6 +13,7 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId
+from headgate.domain.pacing import Pace
 from headgate.domain.schedules import (
     EPOCH,
     ScheduleSpec,
@@ -22,7 +24,6 @@ from headgate.domain.schedules import (
     occurrences,
 )
 from headgate.domain.validation import check_integer, check_page_size, check_text, shown
-from headgate.ops.pacing import Pace
 
 PREVIEW_SPAN: Final = timedelta(days=36_525)
 PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
@@ -145,7 +146,7 @@ def _is_named_after(name: str, topics: frozenset[str]) -> bool:
 async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
     # A leap day on a certain weekday is found by looking at 28 years: a thousand of these would hold up the instance.
     until = first + PREVIEW_SPAN if ends_at is None else min(ends_at, first + PREVIEW_SPAN)
-    found, pace = [first], Pace()
+    found, pace = [first], Pace(time.monotonic)
     for at in islice(occurrences(timing, first, until=until), count - 1):
         await pace.rest()
         found.append(at)

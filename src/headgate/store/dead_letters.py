@@ -6,15 +6,16 @@ by `domain/fingerprint.py` here. A bounded read whatever lies in the archive, an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from headgate.domain.bulk import DeadGroup, DeadGroups
 from headgate.domain.filters import Term
 from headgate.domain.fingerprint import group_of
-from headgate.domain.bulk import DeadGroup, DeadGroups
+from headgate.domain.pacing import Pace
 from headgate.domain.validation import check_page_size
-from headgate.ops.pacing import Pace
 from headgate.store import matching
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -44,7 +45,7 @@ async def dead_groups(
     with translating(writing=False):
         rows = await db.fetch(DEAD, tenant_no, numbers, DEAD_LOOK_AT + 1)
     groups: dict[tuple[str, str], DeadGroup] = {}
-    looked, pace = 0, Pace()
+    looked, pace = 0, Pace(time.monotonic)
     for topic_no, error, n, first_at, last_at, sample_id, looked_at in rows:
         await pace.rest()
         looked = looked_at

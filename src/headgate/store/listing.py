@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ from headgate.domain.errors import InvalidInput, TooSlow
 from headgate.domain.filters import Term, body_matches
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
+from headgate.domain.pacing import Pace
 from headgate.domain.states import State
 from headgate.domain.validation import (
     check_aware,
@@ -38,7 +40,6 @@ from headgate.domain.validation import (
     check_text,
     shown,
 )
-from headgate.ops.pacing import Pace
 from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -374,7 +375,7 @@ async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[R
     if matching.bodies and rows:
         found = await db.fetch(BODIES, tenant_no, [row.id for row in rows], BODY_MAX_BYTES)
         bodies = {job_id: raw for job_id, raw in found}  # noqa: C416 - records are no pairs to a type checker
-    pace = Pace()
+    pace = Pace(time.monotonic)
     for row in rows:
         await pace.rest()
         if _fits(matching, row, bodies.get(row.id)):

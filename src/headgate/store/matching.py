@@ -7,6 +7,7 @@ belongs to the same two hours as the first.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,12 +18,12 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.bulk import Counted, JobLine, JobPage
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import TIMES, Field, Glob, JobFilter, Op, Term, moment_of
-from headgate.domain.bulk import Counted, JobLine, JobPage
+from headgate.domain.pacing import Pace
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_page_size
-from headgate.ops.pacing import Pace
 from headgate.store import listing, reads
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -130,7 +131,7 @@ async def count_matching(db: Connection, tenant_no: int, wanted: Filter | None, 
         return Counted(by_state={}, exact=True)
     counts: Counter[State] = Counter()
     if wanted.is_counted:
-        pace = Pace()
+        pace = Pace(time.monotonic)
         for topic_no, states in (await reads.counts(db, tenant_no)).items():
             await pace.rest()
             if wanted.topic_nos is None or topic_no in wanted.topic_nos:
@@ -199,7 +200,7 @@ async def topic_nos(
     with translating(writing=False):
         known = await db.fetch(TOPICS, tenant_no)
     tests = [_topic_test(term) for term in terms]
-    found, pace = set(), Pace()
+    found, pace = set(), Pace(time.monotonic)
     for number, name in known:
         await pace.rest()
         if (topics is None or name in topics) and all(test(name) for test in tests):

@@ -248,7 +248,9 @@ class OperatorStore:
         async with self._operate() as db, transaction(db):
             changed = await quiet.resume_worker(db, tenant_no, worker)
             if changed:
-                await audit.record(db, tenant_no, actor=who, verb="resume_worker", target=f"worker {worker}", reason=reason)
+                await audit.record(
+                    db, tenant_no, actor=who, verb="resume_worker", target=f"worker {worker}", reason=reason
+                )
         return changed
 
     async def quiet_set(self) -> frozenset[tuple[int, str]]:

@@ -20,6 +20,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import failpoints, limits
+from headgate.domain.bulk import CHUNK, Progress, Verb
 from headgate.domain.errors import (
     HeadgateError,
     InvalidInput,
@@ -32,7 +33,6 @@ from headgate.domain.errors import (
 )
 from headgate.domain.filters import parse
 from headgate.domain.ids import TenantNo
-from headgate.domain.bulk import CHUNK, Progress, Verb
 from headgate.domain.states import State
 from headgate.store import audit, listing, matching, verbs
 from headgate.store.connect import Connection

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from headgate.control.revocation import StartedBulk
 from headgate.domain import failpoints
+from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview
 from headgate.domain.filters import JobFilter, Term
-from headgate.domain.bulk import Counted, DeadGroups, JobPage, BulkOperation, Plan, Preview
 from headgate.store import dead_letters, matching, operation_chunks, operations
 from headgate.store.errors import translating
 from headgate.store.service import Store

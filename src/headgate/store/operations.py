@@ -13,19 +13,19 @@ import asyncpg
 
 from headgate.control.revocation import StartedBulk
 from headgate.domain import limits
-from headgate.domain.errors import NotFound, Refused
-from headgate.domain.ids import TenantNo
 from headgate.domain.bulk import (
     ACTIVE_MAX,
     SAMPLE,
-    Counted,
-    BulkOperation,
     BulkConflict,
+    BulkOperation,
+    Counted,
     Plan,
     Preview,
     Progress,
     Verb,
 )
+from headgate.domain.errors import NotFound, Refused
+from headgate.domain.ids import TenantNo
 from headgate.domain.validation import check_page_size
 from headgate.store import audit, listing, matching
 from headgate.store.arguments import check_tenant_no
@@ -159,7 +159,9 @@ async def start(
     return found
 
 
-async def get(db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None) -> BulkOperation:
+async def get(
+    db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None
+) -> BulkOperation:
     """The operation as it stands. Raises NotFound, also for one that reaches topics which the caller may not see."""
     check_tenant_no(tenant_no)
     with translating(writing=False):

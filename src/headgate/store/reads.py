@@ -7,6 +7,7 @@ seen once, never twice and never not at all.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,9 @@ from uuid import UUID
 from headgate.domain.errors import NotFound
 from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
+from headgate.domain.pacing import Pace
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
-from headgate.ops.pacing import Pace
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -211,7 +212,7 @@ async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
     with translating(writing=False):
         rows = await db.fetch(COUNTS, tenant_no)
     by_topic: dict[int, dict[State, int]] = {}
-    pace = Pace()
+    pace = Pace(time.monotonic)
     for topic_no, state, n in rows:
         await pace.rest()
         by_topic.setdefault(topic_no, {})[State(state)] = n

@@ -44,9 +44,7 @@ class AdminService:
     async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
         """Let a target run again."""
         who = caller()
-        return pb.ResumeResponse(
-            changed=await self._admin.resume(who, _target(request.target), reason=request.reason)
-        )
+        return pb.ResumeResponse(changed=await self._admin.resume(who, _target(request.target), reason=request.reason))
 
     async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
         """What is dispatched, what is not, and why."""

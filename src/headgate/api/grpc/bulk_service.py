@@ -13,11 +13,11 @@ from headgate.api.grpc.codec import at_us, state_counts, state_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
+from headgate.domain.bulk import BulkOperation, JobLine
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
-from headgate.domain.bulk import BulkOperation, JobLine
-from headgate.wire import jobs_pb2
 from headgate.wire import bulk_pb2 as pb
+from headgate.wire import jobs_pb2
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 COUNT_DEFAULT = 10_000

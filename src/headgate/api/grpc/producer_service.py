@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -35,9 +36,9 @@ from headgate.domain.errors import (
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
+from headgate.domain.pacing import Pace
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_priority, check_topic
-from headgate.ops.pacing import Pace
 from headgate.wire import jobs_pb2, producer_pb2
 
 log = logging.getLogger("headgate.producer")
@@ -251,7 +252,7 @@ class ProducerService:
         """Jobs with options; a bad one is refused by itself."""
         _check_jobs(len(jobs))
         good, indexes, refused = [], [], []
-        pace = Pace()
+        pace = Pace(time.monotonic)
         for index, job in enumerate(jobs, first):
             await pace.rest()
             try:

@@ -6,12 +6,12 @@ from datetime import datetime
 
 from headgate.sdk.admin import dispatch
 from headgate.sdk.admin.audit import AuditEntry, audit
+from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.dead import Dead
 from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
-from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.admin.topics import TopicsAdmin

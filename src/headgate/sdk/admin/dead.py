@@ -10,8 +10,8 @@ from uuid import UUID
 from headgate.domain.filters import Field, Term, parse, topic_term
 from headgate.domain.states import State
 from headgate.domain.validation import check_page_size
-from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.bulk import Bulk, BulkOperation
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rpc import Method

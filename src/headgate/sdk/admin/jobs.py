@@ -19,8 +19,8 @@ from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import GET_JOB, Method
-from headgate.wire import jobs_pb2, producer_pb2
 from headgate.wire import admin_pb2 as pb
+from headgate.wire import jobs_pb2, producer_pb2
 
 CANCEL: Final = Method("AdminService/CancelJobs", pb.CancelJobsRequest, pb.JobsResponse)
 # Not repeatable: by then the job may have ended once more, and would run once too often.
