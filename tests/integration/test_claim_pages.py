@@ -224,7 +224,7 @@ class Yard:
 
 
 class Claimer:
-    """Claims of 100 as the coordinator makes them: from its watermark on, each committed."""
+    """Claims of 100 as the claimer makes them: from its watermark on, each committed."""
 
     def __init__(self, yard: Yard, tenant_no: int, topic_nos: list[int], watermark: Watermark | None) -> None:
         self.yard = yard
@@ -541,7 +541,7 @@ async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual
 
 @dataclass(slots=True, kw_only=True)
 class Graveyard:
-    """100,000 jobs of three priorities that passed while somebody held a snapshot, and what a coordinator knows."""
+    """100,000 jobs of three priorities that passed while somebody held a snapshot, and what a claimer knows."""
 
     dsn: str
     watermark: Watermark

@@ -214,7 +214,7 @@ async def test_the_global_row_is_seeded_open_and_cannot_have_a_twin(db: Connecti
 
 
 @pytest.mark.req("Z13")
-async def test_a_coordinator_that_was_told_nothing_is_open(still: Instance) -> None:
+async def test_a_gate_that_was_told_nothing_is_open(still: Instance) -> None:
     assert still.gate.paused == frozenset()
     assert not still.gate.is_paused(1, 1)
     await still.submit(1)

@@ -47,7 +47,7 @@ async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Insta
 
 
 @pytest.mark.req("E4")
-async def test_a_coordinator_that_is_killed_during_its_claim_leaves_the_jobs_to_their_lease(
+async def test_a_claimer_that_is_killed_during_its_claim_leaves_the_jobs_to_their_lease(
     one: Instance, db: Connection
 ) -> None:
     clock = await Clock.install(db)
@@ -145,7 +145,7 @@ async def server(database: str, relaxed: None) -> AsyncIterator[Server]:
 
 
 @pytest.mark.req("E10", "B2", "E5")
-async def test_a_server_whose_coordinator_is_dead_still_stops_and_stops_twice_at_once(
+async def test_a_server_whose_claimer_is_dead_still_stops_and_stops_twice_at_once(
     server: Server, db: Connection
 ) -> None:
     server.services._tasks["claims"].cancel()

@@ -510,7 +510,7 @@ class StoreMachine(RuleBasedStateMachine):
         vague=st.just([]) | some_refs(State.PENDING),
     )
     def claim_from_the_mark(self, where: tuple[int, list[int]], limit: int, sweep_us: int, vague: list[Ref]) -> None:
-        """As the coordinator claims: where the watermark says, and by id what is known to have come back. Hints are no
+        """As the claimer claims: where the watermark says, and by id what is known to have come back. Hints are no
         more than that: they may be of jobs in plain sight, on other topics, or not claimable at all."""
         tenant_no, topic_nos = where
         hints = [*self.hints[tenant_no], *(ref.id for ref in vague)]
@@ -518,7 +518,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @verb(5, when=_any(State.PENDING), where=topic_choices(), limit=bounds, sweep_us=st.sampled_from([0, 0, 0, 10]))
     def claim_with_arrivals(self, where: tuple[int, list[int]], limit: int, sweep_us: int) -> None:
-        """As the coordinator claims: from the watermark on, and yet no better job is passed over."""
+        """As the claimer claims: from the watermark on, and yet no better job is passed over."""
         tenant_no, topic_nos = where
         self._claim_marked(tenant_no, topic_nos, limit=limit, sweep_us=sweep_us, arrivals=True)
 

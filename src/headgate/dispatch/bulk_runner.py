@@ -9,6 +9,7 @@ from random import uniform
 from typing import Final, Protocol
 from uuid import UUID
 
+from headgate.dispatch.periodic import wait_at_most
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.operations")
@@ -94,10 +95,7 @@ class BulkRunner:
                 waits = backoff
             # Jittered: the instances of a system must not look in step. A rate-limited operation names its own time.
             idle = self._poll * uniform(0.8, 1.2)  # noqa: S311
-            try:
-                await asyncio.wait_for(self._wake.wait(), idle if waits is None else min(idle, max(0.005, waits)))
-            except TimeoutError:
-                continue
+            await wait_at_most(self._wake, idle if waits is None else min(idle, max(0.005, waits)))
 
     def stop(self) -> None:
         """End after the chunk that is under way."""

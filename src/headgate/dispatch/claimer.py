@@ -20,6 +20,7 @@ from headgate.dispatch.demand import Demand
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
+from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import ClaimCall, ClaimedJobs, ClaimStore, SubmitAnswerRow, SubmitRows
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sweeps import SweepPace
@@ -79,7 +80,7 @@ class Claimer:
                 backoff = min(_BACKOFF_MOST, max(_BACKOFF_FIRST, backoff * 2))
                 log.warning("claim_failed error=%s retry_in=%.2fs", error, backoff)
                 # Jittered: after a database restart all instances would come back in step.
-                await self._pause(backoff * uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                await wait_at_most(self._stopped, backoff * uniform(0.5, 1.0))  # noqa: S311 - not a secret
                 continue
             except Exception as error:
                 # A bug, which may concern one demand only: that one waits for its next wake, and the others go first.
@@ -290,13 +291,6 @@ class Claimer:
         for topic_no in ageing:
             ranges.add(topic_no, LOWEST, HIGHEST)
         return ranges
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return
 
 
 def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
@@ -68,23 +68,14 @@ class Delivery:
 
     def only(self, indexes: Sequence[int]) -> Delivery:
         """The jobs at these indexes."""
-        part: dict[str, Any] = {name: [getattr(self, name)[index] for index in indexes] for name in _OF_EACH_JOB}
-        return replace(self, **part)
+        return self._taken(lambda values: [values[index] for index in indexes], seq=self.seq)
 
     def _part(self, part: slice, *, seq: int) -> Delivery:
-        return replace(
-            self,
-            seq=seq,
-            ids=self.ids[part],
-            topic_nos=self.topic_nos[part],
-            epochs=self.epochs[part],
-            attempts=self.attempts[part],
-            max_attempts=self.max_attempts[part],
-            priorities=self.priorities[part],
-            created_us=self.created_us[part],
-            headers=self.headers[part],
-            payloads=self.payloads[part],
-        )
+        return self._taken(lambda values: values[part], seq=seq)
+
+    def _taken(self, take: Callable[[Sequence[Any]], Sequence[Any]], *, seq: int) -> Delivery:
+        taken: dict[str, Any] = {name: take(getattr(self, name)) for name in _OF_EACH_JOB}
+        return replace(self, seq=seq, **taken)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from headgate.dispatch.demands import Demands
+from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import LimitStore
 from headgate.dispatch.tick_times import TICKS_APART
 from headgate.dispatch.wakes import Wakes
@@ -91,11 +92,7 @@ class LimitAdmitter:
                 await self.run_once()
             except HeadgateError as error:
                 log.debug("admit_due_failed error=%s", error)
-            try:
-                async with asyncio.timeout(TICKS_APART):
-                    await self._stopped.wait()
-            except TimeoutError:
-                continue
+            await wait_at_most(self._stopped, TICKS_APART)
 
     def stop(self) -> None:
         """Let in no more."""

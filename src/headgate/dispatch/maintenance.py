@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from random import uniform
 from typing import Final, Protocol
 
-from headgate.domain.errors import HeadgateError
+from headgate.dispatch.periodic import Periodic
 
 log = logging.getLogger("headgate.server")
 UPKEEP_SECONDS, DURABILITY_SECONDS = 5.0, 60.0
@@ -28,10 +26,11 @@ class DurabilityStore(Protocol):
     async def check_durability(self) -> str: ...
 
 
-class Upkeep:
+class Upkeep(Periodic):
     """Folds counters, forgets what is over, makes partitions, vacuums."""
 
     def __init__(self, store: UpkeepStore) -> None:
+        super().__init__("upkeep_failed error=%s", UPKEEP_SECONDS)
         self._store = store
         self._rounds = 0
 
@@ -42,21 +41,12 @@ class Upkeep:
         if self._rounds % _RARELY == _RARELY // 2:
             await self._store.vacuum()
 
-    async def run(self) -> None:
-        """Round after round, until cancelled: every step commits by itself."""
-        while True:
-            # Jittered: many instances must not do it in step.
-            await asyncio.sleep(UPKEEP_SECONDS * uniform(0.8, 1.2))  # noqa: S311
-            try:
-                await self.run_once()
-            except HeadgateError as error:
-                log.warning("upkeep_failed error=%s", error)
 
-
-class DurabilityCheck:
+class DurabilityCheck(Periodic):
     """Once a minute, besides every new connection: settings can be changed, and another host be promoted."""
 
     def __init__(self, store: DurabilityStore) -> None:
+        super().__init__("durability_check_failed error=%s", DURABILITY_SECONDS, jitter=(0.8, 1.0), level=logging.ERROR)
         self._store = store
         self._known = ""
 
@@ -66,12 +56,3 @@ class DurabilityCheck:
         if defaults and defaults != self._known:
             log.warning('defaults_not_durable effect="jobs submitted from SQL can be lost" reason=%s', defaults)
         self._known = defaults
-
-    async def run(self) -> None:
-        """Check until cancelled."""
-        while True:
-            await asyncio.sleep(DURABILITY_SECONDS * uniform(0.8, 1.0))  # noqa: S311 - jitter
-            try:
-                await self.run_once()
-            except HeadgateError as error:
-                log.error("durability_check_failed error=%s", error)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from headgate.dispatch.periodic import Periodic
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
-from headgate.domain.errors import HeadgateError
 from headgate.domain.workers import WorkerView
 
-log = logging.getLogger("headgate.dispatch")
 MOST_SHOWN: Final = 200
 """Workers in one summary: it is rewritten every few seconds, and a thousand sessions must not cost more than these."""
 MOST_TOPICS: Final = 20
@@ -26,7 +24,7 @@ class SummaryStore(Protocol):
     async def summarise(self, summary: Mapping[str, object]) -> None: ...
 
 
-class Presence:
+class Presence(Periodic):
     """Reads the sessions; writes one row for all of them, and only when something has changed."""
 
     def __init__(
@@ -38,6 +36,7 @@ class Presence:
         now: Callable[[], float],
         stuck: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        super().__init__("summary_failed error=%s", LOOK_SECONDS, jitter=(1.0, 1.0), level=logging.DEBUG)
         self._store, self._sessions = store, sessions
         self._topic_name, self._now = topic_name, now
         self._stuck = stuck  # by tenant number: jobs that this instance cannot promote or reap
@@ -53,15 +52,6 @@ class Presence:
             for session in self._sessions
             if session.ended is None and session.tenant_no == tenant_no
         ]
-
-    async def run(self) -> None:
-        """Keep the summary fresh until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self.run_once()
-            except HeadgateError as error:
-                log.debug("summary_failed error=%s", error)
 
     async def run_once(self) -> bool:
         """Write the summary if it has changed, at most every few seconds; says whether it was written."""

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 from uuid import UUID
 
+from headgate.dispatch.periodic import Periodic
 from headgate.dispatch.ports import ProgressStore
 from headgate.domain.errors import HeadgateError
 
@@ -24,11 +25,12 @@ Reports = dict[UUID, tuple[int, Mapping[str, object]]]
 """By job: the epoch and the newest progress."""
 
 
-class ProgressWriter:
+class ProgressWriter(Periodic):
     """Keeps the newest report of each job, and writes them once a second."""
 
     def __init__(self, store: ProgressStore, *, every: float = 1.0) -> None:
-        self._store, self._every = store, every
+        super().__init__("progress_failed error=%s", every, jitter=(1.0, 1.0))
+        self._store = store
         self._newest: dict[int, Reports] = {}  # by tenant
 
     def note(self, tenant_no: int, job_id: UUID, epoch: int, progress: Mapping[str, object]) -> None:
@@ -37,12 +39,6 @@ class ProgressWriter:
         known = reports.get(job_id)
         if (known is None and len(reports) < MOST_WAITING) or (known is not None and known[0] <= epoch):
             reports[job_id] = (epoch, progress)
-
-    async def run(self) -> None:
-        """Write until cancelled."""
-        while True:
-            await asyncio.sleep(self._every)
-            await self.run_once()
 
     async def run_once(self) -> int:
         """Write what is new; returns how many jobs. No tenant waits for another one's turn or error."""

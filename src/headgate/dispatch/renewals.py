@@ -24,6 +24,7 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame
 from headgate.dispatch.lease_calls import LeaseCalls
+from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import LeaseStore
 from headgate.dispatch.session import LONG_LIST, SessionSilent, WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
@@ -70,12 +71,8 @@ class LeaseRenewer:
                 self.errors += 1
                 log.warning("renewal_failed error=%s", error)
                 self.behind = False
-            if self.behind:
-                continue
-            try:
-                await asyncio.wait_for(self._stopped.wait(), self._every)
-            except TimeoutError:
-                continue
+            if not self.behind:
+                await wait_at_most(self._stopped, self._every)
 
     def stop(self) -> None:
         """End the loop; last of all services, so that no lease lapses while its outcome is on the way."""

@@ -6,13 +6,12 @@ took, so that it uses a quarter of one connection at the most; when nothing is l
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from random import uniform
 from typing import Final, Protocol
 
-from headgate.domain.errors import HeadgateError
+from headgate.dispatch.periodic import Periodic
 from headgate.domain.retention import Removed
 
 log = logging.getLogger("headgate.retention")
@@ -27,29 +26,26 @@ class RetentionPasses(Protocol):
     async def run_pass(self) -> Removed: ...
 
 
-class Retention:
+class Retention(Periodic):
     """Removes finished jobs whose time is over."""
 
     def __init__(self, store: RetentionPasses, *, look_seconds: float = LOOK_SECONDS) -> None:
-        self._store, self._look = store, look_seconds
+        super().__init__("retention_failed error=%s", look_seconds)
+        self._store = store
+        # Jittered from the start: servers that begin together must not pass in step.
+        self._next = look_seconds * uniform(0.1, 0.5)  # noqa: S311 - not a secret
 
     async def run_once(self) -> Removed:
         """One pass; logs what it removed."""
+        began = time.monotonic()
         done = await self._store.run_pass()
         if done.jobs or done.days:
             log.info("retention jobs=%d days=%d other=%d more=%s", done.jobs, done.days, done.other, done.more)
+        if done.more:
+            self._next = max(_REST_LEAST, _REST * (time.monotonic() - began))
         return done
 
-    async def run(self) -> None:
-        """Pass after pass, until cancelled: every step commits by itself, so nothing is left half done."""
-        # Jittered from the start: servers that begin together must not pass in step.
-        wait = self._look * uniform(0.1, 0.5)  # noqa: S311 - jitter
-        while True:
-            await asyncio.sleep(wait)
-            began = time.monotonic()
-            wait = self._look * uniform(0.8, 1.2)  # noqa: S311 - jitter
-            try:
-                if (await self.run_once()).more:
-                    wait = max(_REST_LEAST, _REST * (time.monotonic() - began))
-            except HeadgateError as error:
-                log.warning("retention_failed error=%s", error)
+    def pause(self) -> float:
+        """While more is left, three times as long as the pass took."""
+        pause, self._next = self._next, super().pause()
+        return pause

@@ -9,6 +9,8 @@ import asyncio
 from datetime import datetime
 from typing import Final
 
+from headgate.dispatch.periodic import wait_at_most
+
 TICK_SECONDS: Final = 1.0
 TICKS_APART: Final = 0.002
 NAMES_APART: Final = 0.05
@@ -49,14 +51,9 @@ class TickTimes:
         """Wait until a tick is due, or until `wake`; says whether one is due."""
         self._sooner.clear()
         wait = max(self._next, self._not_before) - asyncio.get_running_loop().time()
-        if wait <= 0:
-            return True
-        try:
-            async with asyncio.timeout(wait):
-                await self._sooner.wait()
-        except TimeoutError:
-            pass
-        return False
+        if wait > 0:
+            await wait_at_most(self._sooner, wait)
+        return wait <= 0
 
     def wake(self) -> None:
         """Let `wait` return: the ticker stops."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from random import uniform
 from typing import Final
 from uuid import UUID
 
+from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import UnblockStore
 from headgate.domain.errors import HeadgateError
 
@@ -60,8 +60,7 @@ class Unblocker:
         now = asyncio.get_running_loop().time
         mend_at = now() + MEND_SECONDS
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), max(0.0, mend_at - now()))
+            await wait_at_most(self._woken, max(0.0, mend_at - now()))
             try:
                 if self._woken.is_set():
                     self._woken.clear()

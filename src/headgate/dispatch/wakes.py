@@ -14,6 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.demands import Demands
+from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import WakeStore
 from headgate.dispatch.tick_times import TickTimes
 from headgate.domain.errors import HeadgateError
@@ -84,11 +85,7 @@ class Wakes:
             await self._news.wait()
             self._news.clear()
             if await self.run_once():
-                try:
-                    async with asyncio.timeout(self.apart_seconds):
-                        await self._stopped.wait()
-                except TimeoutError:
-                    continue
+                await wait_at_most(self._stopped, self.apart_seconds)
 
     def stop(self) -> None:
         """Announce no more: the ticks of the others find what is left."""

@@ -1,4 +1,4 @@
-"""The coordinator between a claim and its delivery: what is sent, lost, refused or comes too late."""
+"""The claimer between a claim and its delivery: what is sent, lost, refused or comes too late."""
 
 from __future__ import annotations
 

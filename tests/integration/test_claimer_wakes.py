@@ -1,4 +1,4 @@
-"""What wakes the coordinator: submits, ends, words of others, ticks; and the pause that stops it."""
+"""What wakes the claimer: submits, ends, words of others, ticks; and the pause that stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator against a real PostgreSQL, with a function in the place of the wire: slots, credit, fair shares."""
+"""The claimer against a real PostgreSQL, with a function in the place of the wire: slots, credit, fair shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints and the watermark: what lies below the mark of a coordinator is found all the same."""
+"""Hints and the watermark: what lies below the mark of a claimer is found all the same."""
 
 from __future__ import annotations
 
