@@ -40,10 +40,14 @@ class WorkerMachine(RuleBasedStateMachine):
         self.runs: dict[Run, HeldJob] = {}
         self.acknowledged: set[Run] = set()
         self.lost: set[Run] = set()
+        self.lost_unsettled: set[Run] = set()
+        """Runs whose lease was lost before they had an outcome."""
         self.in_flight: dict[int, worker_pb2.Outcomes] = {}
         self.unacknowledged: dict[int, worker_pb2.Outcomes] = {}
         """Frames that were sent on any stream, and not answered."""
         self.reconnects = self.reports = 0
+        self.writer_blocked = False
+        self.started_before_stop: int | None = None
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -73,10 +77,10 @@ class WorkerMachine(RuleBasedStateMachine):
         self.in_flight = {}
         self._after()
 
-    @precondition(lambda self: self.running and self.connected)
     @rule()
-    def send(self) -> None:
-        self._send()
+    def block_or_unblock_the_writer(self) -> None:
+        self.writer_blocked = not self.writer_blocked
+        self._after()
 
     @precondition(lambda self: self.running and self.connected and self.credit)
     @rule(
@@ -94,7 +98,7 @@ class WorkerMachine(RuleBasedStateMachine):
             ours = (raw_id, epoch) in self.runs and self._is_held(self.runs[raw_id, epoch])
             if not ours or newer:
                 if ours:
-                    self.lost.add((raw_id, epoch))
+                    self._lose(self.runs[raw_id, epoch])
                 epoch += 1
             self.epochs[raw_id] = epoch
             epochs.append(epoch)
@@ -130,7 +134,8 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         jobs = data.draw(st.lists(st.sampled_from(list(self.driver.protocol.ledger.held.values())), unique=True))
-        self.lost |= {(job.raw_id, job.epoch) for job in jobs}
+        for job in jobs:
+            self._lose(job)
         self.driver.receive(lost=held(*jobs))
         self._after()
 
@@ -168,15 +173,21 @@ class WorkerMachine(RuleBasedStateMachine):
         self.driver.finish(job, outcome=failure("ValueError", "no") if fails else b"result")
         self._after()
 
-    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 5.0, 20.0, 60.0]))
+    @rule(seconds=st.sampled_from([0.1, 1.0, 1.0, 5.0, 15.0, 40.0]))
     def pass_time(self, seconds: float) -> None:
         self.driver.pass_time(seconds)
         self._after()
 
-    @rule(grace=st.sampled_from([0.0, 5.0, 30.0]), chance=st.integers(0, 4))
+    @rule(grace=st.sampled_from([0.0, 5.0, 30.0]), chance=st.integers(0, 9))
     def stop(self, grace: float, chance: int) -> None:
         if chance == 0:  # rarely: it ends the run
+            if self.started_before_stop is None:
+                self.started_before_stop = len(self.driver.started)
             self.driver.protocol.stop_sequence.begin(grace, self.driver.now)
+            self.driver.act()
+            self._after()
+        elif chance == 1 and self.driver.protocol.ledger.resting:
+            self.driver.protocol.stop_sequence.hurry(self.driver.now)
             self.driver.act()
             self._after()
 
@@ -198,6 +209,11 @@ class WorkerMachine(RuleBasedStateMachine):
             if job is not None and job.stage == STARTED:
                 assert job.cancel_requested
                 assert job in self.driver.stopped
+
+    @invariant()
+    def nothing_starts_after_a_request_to_stop(self) -> None:
+        if self.started_before_stop is not None:
+            assert len(self.driver.started) == self.started_before_stop
 
     @invariant()
     def the_outbox_counts_what_it_holds(self) -> None:
@@ -237,6 +253,12 @@ class WorkerMachine(RuleBasedStateMachine):
         run = (job.raw_id, job.epoch)
         return run not in self.lost and run not in self.acknowledged
 
+    def _lose(self, job: HeldJob) -> None:
+        run = (job.raw_id, job.epoch)
+        self.lost.add(run)
+        if not job.outcome_queued:
+            self.lost_unsettled.add(run)
+
     def _take_back(self) -> list[HeldJob]:
         return self.in_slots(lambda job: not job.began_at)
 
@@ -249,13 +271,14 @@ class WorkerMachine(RuleBasedStateMachine):
             if frame.HasField("outcomes"):
                 outcomes = frame.outcomes
                 assert not self.acknowledged & set(runs_of(outcomes)), "sent after its acknowledgement"
+                assert not self.lost_unsettled & set(runs_of(outcomes)), "sent although its lease was lost"
                 assert self.unacknowledged.get(outcomes.seq, outcomes) == outcomes, "a frame has changed"
                 self.in_flight[outcomes.seq] = self.unacknowledged[outcomes.seq] = outcomes
                 sent.append(outcomes)
         return sent
 
     def _after(self) -> None:
-        """What a stream does after each event: connect again, report at the end."""
+        """What a stream does after each event: send, connect again, report at the end."""
         if self.driver.reports > self.reports:
             self.reports = self.driver.reports
             left = self.driver.protocol.ledger.outbox.all_unacknowledged()
@@ -265,6 +288,8 @@ class WorkerMachine(RuleBasedStateMachine):
             self.reconnects = self.driver.reconnects
             if self.connected:
                 self.disconnect()
+        elif self.running and self.connected and not self.writer_blocked:
+            self._send()
 
 
 def runs_of(frame: worker_pb2.Outcomes) -> list[Run]:
@@ -272,4 +297,4 @@ def runs_of(frame: worker_pb2.Outcomes) -> list[Run]:
 
 
 TestWorkerProtocol = WorkerMachine.TestCase
-TestWorkerProtocol.settings = settings(max_examples=150, stateful_step_count=60)
+TestWorkerProtocol.settings = settings(max_examples=400, stateful_step_count=60)

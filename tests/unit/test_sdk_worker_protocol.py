@@ -371,16 +371,16 @@ def test_a_draining_server_is_left_with_what_still_runs_when_its_time_is_over() 
 
 
 def test_a_stop_asks_for_quiet_hands_back_the_unbegun_and_ends_when_all_is_acknowledged() -> None:
-    driver = Driver(make_protocol(slots=2, prefetch=1, slots_queue=1))
+    driver = Driver(make_protocol(slots=2, prefetch=2))
     driver.connect()
     driver.send()
-    running, waiting = driver.deliver(*raw_ids(2))
-    driver.unbegun = lambda: [waiting]
+    running, unbegun = driver.deliver(*raw_ids(3))
+    driver.unbegun = lambda: [unbegun]
     driver.protocol.stop_sequence.begin(30.0, driver.now)
     driver.act()
     (frame,) = driver.send()
     assert frame.HasField("quiet")
-    assert (ids_of(frame.outcomes), kinds(frame.outcomes)) == ([waiting.raw_id], ["abandon"])
+    assert (ids_of(frame.outcomes), kinds(frame.outcomes)) == ([raw_ids(3)[2], unbegun.raw_id], ["abandon"] * 2)
     driver.acknowledge(frame.outcomes.seq)
     assert driver.deliver(b"l" * 16) == []  # was on its way
     (late,) = driver.outcomes()
