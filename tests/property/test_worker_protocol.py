@@ -57,7 +57,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @property
     def running(self) -> bool:
-        return not self.driver.protocol.ended
+        return not self.driver.protocol.actions.ended
 
     @precondition(lambda self: self.running and not self.connected)
     @rule()

@@ -16,6 +16,7 @@ from headgate.sdk.worker.timers import Timers
 from headgate.wire import jobs_pb2, worker_pb2
 
 BEAT_SECONDS = 20
+TAKEN = [name for name in Actions.__slots__ if name != "ended"]
 
 
 class NoReports:
@@ -69,16 +70,23 @@ class Driver:
 
     def act(self) -> Actions:
         """Carry out what is asked for; gives what was asked first."""
-        first = actions = self.protocol.actions.take()
-        while actions:
+        first = actions = self._take()
+        while any(getattr(actions, name) for name in TAKEN):
             self.started += actions.start
             self.stopped += actions.stop
             self.reconnects += actions.reconnect
             self.reports += actions.report
             if actions.take_back:
                 self.protocol.taken_back(self.unbegun(), self.now)
-            actions = self.protocol.actions.take()
+            actions = self._take()
         return first
+
+    def _take(self) -> Actions:
+        taken, asked, empty = Actions(), self.protocol.actions, Actions()
+        for name in TAKEN:
+            setattr(taken, name, getattr(asked, name))
+            setattr(asked, name, getattr(empty, name))
+        return taken
 
     def connect(self, *, lost: list[HeldJob] | None = None) -> worker_pb2.Hello:
         """Open a stream; gives the Hello."""

@@ -353,7 +353,7 @@ def test_a_draining_server_gets_the_unbegun_back_and_is_left_when_the_rest_is_do
     (done,) = driver.outcomes()
     driver.acknowledge(done.seq)
     assert driver.protocol.may_end_stream
-    assert not driver.protocol.ended
+    assert not driver.protocol.actions.ended
     assert not any(frame.HasField("ready") for frame in driver.send())
 
 
@@ -389,9 +389,9 @@ def test_a_stop_asks_for_quiet_hands_back_the_unbegun_and_ends_when_all_is_ackno
     driver.finish(running, outcome=b"r")
     (done,) = driver.outcomes()
     driver.acknowledge(done.seq)
-    assert not driver.protocol.ended  # more may be on its way
+    assert not driver.protocol.actions.ended  # more may be on its way
     driver.receive(quieted=worker_pb2.Quieted())
-    assert driver.protocol.ended
+    assert driver.protocol.actions.ended
     assert driver.protocol.may_end_stream
 
 
@@ -429,14 +429,14 @@ def test_outcomes_that_nobody_acknowledges_are_reported_without_a_stream_at_the_
     driver.disconnect()
     driver.pass_time(FLUSH_SECONDS)
     assert driver.reports == 1
-    assert not driver.protocol.ended
+    assert not driver.protocol.actions.ended
     left = driver.protocol.ledger.outbox.all_unacknowledged()
     assert [(one.id, one.epoch, one.WhichOneof("kind")) for one in left] == [
         (one.raw_id, 1, "completed"),
         (two.raw_id, 1, "failed"),
     ]
     driver.protocol.stop_sequence.reported()
-    assert driver.protocol.ended
+    assert driver.protocol.actions.ended
 
 
 def test_a_worker_that_stops_without_a_connection_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -444,7 +444,7 @@ def test_a_worker_that_stops_without_a_connection_ends_at_once(caplog: pytest.Lo
     driver = Driver(make_protocol())
     driver.protocol.stop_sequence.begin(3.0, driver.now)
     driver.act()
-    assert driver.protocol.ended
+    assert driver.protocol.actions.ended
     assert not caplog.text
 
 
@@ -471,4 +471,5 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         timers.set(number, 1e9, lambda now: None)
         timers.cancel(number)
     assert len(timers._heap) < 100
+    timers.advance(9.0)
     assert timers.next_due == 10.0

@@ -6,9 +6,9 @@ from headgate.sdk.worker.held_job import HeldJob
 
 
 class Actions:
-    """To be carried out in the order of the fields. They collect until they are taken."""
+    """To be carried out in this order; each field is reset by the caller when it acts on it."""
 
-    __slots__ = ("reconnect", "report", "start", "stop", "take_back")
+    __slots__ = ("ended", "reconnect", "report", "start", "stop", "take_back")
 
     def __init__(self) -> None:
         self.start: list[HeldJob] = []
@@ -21,14 +21,5 @@ class Actions:
         """End this stream and open another."""
         self.report = False
         """Report all outcomes in the outbox without a stream, then call `reported`."""
-
-    def __bool__(self) -> bool:
-        return bool(self.start or self.stop or self.take_back or self.reconnect or self.report)
-
-    def take(self) -> Actions:
-        """What has collected; it starts again with nothing."""
-        taken = Actions()
-        taken.start, taken.stop, self.start, self.stop = self.start, self.stop, taken.start, taken.stop
-        taken.take_back, taken.reconnect, taken.report = self.take_back, self.reconnect, self.report
-        self.take_back = self.reconnect = self.report = False
-        return taken
+        self.ended = False
+        """The worker has nothing more to do: end the stream. Stays set."""

@@ -61,7 +61,6 @@ class WorkerProtocol:
         self._time_limits = TimeLimits(ledger, timers, self.actions)
         self.stop_sequence = StopSequence(ledger, timers, self.actions)
         self._stuck_slots = StuckSlots(settings.slots)
-        self._closed = False
         self._resumed = False
         self.draining = False  # the server ends: connect elsewhere when what runs has ended
         self._drain_over = False
@@ -111,22 +110,17 @@ class WorkerProtocol:
         self.stop_sequence.advance(now)
 
     @property
-    def ended(self) -> bool:
-        """True once the worker has nothing more to do."""
-        return self._closed or self.stop_sequence.ended
-
-    @property
     def may_end_stream(self) -> bool:
         """True if this stream has nothing left to carry, and should be closed."""
-        if self.ended:
-            return True
-        return self.draining and (self._drain_over or not (self.ledger.active or len(self.ledger.outbox)))
+        if not self.draining:
+            return self.actions.ended
+        return self.actions.ended or self._drain_over or not (self.ledger.active or len(self.ledger.outbox))
 
     @property
     def may_send(self) -> bool:
         """Whether `next_frame` may have something, or the stream is to end: a writer is not woken for nothing."""
         ledger = self.ledger
-        if self.beats.due or ledger.outbox.unsent or self.draining or self.ended:
+        if self.beats.due or self.draining or ledger.outbox.unsent or self.actions.ended:
             return True
         return ledger.asked > 0 if ledger.resting else ledger.credit() > 0
 
@@ -299,7 +293,7 @@ class WorkerProtocol:
 
     def close(self) -> None:
         """End at once; what is unacknowledged stays in the outbox."""
-        self._closed = True
+        self.actions.ended = True
 
     # --- frames out --------------------------------------------------------------------------------------------------
 
@@ -319,7 +313,7 @@ class WorkerProtocol:
         if self.beats.due:
             self.beats.fill(frame.beat, now)
             full = True
-        if not (ledger.resting or self.draining or self.ended) and self._ask(frame):
+        if not (ledger.resting or self.draining or self.actions.ended) and self._ask(frame):
             full = True
         return frame if full else None
 

@@ -23,7 +23,7 @@ HURRIED_FLUSH_SECONDS: Final = 2.0
 UNWIND_SECONDS: Final = 2.0
 """How long a cancelled handler has to clean up before its job is handed back."""
 
-RUNNING, TAKING_BACK, FINISHING, UNWINDING, FLUSHING, REPORTING, ENDED = range(7)
+RUNNING, TAKING_BACK, FINISHING, UNWINDING, FLUSHING, REPORTING = range(6)
 
 
 class StopSequence:
@@ -36,11 +36,6 @@ class StopSequence:
         self._grace = 0.0
         self._hurried = False
         self._given_up: list[HeldJob] = []
-
-    @property
-    def ended(self) -> bool:
-        """True once nothing is left to do but to close the stream."""
-        return self._step == ENDED
 
     def begin(self, grace: float, now: float) -> None:
         """Start to stop; harmless when repeated."""
@@ -66,7 +61,7 @@ class StopSequence:
     def reported(self) -> None:
         """What was left was reported without a stream, or could not be."""
         self._ledger.outbox.clear()
-        self._step = ENDED
+        self._actions.ended = True
 
     def advance(self, now: float) -> None:
         """Take the steps that are possible now: called after every change, and when the time of a step is over."""
@@ -83,7 +78,7 @@ class StopSequence:
             if len(self._ledger.outbox):
                 self._step, self._actions.report = REPORTING, True
             else:
-                self._step = ENDED
+                self._actions.ended = True
 
     def _need_not_wait(self, now: float) -> bool:
         return not self._ledger.active or self._hurried or now >= self._due

@@ -115,43 +115,54 @@ class WorkerStream:
         self._timer = None
         # The timer says itself that it is due: by the clock, one in six would be a hair too early.
         self.protocol.timers.advance(max(time.monotonic(), self._timer_due))
+        self.protocol.timers.changed = True  # the next one is to be set in any case
         self._after_event()
 
     def _after_event(self) -> None:
         """Carry out what the protocol asks for, and wake the writer if it may have something to send."""
         self._act()
-        self._set_timer()
         if self.protocol.may_send:
             self._wake.set()
 
     def _act(self) -> None:
-        protocol = self.protocol
-        while protocol.actions:
-            actions = protocol.actions.take()
-            if actions.start:
-                self._slots.start(actions.start)
-            if actions.stop:
-                self._slots.stop(actions.stop)
-            if actions.take_back:
-                protocol.taken_back(self._slots.take_back(), time.monotonic())
-            if actions.reconnect and self._call is not None:
+        actions = self.protocol.actions
+        if actions.start:
+            starting, actions.start = actions.start, []
+            self._slots.start(starting)
+        if actions.stop:
+            stopping, actions.stop = actions.stop, []
+            self._slots.stop(stopping)
+        if actions.take_back:
+            actions.take_back = False
+            self.protocol.taken_back(self._slots.take_back(), time.monotonic())
+            self._act()  # a stop that waited for this goes on
+        if actions.reconnect:
+            actions.reconnect = False
+            if self._call is not None:
                 self._call.cancel()
-            if actions.report:
-                self._final_report = self._io.loop.create_task(self._report(), name="headgate final report")
-        if protocol.ended:
-            self._ended.set()
+        if actions.report:
+            actions.report = False
+            self._final_report = self._io.loop.create_task(self._report(), name="headgate final report")
+        if self.protocol.timers.changed:
+            self._set_timer()
+        if actions.ended:
+            self._end()
 
     def _set_timer(self) -> None:
+        timers = self.protocol.timers
+        timers.changed = False
+        due = timers.next_due
         # A timer that comes too early finds nothing to do; only one that would come too late is set again.
-        due = None if self.protocol.ended else self.protocol.timers.next_due
-        if due is None or self._timer is None or due < self._timer_due:
+        if due is not None and (self._timer is None or due < self._timer_due):
             if self._timer is not None:
                 self._timer.cancel()
-                self._timer = None
-            if due is None:
-                return
             self._timer_due = due
             self._timer = self._io.loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
+
+    def _end(self) -> None:
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _report(self) -> None:
         outcomes = self.protocol.ledger.outbox.all_unacknowledged()
@@ -166,7 +177,7 @@ class WorkerStream:
         protocol = self.protocol
         protocol.begin(time.monotonic())
         self._after_event()
-        while not protocol.ended:
+        while not protocol.actions.ended:
             address = self._rotation.current
             failed = await self._stream(address)
             if self._call is not None:
@@ -226,7 +237,7 @@ class WorkerStream:
         finally:
             if reader is not None:
                 # After a half-close the server ends the call; a cancelled one would leave it to find out.
-                await asyncio.wait((reader,), timeout=2.0 if protocol.ended or protocol.draining else 0)
+                await asyncio.wait((reader,), timeout=2.0 if protocol.actions.ended or protocol.draining else 0)
             call.cancel()
             if reader is not None:
                 await asyncio.wait((reader,))
@@ -276,5 +287,6 @@ class WorkerStream:
         if self._take_reported():
             self._act()
         frame = self.protocol.next_frame(time.monotonic())
-        self._set_timer()
+        if self.protocol.timers.changed:
+            self._set_timer()
         return frame

@@ -18,6 +18,8 @@ class Timers:
         # Numbers only: a cancelled timer stays in the heap for a while, and must not keep its job in memory.
         self._heap: list[tuple[float, int]] = []
         self._count = 0
+        self.changed = False
+        """Set with every timer: `next_due` may be earlier than it was."""
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._numbers
@@ -29,6 +31,7 @@ class Timers:
         self._numbers[key] = self._count
         self._calls[self._count] = key, call, args
         heappush(self._heap, (due, self._count))
+        self.changed = True
 
     def cancel(self, key: Hashable) -> None:
         """Forget the timer of this key, if there is one."""
@@ -43,15 +46,14 @@ class Timers:
 
     @property
     def next_due(self) -> float | None:
-        """The earliest time at which something is due; None if nothing is."""
-        heap, calls = self._heap, self._calls
-        while heap and heap[0][1] not in calls:
-            heappop(heap)
-        return heap[0][0] if heap else None
+        """When to call `advance` at the latest; None if nothing is set. Too early if that timer was cancelled."""
+        return self._heap[0][0] if self._heap else None
 
     def advance(self, now: float) -> None:
         """Make the calls that are due, earliest first, and those that they make due."""
-        while (due := self.next_due) is not None and due <= now:
-            key, call, args = self._calls.pop(heappop(self._heap)[1])
-            del self._numbers[key]
-            call(*args, now)
+        while self._heap and self._heap[0][0] <= now:
+            found = self._calls.pop(heappop(self._heap)[1], None)
+            if found is not None:  # else cancelled
+                key, call, args = found
+                del self._numbers[key]
+                call(*args, now)
