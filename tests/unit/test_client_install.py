@@ -17,7 +17,7 @@ INSTALLED_MAX = 16
 THIRD_PARTY_MODULES_MAX = 100
 CLIENT_MODULES = {"cython_runtime", "google", "grpc", "msgspec", "typing_extensions", "uvloop"}
 """What `import headgate` and its use may load. cyclopts is for the CLI, tzdata is data."""
-SERVER_COMMANDS = {"dev", "migrate", "restored", "serve"}
+SERVER_COMMANDS = {"dev", "migrate", "restore-fence", "serve"}
 
 WITHOUT_SERVER = """
 import sys
