@@ -26,9 +26,8 @@ from headgate.api.grpc.batch_service import BatchService, batch_methods
 from headgate.api.grpc.bulk_service import BulkService, bulk_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
-from headgate.api.grpc.methods import bidi_stream, grpc_service, unary
 from headgate.api.grpc.peers import PeerStreams
-from headgate.api.grpc.producer_service import ProducerParts, ProducerService
+from headgate.api.grpc.producer_service import ProducerParts, ProducerService, producer_methods
 from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
@@ -36,13 +35,16 @@ from headgate.api.grpc.topic_service import TopicService
 from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerService, worker_methods
 from headgate.control.admin import Admin, AdminParts
-from headgate.control.auth import OpenDoor, TokenFile, TokenValidator
+from headgate.control.auth import AllowAll, TokenFile, TokenValidator
+from headgate.control.batches import Batches
 from headgate.control.bulk import Bulk
 from headgate.control.failed_logins import FailedLogins
+from headgate.control.jobs import Jobs
 from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCalls, Revocation
 from headgate.control.schedules import Schedules
+from headgate.control.submit import Submits
 from headgate.control.topics import Topics
 from headgate.dispatch.bulk_runner import BulkRunner
 from headgate.dispatch.claimer import Claimer
@@ -84,7 +86,6 @@ from headgate.store.retention import RetentionStore
 from headgate.store.schedule_lanes import ScheduleLanes
 from headgate.store.service import Store
 from headgate.store.upkeep_rounds import UpkeepRounds
-from headgate.wire import jobs_pb2, producer_pb2
 
 log = logging.getLogger("headgate.server")
 SERVICES = (
@@ -160,7 +161,7 @@ class Server:
                 hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
             )
         self.options = options
-        self.validator: TokenValidator = OpenDoor() if options.tokens_file is None else TokenFile(options.tokens_file)
+        self.validator: TokenValidator = AllowAll() if options.tokens_file is None else TokenFile(options.tokens_file)
         self.store = Store(
             options.database_url,
             direct_dsn=options.direct_database_url,
@@ -395,15 +396,20 @@ class Server:
             instance=name,
             version=self.options.version,
         )
+        submits = Submits(self.store, self.submitter, make_id=self.ids.next_id)
+        jobs = Jobs(
+            store=self.store,
+            waiters=self.waiters,
+            calls=self.open_calls,
+            validator=self.validator,
+            draining=self._draining,
+        )
         producer = ProducerService(
             ProducerParts(
+                submits=submits,
+                jobs=jobs,
                 validator=self.validator,
-                store=self.store,
-                jobs=self.store,
-                submitter=self.submitter,
-                waiters=self.waiters,
                 calls=self.open_calls,
-                make_id=self.ids.next_id,
                 instance=name,
                 version=self.options.version,
                 draining=self._draining,
@@ -449,9 +455,9 @@ class Server:
         server.add_generic_rpc_handlers(
             (
                 worker_methods(worker, peers),
-                _producer_methods(producer, peers),
+                producer_methods(producer, peers),
                 admin_service.methods(self.admin),
-                batch_methods(BatchService(self.store, make_id=self.ids.next_id)),
+                batch_methods(BatchService(Batches(self.store, submits, make_id=self.ids.next_id))),
                 bulk_methods(BulkService(bulk)),
                 schedule_methods(schedules),
                 topic_methods(TopicService(Topics(self.store, on_change=self.limits.limits_changed))),
@@ -477,17 +483,3 @@ class Server:
     def _exposed_tokens(self) -> str:
         exposed = None if self.options.tokens_file is None else exposure_of(self.options.tokens_file)
         return "" if exposed is None else f"{exposed[0]}; run: {exposed[1]}"
-
-
-def _producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
-    pb = producer_pb2
-    return grpc_service(
-        "headgate.v1.ProducerService",
-        {
-            "Produce": bidi_stream(peers.bounded(service.produce), pb.ProducerFrame, pb.ProducerReply),
-            "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse),
-            "SubmitBatch": unary(service.submit_batch, pb.SubmitBatchRequest, pb.SubmitBatchResponse),
-            "GetJob": unary(service.get_job, pb.GetJobRequest, jobs_pb2.JobInfo),
-            "WaitResult": unary(service.wait_result, pb.WaitResultRequest, jobs_pb2.JobInfo),
-        },
-    )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from headgate.api.grpc import codec
+from headgate.api.grpc import codec, submit_codec
 from headgate.api.grpc.methods import Unreadable, reader_of
 from headgate.cli import values
 from headgate.cli.admin import _end
@@ -110,7 +110,13 @@ def producer_frames(raw: bytes) -> None:
     if isinstance(frame, Unreadable):
         return
     for job in frame.jobs:
-        _quietly(codec.submission_of, job, tenant="acme", make_id=lambda: new_job_id(now_ms=1, random_bits=b"x" * 10))
+        _quietly(
+            submit_codec.submission_of,
+            job,
+            tenant="acme",
+            sees=None,
+            make_id=lambda: new_job_id(now_ms=1, random_bits=b"x" * 10),
+        )
 
 
 def _example(

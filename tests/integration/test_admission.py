@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from headgate.api.grpc.auth import CALLER
-from headgate.api.grpc.producer_service import ProducerService
+from headgate.control.submit import Submits
 from headgate.dispatch.submits import QUEUE_ROWS, REST_MOST_SECONDS, REST_TIMES, Submitter, SubmitWrite
-from headgate.dispatch.writer import Account, Overloaded
+from headgate.dispatch.writer import Account
+from headgate.domain.errors import Overloaded
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.states import State
 from headgate.store.connect import Connection
-from headgate.wire import producer_pb2
 from tests.support.dispatching import SOON, Hold, Instance, completing
+from tests.support.drafts import Draft, read_draft
 
 PAGE = 1_000
 
@@ -43,7 +42,7 @@ async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_kee
     for _ in range(QUEUE_ROWS // PAGE + 4):
         for stream in streams:
             try:
-                one.submitter.put(await submit_write(one, answered), stream)
+                one.submitter.writer.put(await submit_write(one, answered), stream)
                 taken += 1
             except Overloaded as error:
                 refused.append(error)
@@ -68,13 +67,15 @@ async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_on
     hold = one.store.before["submit"] = Hold()
     answered: list[str] = []
     greedy = Account[SubmitWrite]()
-    one.submitter.put(await submit_write(one, answered), greedy)
+    one.submitter.writer.put(await submit_write(one, answered), greedy)
     await hold.reached()
     while greedy.rows < QUEUE_ROWS // 2:
-        one.submitter.put(await submit_write(one, answered), greedy)
+        one.submitter.writer.put(await submit_write(one, answered), greedy)
     with pytest.raises(Overloaded):
-        one.submitter.put(await submit_write(one, answered), greedy)
-    one.submitter.put(await submit_write(one, answered, "calm", word="polite"), one.submitter.account_of_calls("acme"))
+        one.submitter.writer.put(await submit_write(one, answered), greedy)
+    one.submitter.writer.put(
+        await submit_write(one, answered, "calm", word="polite"), one.submitter.account_of_calls("acme")
+    )
     hold.release()
     await asyncio.wait_for(_until(lambda: "polite" in answered), SOON.total_seconds())
     assert answered.index("polite") <= 4  # after what was in flight, and what went along
@@ -101,15 +102,13 @@ async def test_a_batch_is_admitted_before_its_names_are_looked_up(still: Instanc
     """A full queue refuses it without a statement; while its names are made known, it counts as waiting."""
     await still.submit(1)
     before = await db.fetchval("SELECT count(*) FROM headgate.topics")
-    parts = SimpleNamespace(submitter=still.submitter, store=still.store, make_id=lambda: still.ids.make(1)[0])
-    service = ProducerService(cast("Any", parts))
-    CALLER.set(Identity(tenant=still.tenant, subject="test", scopes=frozenset(Scope)))
-    jobs = [producer_pb2.NewJob(topic=f"new-{n}") for n in range(10)]
-    request = producer_pb2.SubmitBatchRequest(jobs=jobs)
+    submits = Submits(still.store, still.submitter, make_id=lambda: still.ids.make(1)[0])
+    caller = Identity(tenant=still.tenant, subject="test", scopes=frozenset(Scope))
+    jobs = [Draft(topic=f"new-{n}") for n in range(10)]
     await still.store.count_statements()
     begun, writer = await still.store.sent(), still.submitter.writer
     with writer.holding(QUEUE_ROWS - 5, 1, Account()), pytest.raises(Overloaded):
-        await service.submit_batch(request, cast("Any", None))
+        await submits.many(caller, jobs, read_draft, atomic=False)
     assert await still.store.sent() == begun
     seen: list[int] = []
     make = still.store.refusals
@@ -119,6 +118,6 @@ async def test_a_batch_is_admitted_before_its_names_are_looked_up(still: Instanc
         return await make(tenant, jobs)
 
     still.store.refusals = watched  # type: ignore[method-assign]
-    answer = await service.submit_batch(request, cast("Any", None))
-    assert (seen, len(answer.receipts), writer.waiting_rows) == ([10, 10], 10, 0)
+    answer = await submits.many(caller, jobs, read_draft, atomic=False)
+    assert (seen, len(answer), writer.waiting_rows) == ([10, 10], 10, 0)
     assert await db.fetchval("SELECT count(*) FROM headgate.topics") == before + 10

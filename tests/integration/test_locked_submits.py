@@ -12,10 +12,9 @@ import pytest
 
 from headgate.dispatch import locked as waiting
 from headgate.dispatch import submits
-from headgate.dispatch.ports import SubmitAnswerRow
 from headgate.domain.errors import OutcomeUnknown, RowLocked
 from headgate.domain.ids import TenantName, TopicName
-from headgate.domain.jobs import Submission
+from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.states import State, SubmitReceipt
 from headgate.store import submit as store_submit
 from headgate.store.connect import Connection
@@ -24,8 +23,8 @@ from tests.support.dispatching import SOON, Hold, Instance, failing_with, soon
 from tests.support.queue import Queue
 
 pytestmark = pytest.mark.usefixtures("known_names")
-CREATED: Mapping[int, SubmitAnswerRow] = {}
-Answers = Mapping[int, SubmitAnswerRow]
+CREATED: Mapping[int, SubmitAnswer] = {}
+Answers = Mapping[int, SubmitAnswer]
 
 
 @pytest.fixture

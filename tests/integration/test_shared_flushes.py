@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from headgate.api.grpc.producer_service import ProducerService
+from headgate.control.submit import Submits
 from headgate.dispatch.submits import SubmitAccount
 from headgate.dispatch.writer import Account
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, OutcomeUnknown, StoreUnavailable
@@ -161,8 +160,8 @@ async def test_neighbours_of_rows_that_cannot_be_stored_keep_their_order(
 # ---------------------------------------------------------------------- room
 
 
-def producer(one: Instance) -> ProducerService:
-    return ProducerService(cast("Any", SimpleNamespace(submitter=one.submitter, store=one.store)))
+def submits(one: Instance) -> Submits[Any, SubmitAccount]:
+    return Submits(one.store, one.submitter, make_id=new_id)
 
 
 def is_empty(one: Instance, *accounts: SubmitAccount) -> bool:
@@ -218,7 +217,7 @@ async def test_an_atomic_batch_gives_back_its_room_however_it_ends(
         return await call(flush)
 
     monkeypatch.setattr(one.store, "_submit_atomic", watched)
-    batch = producer(one)._batch(rows, account, atomic=True)
+    batch = submits(one)._write_atomic(rows, account)
     if error is None:
         assert await batch == {}
     else:
@@ -240,7 +239,7 @@ async def test_an_atomic_batch_whose_caller_goes_away_while_it_waits_gives_back_
 
     monkeypatch.setattr(one.store, "_submit_atomic", stuck)
     rows = await one.store.fill([job("acme"), job("acme")])
-    task = asyncio.create_task(producer(one)._batch(rows, account, atomic=True))
+    task = asyncio.create_task(submits(one)._write_atomic(rows, account))
     await hold.reached()
     assert not is_empty(one, account)
     task.cancel()

@@ -13,8 +13,7 @@ import pytest
 
 from headgate import server as composition
 from headgate.dispatch.session import WorkerSession
-from headgate.dispatch.writer import ShuttingDown
-from headgate.domain.errors import InternalError, OutcomeUnknown
+from headgate.domain.errors import InternalError, OutcomeUnknown, ShuttingDown
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State

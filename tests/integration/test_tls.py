@@ -95,15 +95,13 @@ async def test_a_server_may_ask_clients_for_their_certificate(database: str, fil
         url = f"https://{address}"
         assert await submits(url, ca=files.ca, certificate=files.client_cert, key=files.client_key)
         assert await told(url, "pass certificate=... and key=...", ca=files.ca)
-        assert await told(
-            url, "during the TLS handshake", ca=files.ca, certificate=other.client_cert, key=other.client_key
-        )
+        assert await told(url, "in the TLS handshake", ca=files.ca, certificate=other.client_cert, key=other.client_key)
 
 
 async def test_files_that_make_no_server_are_refused_before_the_port_is_open(database: str, files: Files) -> None:
     for options, says in (
-        ({"tls_cert": files.cert}, "needed together"),
-        ({"tls_client_ca": files.ca}, "needs a certificate"),
+        ({"tls_cert": files.cert}, "given together"),
+        ({"tls_client_ca": files.ca}, "requires a server certificate"),
         ({"tls_cert": files.cert, "tls_key": files.client_key}, "cannot be used"),
         ({"tls_cert": files.folder / "none", "tls_key": files.key}, "cannot be used"),
     ):

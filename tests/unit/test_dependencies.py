@@ -124,9 +124,9 @@ def test_the_numbers_of_domain_and_wire_are_the_same() -> None:
     ],
 )
 def test_what_makes_no_sense_on_the_wire_is_refused_by_its_field(words: dict[str, Any], says: str) -> None:
-    from headgate.api.grpc.codec import submission_of
+    from headgate.api.grpc.submit_codec import submission_of
     from headgate.wire import producer_pb2
 
     sent = producer_pb2.NewJob(topic="mail", id=A.bytes, **words)
     with pytest.raises(HeadgateError, match=says):
-        submission_of(sent, tenant="acme", make_id=lambda: A)
+        submission_of(sent, tenant="acme", sees=None, make_id=lambda: A)

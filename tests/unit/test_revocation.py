@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.api.grpc import producer_service, worker_service
+from headgate.api.grpc import producer_stream, worker_service
 from headgate.control.auth import GONE_LOOKS, TokenFile
 from headgate.control.revocation import LOOK_SECONDS, OpenCalls, Revocation
 from headgate.domain.errors import HeadgateError
@@ -66,5 +66,5 @@ def test_what_is_open_ends_within_two_looks(tmp_path: Path, change: Callable[[Pa
 
 
 def test_the_looks_and_the_time_to_say_goodbye_are_five_seconds_at_most() -> None:
-    goodbye = max(producer_service.FAREWELL_SECONDS, worker_service.FAREWELL_SECONDS)
+    goodbye = max(producer_stream.FAREWELL_SECONDS, worker_service.FAREWELL_SECONDS)
     assert LOOK_SECONDS * GONE_LOOKS + goodbye <= 5

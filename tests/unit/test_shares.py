@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.dispatch.session import LONG_LIST, LONG_LIST_SECONDS, WorkerSession
 from headgate.dispatch.sessions import HELD_PER_TENANT, WorkerSessions
 from headgate.dispatch.shares import Due, fair_shares, in_shares
-from headgate.dispatch.writer import Overloaded
+from headgate.domain.errors import Overloaded
 from headgate.domain.identity import Identity, Scope
 
 

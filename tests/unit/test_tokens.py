@@ -78,7 +78,7 @@ def test_system_is_the_scope_of_tokens_without_a_tenant_and_admin_does_not_inclu
     ],
 )
 def test_only_system_is_without_a_tenant_and_it_goes_with_nothing_else(entry: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetting, match=r'token 1(: the scope "system" stands alone| must have tenant)'):
+    with pytest.raises(InvalidSetting, match=r'token 1(: the scope "system" cannot be combined| must have tenant)'):
         parsed({TOKEN: entry})
 
 
@@ -128,14 +128,14 @@ def test_a_token_may_be_given_by_its_digest_and_the_digest_itself_opens_nothing(
 
 @pytest.mark.parametrize("wrong", ["sha256:", "sha256:" + "0" * 63, "sha256:" + "g" * 64, "sha256:" + "0" * 65])
 def test_a_digest_has_64_digits(wrong: str) -> None:
-    with pytest.raises(InvalidSetting, match="token 1: after sha256: there must be 64 hexadecimal digits"):
+    with pytest.raises(InvalidSetting, match="token 1: sha256: must be followed by 64 hexadecimal digits"):
         parsed({wrong: {"tenant": "acme"}})
 
 
 def test_a_token_that_is_there_twice_is_refused() -> None:
     entry = '{"tenant": "acme"}'
     for second in (TOKEN, hashed(TOKEN), hashed(TOKEN).upper().replace("SHA", "sha")):
-        with pytest.raises(InvalidSetting, match="token 2 is there twice"):
+        with pytest.raises(InvalidSetting, match="token 2 is listed twice"):
             parse_tokens(f'{{"{TOKEN}": {entry}, "{second}": {entry}}}', source="f")
 
 
@@ -157,7 +157,7 @@ def test_a_token_expires_at_its_moment_also_for_who_has_used_it() -> None:
 
 @pytest.mark.parametrize("wrong", ["2027-01-31", "2027-01-31T00:00:00", "soon", "", 1_800_000_000, ["2027"]])
 def test_when_a_token_expires_has_a_zone(wrong: object) -> None:
-    with pytest.raises(InvalidSetting, match="token 1: expires: must be a date and time with its zone"):
+    with pytest.raises(InvalidSetting, match="token 1: expires: must be a date and time with a zone"):
         identity(expires=wrong)
 
 

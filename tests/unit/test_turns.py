@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from headgate.dispatch.turns import CALL_ROWS, Turns
-from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Overloaded
+from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS
+from headgate.domain.errors import Overloaded
 
 
 class Calls:

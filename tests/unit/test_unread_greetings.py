@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from headgate.api.grpc import producer_service, worker_service
+from headgate.api.grpc import producer_stream, worker_service
 from headgate.api.grpc.auth import ADMISSION, CALLER, Admission, Turns
 from headgate.api.grpc.producer_service import ProducerService
 from headgate.api.grpc.worker_service import WorkerService
-from headgate.control.auth import OpenDoor
+from headgate.control.auth import AllowAll
 from headgate.control.permissions import RULES
 from headgate.control.revocation import OpenCalls
+from headgate.control.submit import Submits
 from headgate.dispatch.session_rules import SessionRules
 from headgate.domain.identity import Identity, TokenRevoked
 from headgate.wire import producer_pb2, worker_pb2
 from tests.support.fake_server import until
+from tests.support.queue import new_id
 
 
 class Aborted(Exception):
@@ -43,7 +45,7 @@ class Deaf:
         raise Aborted(dict(trailers)["headgate-code"])
 
 
-class Door(OpenDoor):
+class Door(AllowAll):
     """Open until it is shut."""
 
     shut = False
@@ -56,7 +58,7 @@ class Door(OpenDoor):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (producer_service, worker_service):
+    for module in (producer_stream, worker_service):
         monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.01)
     monkeypatch.setattr(Door, "shut", False)
     CALLER.set(Door().identify(""))
@@ -64,9 +66,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def producers(calls: OpenCalls) -> ProducerService:
-    submitter = SimpleNamespace(admit=lambda *_: None)
+    queue: Any = SimpleNamespace(new_account=object, admit=lambda *_: None)
+    submits: Any = Submits(queue, queue, make_id=new_id)
     parts: Any = SimpleNamespace(
-        validator=Door(), calls=calls, submitter=submitter, instance="i", version="v", draining=asyncio.Event()
+        validator=Door(),
+        calls=calls,
+        submits=submits,
+        jobs=None,
+        instance="i",
+        version="v",
+        draining=asyncio.Event(),
     )
     return ProducerService(parts)
 

@@ -14,11 +14,9 @@ from headgate.dispatch.writer import (
     SHORTEST_HINT_MS,
     Account,
     GroupWriter,
-    Overloaded,
-    ShuttingDown,
     TenantAccount,
 )
-from headgate.domain.errors import HeadgateError, InternalError, StoreUnavailable
+from headgate.domain.errors import HeadgateError, InternalError, Overloaded, ShuttingDown, StoreUnavailable
 
 
 class Rows:

@@ -1,7 +1,4 @@
-"""Who may do what. A validator turns a token into an identity; static tokens come from a file (docs/howto/tokens.md).
-
-JWT and API keys will be further validators of the same small interface.
-"""
+"""Authentication: a validator turns a token into an identity; static tokens come from a file (docs/howto/tokens.md)."""
 
 from __future__ import annotations
 
@@ -23,31 +20,31 @@ from headgate.domain.validation import check_tenant, check_text, check_topic
 
 WORKER_SCOPES: Final = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
 GONE_LOOKS: Final = 2
-"""A file that is missing at so many looks in a row was removed on purpose. Once may be the middle of a replacement."""
+"""A file that is missing this many times in a row was removed on purpose; once can be the middle of a replacement."""
 _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _ENTRY: Final = frozenset({"tenant", "name", "expires", "scopes", "topics"})
 _FORM: Final = '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": …, "scopes": […], "topics": […]}}'
 
 
 class TokenValidator(Protocol):
-    """Turns a token into an identity, and says later whether that identity still holds."""
+    """Turns a token into an identity, and tells later what that identity still permits."""
 
     def identify(self, token: str) -> Identity:
-        """Whose token it is. Raises Unauthenticated. Called for every call and every frame: it must cost little."""
+        """The identity of a token. Raises Unauthenticated. Called for every call: it must be cheap."""
         ...
 
     def recheck(self, identity: Identity) -> Identity:
-        """The rights that its credential has now. Raises TokenRevoked."""
+        """The identity with its current rights. Raises TokenRevoked. Called for every frame: it must be cheap."""
         ...
 
     def state(self) -> tuple[int, int]:
-        """A value that is another one whenever a credential may have come, gone, expired or changed."""
+        """A value that changes whenever a credential was added, removed or changed, or has expired."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDoor:
-    """Dev mode on loopback: every caller is the default tenant's administrator."""
+class AllowAll:
+    """Dev mode on loopback: every caller is an administrator of the default tenant."""
 
     tenant: str = "default"
 
@@ -70,7 +67,7 @@ def _administrator(tenant: str) -> Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """One entry of the file: the digest of its token, what it permits, and until when."""
+    """One entry of the file: the digest of its token, what it permits, when it expires."""
 
     digest: bytes
     identity: Identity
@@ -85,14 +82,14 @@ class StaticTokens:
         self._by_digest = {one.digest: one for one in credentials}
         self._by_credential = {one.identity.credential: one for one in self._by_digest.values()}
         self._expiries = sorted(one.expires_at for one in self._by_digest.values() if one.expires_at is not None)
-        # Tokens that were accepted, so that each is hashed once. Never larger than the set itself. Python compares the
-        # text only where a keyed 64-bit hash of it is the same, so the time of a look-up tells nothing about a token.
+        # Tokens that were accepted, so that each is hashed once; bounded by the set itself. Python compares the text
+        # only if a keyed 64-bit hash of it is equal, so the time of a lookup reveals nothing about a token.
         self._accepted: dict[str, Credential] = {}
 
     def identify(self, token: str) -> Identity:
         known = self._accepted.get(token)
         if known is None:
-            # A dict is fine here: the caller cannot choose the digest, so how long the look-up takes tells nothing.
+            # A dict is safe here: the caller cannot choose the digest, so the time of the lookup reveals nothing.
             known = self._by_digest.get(digest_of(token))
             if known is None:
                 raise Unauthenticated("unknown token" if token else "no token")
@@ -111,7 +108,7 @@ class StaticTokens:
 
     @property
     def expired(self) -> int:
-        """How many of them have expired."""
+        """How many credentials have expired."""
         return bisect_right(self._expiries, self._clock()) if self._expiries else 0
 
     def __len__(self) -> int:
@@ -121,15 +118,15 @@ class StaticTokens:
 class TokenFile:
     """Static tokens in a file that is read again when it changes, so that a token can be revoked at run time.
 
-    - A file that cannot be understood or opened changes nothing: a typing error must not cut everyone off.
-    - A file that is *gone* revokes all tokens: that is what removing it is for.
+    - A file that cannot be parsed or opened changes nothing: a typing error must not disconnect every client.
+    - A file that is *gone* revokes all tokens: that is the meaning of removing it.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
         self._stamp: tuple[int, ...] | None = None
         self._changes = 0
-        self._missing = 0  # looks in a row that did not find the file
+        self._missing = 0  # consecutive refreshes that did not find the file
         self._tokens = StaticTokens(clock=clock)
         try:
             self.refresh()
@@ -151,7 +148,7 @@ class TokenFile:
         return self._changes, self._tokens.expired
 
     def refresh(self) -> bool:
-        """Read the file if it changed; says whether it did. Raises InvalidSetting or OSError, and keeps what it has."""
+        """Read the file if it has changed; True if so. Raises InvalidSetting or OSError, and keeps the old tokens."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -162,7 +159,7 @@ class TokenFile:
                 return False
             self._take(())
             return True
-        # The inode and the time of its last change as well: a copy may have the size and the date of the original.
+        # Inode and ctime as well: a copy can have the size and mtime of the original.
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
         if stamp == self._stamp and not self.gone:
             self._missing = 0
@@ -181,7 +178,7 @@ class TokenFile:
 
 
 def digest_of(token: str) -> bytes:
-    """The SHA-256 of a token: what a file may hold in its place."""
+    """The SHA-256 of a token, which a file can hold instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -192,28 +189,28 @@ def parse_tokens(text: str, *, source: str) -> list[Credential]:
     except ValueError as error:
         raise InvalidSetting(source, f"is not JSON: {error}") from None
     except RecursionError:
-        raise InvalidSetting(source, "is not JSON of ours: it is nested too deep") from None
+        raise InvalidSetting(source, "is nested too deep") from None
     if not isinstance(entries, _Pairs):
         raise InvalidSetting(source, f"must be an object {_FORM}")
     found: dict[bytes, Credential] = {}
     for number, (token, entry) in enumerate(entries, 1):
         digest = _digest(token, source, number)
         if digest in found:
-            # Else a token that was removed once would stay valid by its second entry.
-            raise InvalidSetting(source, f"token {number} is there twice", hint="leave one of the two out")
+            # Otherwise a token that was removed once would stay valid by its second entry.
+            raise InvalidSetting(source, f"token {number} is listed twice", hint="remove one of the entries")
         found[digest] = _credential(digest, entry, source, number)
     return list(found.values())
 
 
 class _Pairs(list[tuple[str, object]]):
-    """A JSON object as it was written: a dict would hide that a name is there twice."""
+    """A JSON object as written: a dict would hide a repeated name."""
 
 
 def _digest(token: str, source: str, number: int) -> bytes:
     if token.startswith("sha256:"):
         hashed = _HASHED.fullmatch(token)
         if hashed is None:
-            raise InvalidSetting(source, f"token {number}: after sha256: there must be 64 hexadecimal digits")
+            raise InvalidSetting(source, f"token {number}: sha256: must be followed by 64 hexadecimal digits")
         return bytes.fromhex(hashed[1])
     if len(token) < 16:
         raise InvalidSetting(source, f"token {number} has {len(token)} characters; it needs 16 or more")
@@ -223,15 +220,17 @@ def _digest(token: str, source: str, number: int) -> bytes:
 def _credential(digest: bytes, entry: object, source: str, number: int) -> Credential:
     given = dict(entry) if isinstance(entry, _Pairs) else {}
     scopes = _scopes(given.get("scopes"), source, number)
-    # What reaches all tenants belongs to none of them, and to no topic.
+    # A token that reaches all tenants belongs to no tenant and no topic.
     of_all = Scope.SYSTEM in scopes
     if of_all and (len(scopes) > 1 or {"tenant", "topics"} & set(given)):
-        raise InvalidSetting(source, f'token {number}: the scope "system" stands alone, without a tenant and topics')
+        raise InvalidSetting(
+            source, f'token {number}: the scope "system" cannot be combined with other scopes, a tenant or topics'
+        )
     if not (set() if of_all else {"tenant"}) <= set(given) <= _ENTRY:
         raise InvalidSetting(
-            source, f"token {number} must have tenant, and may have name, expires, scopes and topics; nothing else"
+            source, f"token {number} must have tenant, and can have name, expires, scopes and topics; nothing else"
         )
-    # A name of the credential that tells nothing about the token, nor about the digest, which may be in a file.
+    # Names the credential without revealing the token, nor the digest, which may be in a file.
     credential = hashlib.sha256(b"headgate credential" + digest).hexdigest()[:16]
     try:
         name = given.get("name", f"token-{credential[:8]}")
@@ -255,7 +254,7 @@ def _scopes(value: object, source: str, number: int) -> frozenset[Scope]:
     try:
         return frozenset(Scope(str(one)) for one in _list(value))
     except ValueError:
-        raise InvalidSetting(source, f"token {number}: knows no such scope; there are {', '.join(Scope)}") from None
+        raise InvalidSetting(source, f"token {number}: unknown scope; must be one of {', '.join(Scope)}") from None
 
 
 def _topics(value: object) -> frozenset[str] | None:
@@ -270,7 +269,7 @@ def _expires_at(value: object) -> float | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise InvalidInput("expires", "must be a date and time with its zone, such as 2027-01-31T00:00:00Z")
+        raise InvalidInput("expires", "must be a date and time with a zone, such as 2027-01-31T00:00:00Z")
     return moment.timestamp()
 
 
@@ -279,5 +278,5 @@ def _list(value: object) -> Sequence[object]:
 
 
 def same_rights(one: Identity, other: Identity) -> bool:
-    """Whether two identities of a credential permit the same; what it is called does not count."""
+    """Whether two identities permit the same; their names do not matter."""
     return one is other or (one.tenant, one.scopes, one.topics) == (other.tenant, other.scopes, other.topics)

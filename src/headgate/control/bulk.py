@@ -1,6 +1,6 @@
-"""What operators ask about many jobs: lists, counts, dead letters, durable operations.
+"""Jobs by filter: lists, counts, groups of dead letters, bulk operations.
 
-Every answer is about the caller's tenant, and about the topics its token permits: others do not exist for it.
+Every answer covers only the caller's tenant and the topics that its token permits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headgate.domain.validation import shown
 
 
 class BulkStore(Protocol):
-    """What is asked of the store; `topics` None means any."""
+    """What bulk operations and lists need of the store; `topics` None means any."""
 
     async def list_jobs(
         self,
@@ -53,7 +53,7 @@ class BulkStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An operation as a client asks for it."""
+    """An operation as a client requests it."""
 
     verb: str
     filter: str
@@ -64,7 +64,7 @@ class Request:
     per_second: int | None = None
 
     def plan(self) -> Plan:
-        """The request checked."""
+        """The plan; raises InvalidInput."""
         known = {verb.label: verb for verb in Verb}
         if self.verb not in known:
             raise InvalidInput("verb", f"must be one of {', '.join(known)}, got {shown(self.verb)}")
@@ -80,12 +80,12 @@ class Request:
 
 
 class Bulk:
-    """The verbs."""
+    """Lists, counts and bulk operations of the caller's tenant."""
 
     def __init__(
         self, store: BulkStore, *, started: Callable[[], None], recheck: Callable[[Identity], Identity]
     ) -> None:
-        """`started` is called for each new operation, so that the first chunk need not wait for a poll.
+        """`started` is called for each new operation, so that its first chunk does not wait for a poll.
 
         `recheck` raises TokenRevoked for a caller whose token was revoked meanwhile.
         """
@@ -100,25 +100,25 @@ class Bulk:
         cursor: str = "",
         oldest: bool = False,
     ) -> JobPage:
-        """One page of what matches, newest first, or oldest."""
+        """One page of the jobs that match, newest or oldest first."""
         matching = _permitted(who, parse(text))
         return await self._store.list_jobs(
             who.tenant, matching, topics=who.topics, limit=limit, cursor=cursor, oldest=oldest
         )
 
     async def count_jobs(self, who: Identity, text: str, *, up_to: int) -> Counted:
-        """How many match, up to a bound."""
+        """The number of jobs that match, counted up to a bound."""
         matching = _permitted(who, parse(text))
         return await self._store.count_jobs(who.tenant, matching, topics=who.topics, up_to=up_to)
 
     async def dead_groups(self, who: Identity, topic: str, *, limit: int) -> DeadGroups:
-        """Dead letters by topic and kind of error; `topic` may have wildcards, and empty means all."""
+        """Dead letters grouped by topic and error; `topic` can contain wildcards, empty means all."""
         named = [topic_term(topic)] if topic else []
         _permitted(who, JobFilter(tuple(named)))
         return await self._store.dead_groups(who.tenant, named, topics=who.topics, limit=limit)
 
     async def preview(self, who: Identity, request: Request) -> Preview:
-        """What an operation would meet, without starting it."""
+        """What an operation would change, without starting it."""
         return await self._store.preview(who.tenant, _checked(who, request), topics=who.topics)
 
     async def start(self, who: Identity, operation_id: UUID, request: Request) -> BulkOperation:
@@ -128,7 +128,7 @@ class Bulk:
             who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.credential
         )
         try:
-            # What ends the operations of a revoked token may have looked just before this one was there.
+            # The check that cancels operations of a revoked token may have run just before this one was stored.
             self._recheck(who)
         except TokenRevoked as revoked:
             await self._store.cancel(who.tenant, operation_id, who="headgate", reason=str(revoked), topics=None)
@@ -137,7 +137,7 @@ class Bulk:
         return found
 
     async def operation(self, who: Identity, operation_id: UUID) -> BulkOperation:
-        """One operation as it stands."""
+        """One operation."""
         return await self._store.operation(who.tenant, operation_id, topics=who.topics)
 
     async def operations(self, who: Identity, *, active: bool, before: UUID | None, limit: int) -> list[BulkOperation]:
@@ -145,7 +145,7 @@ class Bulk:
         return await self._store.operations(who.tenant, active=active, before=before, limit=limit, topics=who.topics)
 
     async def cancel(self, who: Identity, operation_id: UUID, *, reason: str) -> BulkOperation:
-        """End an operation where it stands."""
+        """Stop an operation; what it has changed stays changed."""
         return await self._store.cancel(who.tenant, operation_id, who=who.subject, reason=reason, topics=who.topics)
 
 
@@ -158,7 +158,7 @@ def _checked(who: Identity, request: Request) -> Plan:
 
 
 def _permitted(who: Identity, matching: JobFilter) -> JobFilter:
-    """Refuse a term that names foreign topics only: an empty answer would look like an empty topic."""
+    """Refuse a term that names only topics that the token does not permit: no result would look like no jobs."""
     for term in matching.of(Field.TOPIC):
         named = [value.parts[0] for value in term.values if isinstance(value, Glob) and value.is_plain]
         if not term.negated and len(named) == len(term.values):

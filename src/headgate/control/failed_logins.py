@@ -1,8 +1,8 @@
-"""Failed logins: logged, but not each of them; and answered late to an address that fails again and again.
+"""Failed logins: logged at a bounded rate, and answered late to an address that keeps failing.
 
-A valid token is never slowed or refused because others fail: behind a proxy all clients have one address. So a guess
-costs its sender time, and no other client. Nothing here grows with the number of guesses or of addresses: the answers
-held back are bounded for each address and in all (more are given at once), and of the addresses the latest are known.
+A valid token is never delayed or refused because others fail: behind a proxy all clients have one address. So a guess
+costs time to its sender only. Memory does not grow with the number of guesses or addresses: delayed answers are bounded
+per address and in total (the others are sent at once), and only the latest addresses are kept.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Final
 
 log = logging.getLogger("headgate.logins")
 FREE_FAILURES: Final = 5
-"""An address may fail so often, and once more every second, before its answers come late: restarts of clients with an
-old token are no attack."""
+"""Failures that an address may have, plus one per second, before its answers are delayed: clients that restart with an
+old token are not an attack."""
 HELD_SECONDS: Final = 1.0
 HELD_PER_PEER: Final = 8
 HELD_IN_ALL: Final = 128
 PEERS: Final = 1_024
 LOG_SECONDS: Final = 10.0
-"""One line for an address in this time, with the number of failures since the last one."""
+"""At most one line per address in this time, with the number of failures since the last one."""
 LINES_PER_SECOND: Final = 5.0
-"""In all: from many addresses at once the log would grow without end."""
+"""In total: many addresses at once must not flood the log."""
 
 
 @dataclass(slots=True)
 class _Peer:
     at: float  # of its last failure
-    failures: float = 0.0  # less one for every second since
+    failures: float = 0.0  # decays by one per second
     held: int = 0
     unlogged: int = 0
     logged_at: float = float("-inf")
 
 
 class FailedLogins:
-    """What is known of addresses that failed to log in lately."""
+    """Addresses with recent failed logins."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FailedLogins:
         now: Callable[[], float] = time.monotonic,
         hold: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`hold` is how to wait; a test gives another one."""
+        """`hold` delays an answer; tests replace it."""
         self._now, self._hold = now, hold
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._held = 0
@@ -59,7 +59,7 @@ class FailedLogins:
         return len(self._peers)
 
     async def failed(self, address: str, reason: str) -> None:
-        """A login from `address` failed. Returns when its sender may get the answer."""
+        """Record a failed login from `address`; returns when the answer may be sent."""
         peer = self._note(_network(address))
         self._log(address, peer, reason)
         if peer.failures <= FREE_FAILURES or peer.held >= HELD_PER_PEER or self._held >= HELD_IN_ALL:
@@ -98,7 +98,7 @@ class FailedLogins:
 
 
 def _network(address: str) -> str:
-    """An IPv6 host has 2⁶⁴ addresses to call from: they count as one."""
+    """An IPv6 host can use 2⁶⁴ addresses: they count as one."""
     try:
         known = ip_address(address.strip("[]").partition("%")[0])
     except ValueError:

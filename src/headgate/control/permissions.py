@@ -1,11 +1,11 @@
-"""The one authorisation table: what each method needs, what it reaches, and how large its requests may be.
+"""The authorisation table: the scopes that each method requires, what it reaches, how large its requests may be.
 
 The gRPC server looks a method up here before it reads anything of the request (api/grpc/guard.py). A method that is not
-in the table cannot be served. Other transports use the same rules for the same use cases.
+in the table cannot be served. Other transports apply the same rules to the same use cases.
 
-Scopes and sizes are enforced at the door. Tenants and topics of single objects are known only when the object is, so
-the use cases check those; `tests/e2e/test_permissions.py` makes every call of the table against other tenants' and
-other topics' objects.
+Scopes and sizes are checked before the request is read. The tenant and topic of an object are known only when the
+object is read, so the use cases check those; `tests/e2e/test_permissions.py` makes every call of the table against
+objects of other tenants and other topics.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from headgate.domain.identity import Identity, PermissionDenied, Scope
 
 
 class TenantRule(StrEnum):
-    """Whose data a method reaches. No request names a tenant: it is always the credential's."""
+    """Which tenants' data a method reaches. No request names a tenant: it is always the credential's."""
 
     NONE = "none"
-    """No tenant's data; open without a token, so its requests are not read at all."""
+    """No tenant's data. No token is required, so requests are not read at all."""
     OWN = "own"
     OWN_OR_ALL = "own or all"
-    """The caller's tenant; what concerns all tenants needs the scope `system`."""
+    """The caller's tenant; all tenants with the scope `system`."""
     ALL = "all"
-    """All tenants; needs the scope `system`."""
+    """All tenants; requires the scope `system`."""
 
 
 class TopicRule(StrEnum):
-    """What a method means for a token that is limited to some topics."""
+    """How a method treats a token that is limited to some topics."""
 
     NONE = "none"
-    """It is about no topic."""
+    """The method concerns no topic."""
     NAMED = "named"
-    """The request names topics: others than the token's are refused by name."""
+    """The request names topics: those that the token does not permit are refused."""
     OBJECT = "object"
-    """The request names an object: one of another topic does not exist."""
+    """The request names an object: one of another topic is not found."""
     FILTERED = "filtered"
-    """The answer leaves out what belongs to other topics."""
+    """The answer omits what belongs to other topics."""
     WHOLE_TENANT = "whole tenant"
-    """It reaches all topics of a tenant: such a token is refused."""
+    """The method reaches all topics of a tenant: such a token is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,16 @@ class Rule:
     """One row of the table."""
 
     scopes: tuple[Scope, ...]
-    """One of them is enough, and the first one is named in a refusal. Empty: no token is needed."""
+    """One of them suffices; a refusal names the first. Empty: no token is required."""
     tenant: TenantRule
     topics: tuple[TopicRule, ...]
     max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES
-    """Of one message."""
+    """Maximum size of one message."""
     elements: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """By the path of a repeated field: how many there may be in each message that holds it."""
+    """By path of a repeated field: the maximum number of elements in each message."""
 
     def admit(self, caller: Identity) -> None:
-        """Raise PermissionDenied unless the caller may use the method at all."""
+        """Raise PermissionDenied unless the caller may use the method."""
         caller.require(*self.scopes)
         if caller.topics is not None and TopicRule.WHOLE_TENANT in self.topics:
             raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
@@ -105,7 +105,7 @@ def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None
 
 
 _NAMED, _OBJECT, _FILTERED = TopicRule.NAMED, TopicRule.OBJECT, TopicRule.FILTERED
-_EVERYBODYS: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,))
+_OPEN: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,))
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     _of(
@@ -205,11 +205,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         GetTopic=_read(_NAMED),
         SetTopic=_operate(_NAMED),
     )
-    | _of("grpc.health.v1.Health", Check=_EVERYBODYS, Watch=_EVERYBODYS)
+    | _of("grpc.health.v1.Health", Check=_OPEN, Watch=_OPEN)
 )
 """By the full name of a gRPC method."""
 
 REFLECTION: Final[Mapping[str, Rule]] = MappingProxyType(
     _of("grpc.reflection.v1alpha.ServerReflection", ServerReflectionInfo=_read(TopicRule.NONE))
 )
-"""Served in development only."""
+"""Served in dev mode only."""

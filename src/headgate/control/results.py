@@ -1,4 +1,4 @@
-"""Waiting for results: told at once when the job ends on this instance, else found by one batched look every 200 ms."""
+"""Waiting for results: woken at once when the job ends on this instance, else by one query for all every 200 ms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("headgate.results")
 
 
 class Waiters:
-    """Everybody on this instance who waits for a job to end."""
+    """The calls on this instance that wait for a job to end."""
 
     def __init__(self, store: JobStore, *, every: float = 0.2) -> None:
         self._store, self._every = store, every
@@ -22,11 +22,11 @@ class Waiters:
         self._stopped = False
 
     def any(self) -> bool:
-        """Whether anybody waits at all: asked for every flush."""
+        """Whether any call waits; checked for every flush."""
         return bool(self._waiting)
 
     async def wait(self, tenant_no: int, job_id: UUID, seconds: float) -> None:
-        """Return when the job has ended, or the time is over, or nobody waits here any longer."""
+        """Return when the job has ended, the time is over, or the instance stops."""
         if self._stopped:
             return
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -43,30 +43,34 @@ class Waiters:
                 self._waiting.pop((tenant_no, job_id), None)
 
     def ended(self, tenant_no: int, job_id: UUID) -> None:
-        """A job has ended."""
+        """Wake the calls that wait for a job which has ended."""
         for waiter in self._waiting.get((tenant_no, job_id), ()):
             if not waiter.done():
                 waiter.set_result(None)
 
     async def run(self) -> None:
-        """Look for jobs that ended on other instances, for all waiters in one statement per tenant."""
+        """Poll for jobs that ended on other instances while any call waits, until `stop`."""
         while not self._stopped:
             self._some.clear()
             if not self._waiting:
                 await self._some.wait()
             await asyncio.sleep(self._every)
-            by_tenant: dict[int, list[UUID]] = {}
-            for tenant_no, job_id in self._waiting:
-                by_tenant.setdefault(tenant_no, []).append(job_id)
-            for tenant_no, ids in by_tenant.items():
-                try:
-                    for job_id in await self._store.finished(tenant_no, ids):
-                        self.ended(tenant_no, job_id)
-                except HeadgateError as error:
-                    log.warning("result_poll_failed error=%s", error)
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """One query per tenant, for all jobs that calls wait for."""
+        by_tenant: dict[int, list[UUID]] = {}
+        for tenant_no, job_id in self._waiting:
+            by_tenant.setdefault(tenant_no, []).append(job_id)
+        for tenant_no, ids in by_tenant.items():
+            try:
+                for job_id in await self._store.finished(tenant_no, ids):
+                    self.ended(tenant_no, job_id)
+            except HeadgateError as error:
+                log.warning("result_poll_failed error=%s", error)
 
     def stop(self) -> None:
-        """End the loop, and let go of everybody: they must ask another instance."""
+        """End the loop and wake all calls: their clients must ask another instance."""
         self._stopped = True
         self._some.set()
         for waiting in self._waiting.values():

@@ -1,13 +1,13 @@
-"""Revocation: what a credential has open ends when the credential does, within five seconds.
+"""Revocation: everything that a credential has open ends within five seconds of its revocation.
 
 What ends
-- Worker sessions, streams of jobs and waiting claims (`dispatch/sessions`): they end when the credential is revoked,
-  has expired, or permits something else now. A worker connects again, with the rights it has then.
-- Streams of producers and calls that wait for a result (`OpenCalls`): they are woken, ask for their rights again, and
-  end if those are not enough. Each frame of a producer is judged by itself anyway.
-- Bulk operations: they are cancelled, and the audit says why. One that the credential may still do goes on.
+- Worker sessions, streams of jobs and waiting claims: they end when the credential is revoked, has
+  expired, or has other rights now. A worker reconnects with its current rights.
+- Streams of producers and calls that wait for a result (`OpenCalls`): they check their rights again, and end if
+  those no longer suffice. Each frame of a producer is checked anyway.
+- Bulk operations: they are cancelled, and the audit says why. One that the credential still permits continues.
 
-What a credential has stored stays: jobs, schedules, limits, pauses.
+Everything that a credential has stored stays: jobs, schedules, limits, pauses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headgate.domain.identity import Identity, Scope, TokenRevoked
 
 log = logging.getLogger("headgate.tokens")
 LOOK_SECONDS: Final = 1.0
-"""How often the file of tokens is looked at. Removed, it is missed at the second look; all ends within five seconds."""
+"""How often the token file is read. Its removal counts at the second read; everything ends within five seconds."""
 
 
 class Holder(Protocol):
@@ -39,21 +39,27 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """A call that asks for its rights again when `changed` is set."""
+    """A call that checks its rights again when `changed` is set."""
 
     identity: Identity
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def recheck(self, validator: TokenValidator, scope: Scope) -> None:
+        """Take the rights that the token has now; raises where it has lost the scope, or is not valid any more."""
+        self.identity = validator.recheck(self.identity)
+        self.identity.require(scope)
+        self.changed.clear()
+
 
 class OpenCalls:
-    """The calls of this instance that are open for long, other than those that get jobs."""
+    """The long-lived calls of this instance, except those that receive jobs."""
 
     def __init__(self) -> None:
         self._open: set[OpenCall] = set()
 
     @contextmanager
     def watched(self, identity: Identity) -> Iterator[OpenCall]:
-        """Notify a call of changes to its rights for as long as this lasts."""
+        """Register a call while it is open."""
         call = OpenCall(identity)
         self._open.add(call)
         try:
@@ -81,14 +87,14 @@ class StartedBulk:
 
 
 class RevokedOperations(Protocol):
-    """What revocation asks of the store."""
+    """What revocation needs of the store."""
 
     async def started(self) -> Sequence[StartedBulk]: ...
     async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None: ...
 
 
 class Revocation:
-    """Reads the file of tokens again, and ends what is open with a credential that is not what it was."""
+    """Reads the token file again, and ends what is open with a credential that has changed."""
 
     def __init__(
         self,
@@ -99,14 +105,14 @@ class Revocation:
         operations: RevokedOperations,
         exposed: Callable[[], str] = lambda: "",
     ) -> None:
-        """`exposed` says what is wrong with the permissions of the file; asked when it has changed."""
+        """`exposed` describes a problem with the permissions of the file; called when the file has changed."""
         self._validator, self._holders, self._calls, self._exposed = validator, holders, calls, exposed
         self._operations = operations
-        self._seen: tuple[int, int] | None = None  # the state of the tokens when operations were looked at last
+        self._seen: tuple[int, int] | None = None  # the state of the tokens at the last check of bulk operations
         self._gone = False
 
     async def run(self) -> None:
-        """Look every second, until cancelled. Waits for nothing: a database that hangs must not hold this up."""
+        """Check every second, until cancelled. Does not use the database: one that hangs must not delay this."""
         while True:
             self.run_once()
             await asyncio.sleep(LOOK_SECONDS)
@@ -118,7 +124,7 @@ class Revocation:
             await asyncio.sleep(LOOK_SECONDS)
 
     def run_once(self) -> int:
-        """One look; how many sessions and calls it ended or woke."""
+        """One check; returns how many sessions and calls it ended or woke."""
         self._read()
         ended = 0
         for holder in self._holders():
@@ -157,9 +163,9 @@ class Revocation:
                 log.warning('tokens_back effect="the tokens in the file are valid"')
 
     async def end_operations(self) -> None:
-        """Cancel operations whose credential may not do them any more. Asks the database only after a change.
+        """Cancel bulk operations whose credential no longer permits them. Asks the database only after a change.
 
-        An operation that is being started meanwhile finds out by itself (`Bulk.start`).
+        `Bulk.start` checks an operation that is being started meanwhile.
         """
         state = self._validator.state()
         if state == self._seen:
@@ -168,9 +174,9 @@ class Revocation:
             for one in await self._operations.started():
                 if reason := self._refusal(one):
                     await self._operations.end_revoked(one, reason=reason)
-                    log.warning("operation_revoked operation=%s who=%s reason=%s", one.id, one.who, reason)
+                    log.warning("bulk_revoked operation=%s who=%s reason=%s", one.id, one.who, reason)
         except HeadgateError as error:
-            log.warning('revocation_failed effect="tried again in a second" error=%s', error)
+            log.warning('revocation_failed effect="it is tried again in a second" error=%s', error)
         else:
             self._seen = state
 

@@ -1,4 +1,4 @@
-"""The verbs on schedules, and who may do what. What a schedule means is in domain/schedules.py."""
+"""Schedules: put, read, pause, trigger, preview; and who may. The rules of schedules are in domain/schedules.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class Schedules:
-    """What clients may do to schedules. A token limited to topics sees and touches only those topics' schedules."""
+    """Schedules of the caller's tenant; a token limited to topics reaches only schedules of those topics."""
 
     def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], wake: Callable[[], None]) -> None:
         """`fed` is told the topics that got a job here, so that it is claimed at once; `wake` wakes the scheduler."""
@@ -39,9 +39,9 @@ class Schedules:
     async def put(
         self, caller: Identity, name: str, spec: ScheduleSpec, *, expected: int | None
     ) -> tuple[ScheduleView, bool]:
-        """Create or replace. `expected` None: whatever is there; 0: nothing may be; else that very version.
+        """Create or replace a schedule. `expected` None: any version; 0: it must not exist; else this exact version.
 
-        Says whether anything changed: putting the same again writes nothing.
+        Returns whether it has changed: putting the same spec again writes nothing.
         """
         check_schedule_name(name)
         if expected is not None:
@@ -69,24 +69,24 @@ class Schedules:
         return await self._store.listed(caller.tenant, after=after, limit=limit, topics=topics, source=source)
 
     async def delete(self, caller: Identity, name: str, *, expected: int | None, reason: str) -> None:
-        """Remove it; the jobs it made stay."""
+        """Remove a schedule; its jobs stay."""
         await self._visible(caller, name)
         await self._store.delete(caller.tenant, name, expected=expected, who=caller.subject, reason=_reason(reason))
 
     async def pause(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
-        """Fire no more until resumed; the jobs it made stay."""
+        """Stop firing until resumed; its jobs stay."""
         await self._visible(caller, name)
         return await self._store.pause(caller.tenant, name, who=caller.subject, reason=_reason(reason))
 
     async def resume(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
-        """Go on with the next occurrence from now; what passed meanwhile is not made up for."""
+        """Continue with the next occurrence from now on; occurrences missed meanwhile are skipped."""
         await self._visible(caller, name)
         view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=_reason(reason))
         self._wake()
         return view
 
     async def trigger(self, caller: Identity, name: str, *, request: JobId, reason: str) -> tuple[JobId, bool]:
-        """Make one job now. The same request again gives the same job; says whether it is new."""
+        """Create one job now; the same request again returns the same job. Returns whether it is new."""
         await self._visible(caller, name)
         job_id, created, topic_no = await self._store.trigger(
             caller.tenant, name, request=request, who=caller.subject, reason=_reason(reason)
@@ -95,7 +95,7 @@ class Schedules:
         return job_id, created
 
     async def jobs(self, caller: Identity, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]:
-        """The jobs it made, newest occurrence first."""
+        """The jobs that it created, newest occurrence first."""
         check_page_size(limit)
         await self._visible(caller, name)
         return await self._store.jobs(caller.tenant, name, before=before, limit=limit)
@@ -111,9 +111,11 @@ class Schedules:
     async def preview(
         self, timing: Timing, *, count: int, after: datetime | None = None, ends_at: datetime | None = None
     ) -> list[datetime]:
-        """The occurrences a schedule with this timing would have; nothing is stored."""
+        """The occurrences that a schedule with this timing would have; nothing is stored."""
         check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
-        if after is not None and not EPOCH <= after < PREVIEW_BEFORE:  # near the calendar's ends nothing can be added
+        if (
+            after is not None and not EPOCH <= after < PREVIEW_BEFORE
+        ):  # near the ends of the calendar, arithmetic overflows
             raise InvalidInput("after", f"must be from 1970 to 2199, got {shown(after)}")
         now = await self._store.now() if after is None else after
         timing = check_timing(timing, now=now)
@@ -129,7 +131,7 @@ class Schedules:
         return view
 
     async def _check_exists(self, caller: Identity, name: str) -> None:
-        """Refuse a new name that is not the caller's to choose, in the same words whether or not it is taken."""
+        """Refuse a new name that the caller may not choose; the answer does not reveal whether the name is taken."""
         try:
             await self._visible(caller, name)
         except NotFound:
@@ -144,7 +146,7 @@ def _is_named_after(name: str, topics: frozenset[str]) -> bool:
 
 
 async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:
-    # A leap day on a certain weekday is found by looking at 28 years: a thousand of these would hold up the instance.
+    # Finding a leap day on a certain weekday scans 28 years: a thousand of these would block the event loop.
     until = first + PREVIEW_SPAN if ends_at is None else min(ends_at, first + PREVIEW_SPAN)
     found, pace = [first], Pace(time.monotonic)
     for at in islice(occurrences(timing, first, until=until), count - 1):

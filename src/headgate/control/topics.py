@@ -1,4 +1,4 @@
-"""The verbs on topics: look at their rules, limits and counts, and change them at run time."""
+"""Topics: read their rules, limits and counts; change them at run time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TopicView:
 
 
 class TopicStore(Protocol):
-    """What these verbs ask of the store."""
+    """What these use cases need of the store."""
 
     async def list_topics(
         self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int
@@ -59,12 +59,13 @@ class Topics:
 
     def __init__(self, store: TopicStore, *, on_change: Callable[[int], None]) -> None:
         self._store = store
-        self._on_change = on_change  # a topic's number: what waited may start now
+        self._on_change = on_change  # called with the topic's number: blocked jobs may start now
 
-    async def list(self, identity: Identity, *, after: str = "", limit: int = 100) -> list[TopicView]:
-        """A page by name, after `after`."""
+    async def page(self, identity: Identity, *, after: str = "", limit: int = 100) -> tuple[list[TopicView], str]:
+        """A page by name, and the name after which the next one begins; empty on the last page."""
         names = None if identity.topics is None else sorted(identity.topics)
-        return await self._store.list_topics(identity.tenant, names=names, after=after, limit=limit)
+        found = await self._store.list_topics(identity.tenant, names=names, after=after, limit=limit)
+        return found, found[-1].name if len(found) == limit else ""
 
     async def get(self, identity: Identity, name: str) -> TopicView:
         """One topic. Raises NotFound."""
@@ -80,14 +81,14 @@ class Topics:
         clear: Sequence[str] = (),
         reason: str = "",
     ) -> TopicView:
-        """Change what is named and leave the rest; a topic that does not exist is made."""
+        """Change the settings given and leave the others; a topic that does not exist is created."""
         identity.allowed([check_topic(name)])
         wanted = dict(changes)
         for one in clear:
             if one not in (*RULES, *LIMITS):
-                raise InvalidInput("clear", f'there is no setting "{one}"', hint=", ".join((*RULES, *LIMITS)))
+                raise InvalidInput("clear", f'no setting "{one}"', hint=", ".join((*RULES, *LIMITS)))
             if one in wanted:
-                raise InvalidInput("clear", f'"{one}" is also given a value', hint="do one of the two")
+                raise InvalidInput("clear", f'"{one}" is also given a value', hint="set it or clear it")
             wanted[one] = cleared(one)
         view = await self._store.set_topic(
             identity.tenant,
@@ -102,7 +103,7 @@ class Topics:
 
 
 def cleared(name: str) -> object:
-    """What a setting is when nobody has set it."""
+    """The default of a setting."""
     if name in RULES:
         default = TopicRules()
         return {"max_attempts": default.max_attempts, "retry": default.policy}.get(name)
@@ -110,7 +111,7 @@ def cleared(name: str) -> object:
 
 
 def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRules:
-    """The rules with some of them replaced; raises InvalidInput."""
+    """The rules with some replaced; raises InvalidInput."""
     attempts = changes.get("max_attempts", rules.max_attempts)
     policy, step = changes.get("retry", rules.policy), changes.get("ageing_step", rules.ageing_step)
     if not isinstance(attempts, int):

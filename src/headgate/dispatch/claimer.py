@@ -21,11 +21,12 @@ from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.periodic import wait_at_most
-from headgate.dispatch.ports import ClaimCall, ClaimedJobs, ClaimStore, SubmitAnswerRow, SubmitRows
+from headgate.dispatch.ports import ClaimCall, ClaimedJobs, ClaimStore, SubmitRows
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sweeps import SweepPace
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, StoreError
+from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.outcomes import Outcome
 from headgate.domain.rank import unix_us
@@ -41,7 +42,7 @@ class _SubmitAlong:
     """Rows that a claim submits in its own call, and their answers once they are committed."""
 
     rows: SubmitRows
-    answers: Mapping[int, SubmitAnswerRow] | None = None
+    answers: Mapping[int, SubmitAnswer] | None = None
 
 
 class Claimer:
@@ -127,7 +128,7 @@ class Claimer:
         self._stopped.set()
         self._demands.woken.set()
 
-    async def submit_and_claim(self, rows: SubmitRows) -> Mapping[int, SubmitAnswerRow] | None:
+    async def submit_and_claim(self, rows: SubmitRows) -> Mapping[int, SubmitAnswer] | None:
         """Submit rows of one topic in the call that claims for a demand which waits for them; None: no demand does.
 
         A job whose worker waits costs one call and one commit instead of two. Raises what the call met; the demand is

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.ports import SubmitRows, SubmitStore
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked
+from headgate.domain.jobs import SubmitAnswer
 
 log = logging.getLogger("headgate.submit")
 GIVE_UP_SECONDS: Final = 5.0
@@ -32,8 +33,8 @@ class LockedWrite:
     rows: SubmitRows
     indexes: list[int]  # of these rows in the write
     total: int  # rows of the write
-    answers: dict[int, SubmitAnswerRow]  # of the whole write
-    done: Callable[[Mapping[int, SubmitAnswerRow]], None]
+    answers: dict[int, SubmitAnswer]  # of the whole write
+    done: Callable[[Mapping[int, SubmitAnswer]], None]
     failed: Callable[[HeadgateError], None]
     size: int = field(init=False)
     deadline: float = 0.0
@@ -42,7 +43,7 @@ class LockedWrite:
     def __post_init__(self) -> None:
         self.size = sum(map(len, self.rows.payloads))
 
-    def take(self, found: Mapping[int, SubmitAnswerRow]) -> None:
+    def take(self, found: Mapping[int, SubmitAnswer]) -> None:
         """The answers to one more try; what is still locked stays."""
         left = [at for at in range(len(self.indexes)) if at in found and isinstance(found[at].error, RowLocked)]
         for at, index in enumerate(self.indexes):

@@ -22,9 +22,8 @@ from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.session import UNKNOWN_MOST, ConnectionLost, SessionForgotten, WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
-from headgate.dispatch.writer import ShuttingDown
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, ShuttingDown, TooLarge
 from headgate.domain.identity import Identity
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State

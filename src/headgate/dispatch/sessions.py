@@ -8,8 +8,8 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame
 from headgate.dispatch.session import Superseded, WorkerSession
-from headgate.dispatch.writer import LONGEST_HINT_MS, Overloaded, ShuttingDown
-from headgate.domain.errors import HeadgateError
+from headgate.dispatch.writer import LONGEST_HINT_MS
+from headgate.domain.errors import HeadgateError, Overloaded, ShuttingDown
 
 HELD_PER_TENANT: Final = 500_000
 """Jobs that the sessions of a tenant may hold on one instance. Beyond it none may declare more (some 140 MB)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import uniform
@@ -17,11 +17,12 @@ from typing import TypeAlias
 
 from headgate.dispatch.claimer import Claimer
 from headgate.dispatch.locked import LockedRows, LockedWrite
-from headgate.dispatch.ports import SubmitAnswerRow, SubmitRows, SubmitStore
+from headgate.dispatch.ports import SubmitRows, SubmitStore
 from headgate.dispatch.tick_times import TickTimes
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.writer import Account, GroupWriter
 from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked, StoreBusy, StoreUnavailable
+from headgate.domain.jobs import SubmitAnswer
 
 log = logging.getLogger("headgate.submit")
 GIVE_UP_SECONDS = 5.0
@@ -32,8 +33,6 @@ FLUSH_ROWS, FLUSH_BYTES = 3_000, 3_000_000
 """More at once than other writers: a bulk submit waits for commits more than for anything else, and jobs that nobody
 works on yet are not held up by it. In turns, medians: 2,000 at once 80,000 jobs/s, 4,000 at once 86,000; but whole
 cycles lose some percent by 4,000."""
-CALL_BYTES = 4_000
-"""What a unary call that waits keeps in memory besides its job."""
 REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 2.0, 0.25
 """After a large flush during which outcomes had to wait, submits rest for so many times as long as it took. Else they
 would take in twice what the same processors can then get done, and get less done for it (ADR 15)."""
@@ -49,7 +48,7 @@ class SubmitWrite:
 
     flush: SubmitRows
     size: int
-    done: Callable[[Mapping[int, SubmitAnswerRow]], None]
+    done: Callable[[Mapping[int, SubmitAnswer]], None]
     failed: Callable[[HeadgateError], None]
     rows: int = field(init=False)
 
@@ -83,6 +82,8 @@ class Submitter:
             queue_bytes=QUEUE_BYTES,
             rest=self._rest,
         )
+        # Raises Overloaded if so much has no place now; and counts what is written without the queue.
+        self.admit, self.holding = self.writer.admit, self.writer.holding
         self.locked = LockedRows(store, on_submitted=self.submitted)
         self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
         self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
@@ -94,13 +95,22 @@ class Submitter:
             found = self._callers[tenant] = Account()
         return found
 
-    def admit(self, rows: int, size: int, account: SubmitAccount) -> None:
-        """Raises Overloaded if so much has no place now: asked before a frame is read any further."""
-        self.writer.admit(rows, size, account)
+    def new_account(self) -> SubmitAccount:
+        """The account of one stream."""
+        return Account()
 
-    def put(self, write: SubmitWrite, account: SubmitAccount | None = None, *, admitted: bool = False) -> None:
+    def put(
+        self,
+        flush: SubmitRows,
+        size: int,
+        account: SubmitAccount | None = None,
+        *,
+        done: Callable[[Mapping[int, SubmitAnswer]], None],
+        failed: Callable[[HeadgateError], None],
+        admitted: bool = False,
+    ) -> None:
         """Queue one frame's jobs. Raises Overloaded, unless it was admitted just now."""
-        self.writer.put(write, account, admitted=admitted)
+        self.writer.put(SubmitWrite(flush, size, done=done, failed=failed), account, admitted=admitted)
 
     def submitted(self, flush: SubmitRows, *, claimed: bool = False) -> None:
         """Jobs were committed, here or by another way: wake who waits for them, now or when they fall due."""
@@ -116,17 +126,15 @@ class Submitter:
 
     async def submit(
         self, flush: SubmitRows, *, size: int, account: SubmitAccount | None = None, admitted: bool = False
-    ) -> Mapping[int, SubmitAnswerRow]:
+    ) -> Mapping[int, SubmitAnswer]:
         """Submit and wait: for unary calls."""
-        answer: asyncio.Future[Mapping[int, SubmitAnswerRow]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Mapping[int, SubmitAnswer]] = asyncio.get_running_loop().create_future()
         self.put(
-            SubmitWrite(
-                flush,
-                size,
-                done=lambda answers: None if answer.done() else answer.set_result(answers),
-                failed=lambda error: None if answer.done() else answer.set_exception(error),
-            ),
+            flush,
+            size,
             account,
+            done=lambda answers: None if answer.done() else answer.set_result(answers),
+            failed=lambda error: None if answer.done() else answer.set_exception(error),
             admitted=admitted,
         )
         return await answer
@@ -151,7 +159,7 @@ class Submitter:
             exceptions, unknown = await self._until_given_up(flush, unknown=unknown)
         self.submitted(flush, claimed=claimed)
         for write, start, length in zip(writes, starts, lengths, strict=True):
-            answers: dict[int, SubmitAnswerRow] = {}
+            answers: dict[int, SubmitAnswer] = {}
             if exceptions:
                 rows = range(length)
                 answers = {row: exceptions[start + row] for row in rows if start + row in exceptions}
@@ -162,7 +170,7 @@ class Submitter:
             else:
                 write.done(answers)
 
-    async def _submit_and_claim(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswerRow] | None, bool]:
+    async def _submit_and_claim(self, flush: SubmitRows) -> tuple[Mapping[int, SubmitAnswer] | None, bool]:
         """Submit and claim in one call if a demand waits for these jobs.
 
         Returns None if they are still to be submitted, and whether they may have been committed nevertheless.
@@ -182,7 +190,7 @@ class Submitter:
             return None, False
         return answers, False
 
-    async def _until_given_up(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswerRow], bool]:
+    async def _until_given_up(self, flush: SubmitRows, *, unknown: bool) -> tuple[Mapping[int, SubmitAnswer], bool]:
         """`unknown`: it may have been committed by an earlier try, and then no error of a later one denies that."""
         deadline, wait = time.monotonic() + GIVE_UP_SECONDS, 0.05
         while True:
@@ -201,8 +209,3 @@ class Submitter:
                 flush.never_fresh()
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(1.0, wait * 2)
-
-
-def sizes(payloads: Sequence[bytes]) -> int:
-    """Bytes that a write keeps in memory."""
-    return sum(map(len, payloads)) + 200 * len(payloads)

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS, Overloaded
+from headgate.dispatch.writer import LONGEST_HINT_MS, SHORTEST_HINT_MS
+from headgate.domain.errors import Overloaded
 
 CALL_ROWS: Final = 50
 """What a call weighs besides its rows: a thousand small ones are too many as well."""

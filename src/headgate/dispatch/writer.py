@@ -28,27 +28,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
-from headgate.domain.errors import HeadgateError, InternalError, OutcomeUnknown
+from headgate.domain.errors import HeadgateError, InternalError, OutcomeUnknown, Overloaded, ShuttingDown
 
 log = logging.getLogger("headgate.dispatch")
 SHORTEST_HINT_MS: Final = 50
 LONGEST_HINT_MS: Final = 2_000
-
-
-class Overloaded(HeadgateError):
-    """The queue in front of the database is full: nothing was taken, the caller must wait and send again."""
-
-    code = "overloaded"
-
-    def __init__(self, what: str, *, retry_after_ms: int) -> None:
-        super().__init__(f"{what}; nothing of this was taken: send it again in {retry_after_ms} ms")
-        self.retry_after_ms = retry_after_ms
-
-
-class ShuttingDown(HeadgateError):
-    """This instance takes no more work; another one does."""
-
-    code = "shutting_down"
 
 
 class WriteRequest(Protocol):

@@ -167,6 +167,22 @@ class QuotaExceeded(Refused):
         self.quota, self.column = quota, column
 
 
+class Overloaded(HeadgateError):
+    """Too much waits already: nothing was taken, the caller must wait and send again."""
+
+    code = "overloaded"
+
+    def __init__(self, what: str, *, retry_after_ms: int) -> None:
+        super().__init__(f"{what}; nothing of this was taken: send it again in {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
+class ShuttingDown(HeadgateError):
+    """This instance takes no more work; another one does."""
+
+    code = "shutting_down"
+
+
 class StoreError(HeadgateError):
     """The database could not do what it was asked; the cause is chained."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Final, NewType
 from uuid import UUID, SafeUUID
@@ -27,6 +27,8 @@ InstanceId = NewType("InstanceId", str)
 Epoch = NewType("Epoch", int)
 
 MAX_TIME_MS: Final = 2**48 - 1
+ID_BYTES: Final = 16
+_VERSIONS: Final = {7, 8}
 
 _V7: Final = 0x7 << 76 | 0b10 << 62  # version and RFC variant, already in place
 _V8: Final = 0x8 << 76 | 0b10 << 62
@@ -65,6 +67,17 @@ def new_job_id(*, now_ms: int, random_bits: bytes) -> JobId:
         raise InvalidInput("random_bits", f"must be 10 bytes, got {shown(random_bits)}")
     tail = _number(random_bits, "big") >> (80 - _TAIL_BITS)
     return _job_id(_compose(_V7, now_ms, tail))
+
+
+def are_job_ids(raw: Sequence[bytes]) -> bool:
+    """Whether each is the 16 bytes of a UUID of version 7 or 8."""
+    if set(map(len, raw)) != {ID_BYTES}:
+        return False
+    # No work per id: frames have thousands. The version is in the high half of byte 6, the variant in that of byte 8.
+    joined = b"".join(raw)
+    return {byte >> 4 for byte in set(joined[6::ID_BYTES])} <= _VERSIONS and not {
+        byte for byte in set(joined[8::ID_BYTES]) if byte >> 6 != 2
+    }
 
 
 class JobIdMaker:

@@ -16,7 +16,7 @@ from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Dependencies, Unique, checked_dependencies
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.states import SubmitReceipt
@@ -135,6 +135,15 @@ class Submitted:
 
     id: JobId
     receipt: SubmitReceipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitAnswer:
+    """The answer to a submission that was not simply created; `error` only with REFUSED."""
+
+    receipt: SubmitReceipt
+    job_id: JobId
+    error: HeadgateError | None = None
 
 
 def body_digest(topic: str, payload: bytes) -> bytes:

@@ -37,7 +37,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.flags import HAS_RELATIONS
 from headgate.domain.ids import TenantNo
-from headgate.domain.jobs import Submission
+from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
@@ -59,7 +59,6 @@ from headgate.store.submit_claim import submit_and_claim
 
 if TYPE_CHECKING:
     from headgate.store.settle import OutcomeFlush, Settled
-    from headgate.store.submit import SubmitAnswer
 
 log = logging.getLogger("headgate.store")
 _Interned = TypeVar("_Interned")

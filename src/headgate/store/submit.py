@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -17,7 +16,6 @@ from headgate.domain.dependencies import waves
 from headgate.domain.errors import (
     BacklogFull,
     DependencyCycle,
-    HeadgateError,
     InvalidInput,
     OutcomeUnknown,
     ReadOnly,
@@ -28,7 +26,7 @@ from headgate.domain.errors import (
     TooLarge,
 )
 from headgate.domain.ids import JobId
-from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.jobs import Submission, SubmitAnswer, Submitted
 from headgate.domain.states import SubmitReceipt
 from headgate.store import dependencies
 from headgate.store.arguments import check_kind
@@ -56,15 +54,6 @@ _SEARCH_LOCK_TIMEOUT: Final = "5ms"
 _SET_LOCK_TIMEOUT: Final = "SELECT pg_catalog.set_config('lock_timeout', $1, $2)"
 _ROUNDS_FOR_DEPENDENCIES: Final = 50  # each means that another submit or the end of a job came first
 _ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitAnswer:
-    """What became of a row that was not simply created. `error` only with REFUSED."""
-
-    receipt: SubmitReceipt
-    job_id: JobId
-    error: HeadgateError | None = None
 
 
 async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
 from headgate.store.claim import NOTE, Claimed, ClaimRequest, claimed
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush, submit_arguments
-from headgate.store.submit import SubmitAnswer, answers_of
+from headgate.store.submit import answers_of
 
 _COLUMNS: Final = """
 SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,

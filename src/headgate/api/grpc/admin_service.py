@@ -1,17 +1,17 @@
-"""What operators call: pause, verbs on jobs, workers, audit. Translates and delegates to control/admin.py."""
+"""AdminService: pause, verbs on jobs, workers, retention, audit. Translates and delegates to control/admin.py."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import ID_BYTES, at_us, span, state_of
+from headgate.api.grpc.codec import at_us, id_of, moment, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.admin import QUIET_DEFAULT, Admin
@@ -25,43 +25,41 @@ from headgate.wire import admin_pb2 as pb
 
 NAME: Final = "headgate.v1.AdminService"
 AUDIT_PAGE: Final = 100
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminService:
-    """One method per call; the verbs decide."""
+    """One method per call."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
     async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
         """Stop dispatch of a target."""
-        until = _moment(request.until_us, field="until_us") if request.until_us else None
+        until = moment(request.until_us, field="until_us") if request.until_us else None
         done = await self._admin.pause(caller(), _target(request.target), reason=request.reason, until=until)
         return pb.PauseResponse(pause=_pause(done))
 
     async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
-        """Let a target run again."""
-        who = caller()
-        return pb.ResumeResponse(changed=await self._admin.resume(who, _target(request.target), reason=request.reason))
+        """Resume dispatch of a target."""
+        return pb.ResumeResponse(
+            changed=await self._admin.resume(caller(), _target(request.target), reason=request.reason)
+        )
 
     async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
-        """What is dispatched, what is not, and why."""
+        """Pauses, topics, instances, retention."""
         return _status(await self._admin.status(caller()))
 
     async def cancel_jobs(self, request: pb.CancelJobsRequest, _call: Call) -> pb.JobsResponse:
-        """End jobs."""
-        who = caller()
-        return _answers(await self._admin.cancel(who, _ids(request.ids), reason=request.reason))
+        """Cancel jobs."""
+        return _answers(await self._admin.cancel(caller(), _ids(request.ids), reason=request.reason))
 
     async def redrive_jobs(self, request: pb.RedriveJobsRequest, _call: Call) -> pb.JobsResponse:
-        """Put finished jobs back."""
-        who = caller()
+        """Redrive finished jobs."""
         check_integer(request.delay_ms, field="delay_ms", low=0, high=limits.DELAY_MAX_MS)
         return _answers(
             await self._admin.redrive(
-                who,
+                caller(),
                 _ids(request.ids),
                 payload=request.payload if request.HasField("payload") else None,
                 delay=timedelta(milliseconds=request.delay_ms),
@@ -72,23 +70,22 @@ class AdminService:
 
     async def discard_jobs(self, request: pb.DiscardJobsRequest, _call: Call) -> pb.JobsResponse:
         """Remove dead and cancelled jobs."""
-        who = caller()
-        return _answers(await self._admin.discard(who, _ids(request.ids), reason=request.reason))
+        return _answers(await self._admin.discard(caller(), _ids(request.ids), reason=request.reason))
 
     async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, _call: Call) -> pb.JobsResponse:
-        """Give queued jobs another priority."""
-        who = caller()
+        """Change the priority of queued jobs."""
         return _answers(
-            await self._admin.reprioritise(who, _ids(request.ids), priority=request.priority, reason=request.reason)
+            await self._admin.reprioritise(
+                caller(), _ids(request.ids), priority=request.priority, reason=request.reason
+            )
         )
 
     async def move_jobs(self, request: pb.MoveJobsRequest, _call: Call) -> pb.JobsResponse:
-        """Put queued jobs on another topic."""
-        who = caller()
-        return _answers(await self._admin.move(who, _ids(request.ids), topic=request.topic, reason=request.reason))
+        """Move queued jobs to another topic."""
+        return _answers(await self._admin.move(caller(), _ids(request.ids), topic=request.topic, reason=request.reason))
 
     async def list_workers(self, _request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
-        """Who is connected."""
+        """The connected workers."""
         return pb.ListWorkersResponse(
             workers=[
                 pb.WorkerInfo(
@@ -104,22 +101,20 @@ class AdminService:
         )
 
     async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Call) -> pb.QuietWorkerResponse:
-        """Give a worker no more jobs."""
-        who = caller()
+        """Stop deliveries to a worker."""
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
         quiet_for = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
-        quiet = await self._admin.quiet(who, request.worker, reason=request.reason, span=quiet_for)
+        quiet = await self._admin.quiet(caller(), request.worker, reason=request.reason, span=quiet_for)
         return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
 
     async def resume_worker(self, request: pb.ResumeWorkerRequest, _call: Call) -> pb.ResumeWorkerResponse:
-        """Let it have jobs again."""
-        who = caller()
+        """Resume deliveries to a worker."""
         return pb.ResumeWorkerResponse(
-            changed=await self._admin.resume_worker(who, request.worker, reason=request.reason)
+            changed=await self._admin.resume_worker(caller(), request.worker, reason=request.reason)
         )
 
     async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
-        """What was changed, newest first."""
+        """Audit entries, newest first."""
         found = await self._admin.audit(caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE)
         return pb.ListAuditResponse(
             entries=[
@@ -138,17 +133,16 @@ class AdminService:
         )
 
     async def set_retention(self, request: pb.SetRetentionRequest, _call: Call) -> pb.RetentionRules:
-        """Change how long things are kept."""
-        who = caller()
+        """Change the retention rules."""
         changes = {
             name: span(getattr(request.rules, f"{name}_ms"), name)
             for name in ("completed", "dead", "cancelled", "audit")
             if getattr(request.rules, f"{name}_ms")
         }
-        return _rules(await self._admin.set_retention(who, changes, reason=request.reason))
+        return _rules(await self._admin.set_retention(caller(), changes, reason=request.reason))
 
     async def run_retention(self, _request: pb.RunRetentionRequest, _call: Call) -> pb.RunRetentionResponse:
-        """Remove what is old, for about a second."""
+        """One retention pass."""
         done = await self._admin.run_retention(caller())
         return pb.RunRetentionResponse(
             jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
@@ -156,7 +150,7 @@ class AdminService:
 
 
 def methods(admin: Admin) -> grpc.GenericRpcHandler:
-    """The service, ready to be added to a server."""
+    """The service's methods."""
     service = AdminService(admin)
     return grpc_service(
         NAME,
@@ -188,7 +182,7 @@ def _target(target: pb.Target) -> Target:
         case "topic":
             return Target(kind=TargetKind.TOPIC, topic=target.topic)
         case _:
-            raise InvalidInput("target", "is missing", hint="say everything, tenant, or the name of a topic")
+            raise InvalidInput("target", "is missing", hint="set everything, tenant or topic")
 
 
 def _wire_target(target: Target) -> pb.Target:
@@ -272,14 +266,4 @@ def _answers(answers: Sequence[JobAnswer]) -> pb.JobsResponse:
 def _ids(raw: Sequence[bytes]) -> list[UUID]:
     if len(raw) > limits.VERB_MAX_JOBS:  # before anything is made of them
         raise TooLarge("ids", size=len(raw), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
-    for one in raw:
-        if len(one) != ID_BYTES:
-            raise InvalidInput("ids", f"one has {len(one)} bytes; each must be the 16 bytes of a UUID")
-    return [UUID(bytes=one) for one in raw]
-
-
-def _moment(us: int, *, field: str) -> datetime:
-    try:
-        return _EPOCH + us * MICROSECOND
-    except OverflowError:
-        raise InvalidInput(field, f"{us} µs is no point in time") from None
+    return [id_of(one, field="ids") for one in raw]

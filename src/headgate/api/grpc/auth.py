@@ -1,4 +1,4 @@
-"""Who calls, by the token of the call: metadata `authorization: Bearer TOKEN`, on calls and streams alike."""
+"""The caller of a method, by its token: metadata `authorization: Bearer TOKEN`, for calls and streams."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 from headgate.control.auth import TokenValidator
 from headgate.control.permissions import Rule
 from headgate.domain import limits
-from headgate.domain.identity import Identity, Scope
+from headgate.domain.identity import Identity
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
-"""Set by the guard for the task of a call, and so for all tasks that it starts."""
+"""Set by the guard for the task of a call, and inherited by the tasks that it starts."""
 
 
 @dataclass(slots=True)
 class Turns:
-    """How many first messages of one credential are received at once. Silent streams do not stop calls."""
+    """Bounds the first messages of one credential that are received at once; silent streams do not stop calls."""
 
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.REQUESTS_AT_ONCE))
     hellos: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HELLOS_AT_ONCE))
@@ -27,25 +27,25 @@ class Turns:
 
 @dataclass(slots=True)  # frozen would take three times as long to make, for every call
 class Admission:
-    """What a call was let in by."""
+    """The rule and validator that admitted a call."""
 
     validator: TokenValidator
     rule: Rule
     turns: Turns
 
     def renew(self) -> None:
-        """Ask again when the request has come, which may be long after the headers; raises if it may not any more."""
+        """Check again when the request has arrived, which can be long after the headers; raises if refused now."""
         identity = self.validator.recheck(CALLER.get())
         self.rule.admit(identity)
         CALLER.set(identity)
 
 
 ADMISSION: Final[ContextVar[Admission]] = ContextVar("admission")
-"""Set by the guard too."""
+"""Set by the guard as well."""
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The bearer token, or an empty text."""
+    """The bearer token, or an empty string."""
     for name, value in metadata or ():
         if name == "authorization" and isinstance(value, str) and value[:7].lower() == "bearer ":
             return value[7:].strip()
@@ -53,12 +53,5 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def caller() -> Identity:
-    """Whose call this is. The guard has checked what its method needs."""
+    """The caller of the current method. The guard has checked the scopes that the method requires."""
     return CALLER.get()
-
-
-def recheck(validator: TokenValidator, identity: Identity, scope: Scope) -> Identity:
-    """The rights which the same token has now; raises where it has lost the scope, or is not valid any more."""
-    known = validator.recheck(identity)
-    known.require(scope)
-    return known

@@ -1,73 +1,46 @@
-"""What producers call for batches: open, seal, look."""
+"""BatchService: open, seal and read batches. Translates and delegates to control/batches.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
-from uuid import UUID
+from typing import Any
 
 import grpc
 
-from headgate.api.grpc import codec
+from headgate.api.grpc import codec, submit_codec
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.methods import grpc_service, unary
-from headgate.control.batch_ports import BatchStore
-from headgate.domain import limits
-from headgate.domain.dependencies import BatchStatus, NewBatch
-from headgate.domain.errors import NotFound
-from headgate.domain.identity import Identity
-from headgate.domain.ids import JobId, parse_job_id
+from headgate.api.grpc.methods import Context, grpc_service, unary
+from headgate.control.batches import Batches
+from headgate.domain.dependencies import BatchStatus
 from headgate.wire import batches_pb2 as pb
-
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class BatchService:
     """OpenBatch, SealBatch, GetBatch."""
 
-    def __init__(self, store: BatchStore, *, make_id: Callable[[], JobId]) -> None:
-        self._store, self._make_id = store, make_id
+    def __init__(self, batches: Batches[Any, Any]) -> None:
+        self._batches = batches
 
-    async def open_batch(self, request: pb.OpenBatchRequest, _call: Call) -> pb.BatchInfo:
+    async def open_batch(self, request: pb.OpenBatchRequest, _call: Context) -> pb.BatchInfo:
         """Open a batch with its callback; the same id once."""
-        identity = caller()
-        callback = None
-        if request.HasField("on_done"):
-            callback = codec.submission_of(
-                request.on_done, tenant=identity.tenant, make_id=self._make_id, sees=identity.topics
-            )
-            identity.allowed([callback.topic])
-        batch = NewBatch(
-            id=parse_job_id(codec.id_of(request.id, field="id"), field="id") if request.id else self._make_id(),
+        opened = await self._batches.open(
+            caller(),
+            request.on_done if request.HasField("on_done") else None,
+            submit_codec.submission_of,
+            batch_id=codec.id_of(request.id, field="id") if request.id else None,
             name=request.name,
-            needs=codec.needs_of(request.needs),
-            on_failure=codec.on_failure_of(request.on_failure),
-            expires_in=codec.span(request.expires_in_ms, "expires_in_ms")
-            if request.expires_in_ms
-            else limits.BATCH_EXPIRY_DEFAULT,
-            topics=identity.topics,
+            needs=submit_codec.needs_of(request.needs),
+            on_failure=submit_codec.on_failure_of(request.on_failure),
+            expires_in=codec.span(request.expires_in_ms, "expires_in_ms") if request.expires_in_ms else None,
         )
-        return info(await self._store.open_batch(identity.tenant, batch, callback=callback))
+        return info(opened)
 
-    async def seal_batch(self, request: pb.SealBatchRequest, _call: Call) -> pb.BatchInfo:
+    async def seal_batch(self, request: pb.SealBatchRequest, _call: Context) -> pb.BatchInfo:
         """No more members."""
-        identity = caller()
-        batch_id = codec.id_of(request.id, field="id")
-        if identity.topics is not None:
-            await self._permitted(identity, batch_id)
-        return info(await self._store.seal_batch(identity.tenant, batch_id))
+        return info(await self._batches.seal(caller(), codec.id_of(request.id, field="id")))
 
-    async def get_batch(self, request: pb.GetBatchRequest, _call: Call) -> pb.BatchInfo:
+    async def get_batch(self, request: pb.GetBatchRequest, _call: Context) -> pb.BatchInfo:
         """A batch as it stands."""
-        identity = caller()
-        return info(await self._permitted(identity, codec.id_of(request.id, field="id")))
-
-    async def _permitted(self, identity: Identity, batch_id: UUID) -> BatchStatus:
-        """The batch, unless it belongs to a topic that the token does not permit: then there is none."""
-        status = await self._store.batch(identity.tenant, batch_id)
-        if not status.is_visible_to(identity.topics):
-            raise NotFound("batch", str(batch_id))
-        return status
+        return info(await self._batches.get(caller(), codec.id_of(request.id, field="id")))
 
 
 def info(batch: BatchStatus) -> pb.BatchInfo:

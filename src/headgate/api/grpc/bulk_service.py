@@ -1,20 +1,18 @@
-"""Lists, counts, dead letters and operations over gRPC: translate, delegate, decide nothing."""
+"""BulkService: lists, counts, dead letters, bulk operations. Translates and delegates to control/bulk.py."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, state_counts, state_of
+from headgate.api.grpc.codec import at_us, duration, id_of, state_counts, state_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, JobLine
-from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
 from headgate.wire import bulk_pb2 as pb
 from headgate.wire import jobs_pb2
@@ -25,13 +23,13 @@ GROUPS_DEFAULT = 100
 
 
 class BulkService:
-    """The servicer."""
+    """ListJobs, CountJobs, ListDeadGroups, and the methods on bulk operations."""
 
     def __init__(self, jobs: Bulk) -> None:
         self._jobs = jobs
 
     async def list_jobs(self, request: pb.ListJobsRequest, _call: Call) -> pb.ListJobsResponse:
-        """One page of what a filter matches."""
+        """One page of the jobs that match."""
         who = caller()
         page = await self._jobs.list_jobs(
             who,
@@ -43,13 +41,13 @@ class BulkService:
         return pb.ListJobsResponse(jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor)
 
     async def count_jobs(self, request: pb.CountJobsRequest, _call: Call) -> pb.CountJobsResponse:
-        """How many match."""
+        """The number of jobs that match."""
         who = caller()
         counted = await self._jobs.count_jobs(who, request.filter, up_to=request.up_to or COUNT_DEFAULT)
         return pb.CountJobsResponse(counts=state_counts(counted.by_state), total=counted.total, exact=counted.exact)
 
     async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, _call: Call) -> pb.ListDeadGroupsResponse:
-        """Dead letters by topic and kind of error."""
+        """Dead letters grouped by topic and error."""
         who = caller()
         found = await self._jobs.dead_groups(who, request.topic, limit=request.limit or GROUPS_DEFAULT)
         return pb.ListDeadGroupsResponse(
@@ -71,7 +69,7 @@ class BulkService:
         )
 
     async def preview(self, request: pb.BulkPlan, _call: Call) -> pb.BulkPreview:
-        """What an operation would meet."""
+        """What an operation would change."""
         who = caller()
         found = await self._jobs.preview(who, _request(request))
         return pb.BulkPreview(
@@ -84,17 +82,15 @@ class BulkService:
         )
 
     async def start(self, request: pb.StartBulkRequest, _call: Call) -> pb.BulkOperation:
-        """Start one."""
-        who = caller()
-        return _operation(await self._jobs.start(who, _id(request.id), _request(request.plan)))
+        """Start an operation."""
+        return _operation(await self._jobs.start(caller(), _id(request.id), _request(request.plan)))
 
     async def get(self, request: pb.GetBulkRequest, _call: Call) -> pb.BulkOperation:
-        """One as it stands."""
-        who = caller()
-        return _operation(await self._jobs.operation(who, _id(request.id)))
+        """One operation."""
+        return _operation(await self._jobs.operation(caller(), _id(request.id)))
 
     async def list_operations(self, request: pb.ListBulkRequest, _call: Call) -> pb.ListBulkResponse:
-        """Several, newest first."""
+        """Operations, newest first."""
         who = caller()
         found = await self._jobs.operations(
             who,
@@ -105,13 +101,12 @@ class BulkService:
         return pb.ListBulkResponse(operations=[_operation(one) for one in found])
 
     async def cancel(self, request: pb.CancelBulkRequest, _call: Call) -> pb.BulkOperation:
-        """End one where it stands."""
-        who = caller()
-        return _operation(await self._jobs.cancel(who, _id(request.id), reason=request.reason))
+        """Stop an operation."""
+        return _operation(await self._jobs.cancel(caller(), _id(request.id), reason=request.reason))
 
 
 def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
-    """The methods by their names on the wire."""
+    """The service's methods."""
     return grpc_service(
         "headgate.v1.BulkService",
         {
@@ -128,9 +123,7 @@ def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
 
 
 def _id(raw: bytes) -> UUID:
-    if len(raw) != 16:
-        raise InvalidInput("id", f"has {len(raw)} bytes; it must be the 16 bytes of a UUID")
-    return parse_job_id(UUID(bytes=raw))
+    return parse_job_id(id_of(raw, field="id"))
 
 
 def _request(plan: pb.BulkPlan) -> Request:
@@ -140,16 +133,9 @@ def _request(plan: pb.BulkPlan) -> Request:
         reason=plan.reason,
         priority=plan.priority if plan.HasField("priority") else None,
         topic=plan.topic or None,
-        delay=_span(plan.delay_ms),
+        delay=duration(plan.delay_ms, field="delay_ms"),
         per_second=plan.per_second or None,
     )
-
-
-def _span(milliseconds: int) -> timedelta:
-    try:
-        return timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        raise InvalidInput("delay_ms", f"{milliseconds} is out of range") from None
 
 
 def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:

@@ -6,31 +6,27 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
 from headgate.api.grpc.errors import message_of
 from headgate.control.ports import JobDetails
 from headgate.dispatch.delivery import ControlFrame, Delivery
-from headgate.dispatch.ports import SettledOutcome, SubmitAnswerRow
+from headgate.dispatch.ports import SettledOutcome
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
-from headgate.domain.dependencies import Met, Needs, OnConflict, OnParentFailure, Relation, Unique
+from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
-from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
-from headgate.domain.jobs import Submission
+from headgate.domain.ids import ID_BYTES
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
-from headgate.domain.rank import unix_us
-from headgate.domain.states import Receipt, State, SubmitReceipt, Word
-from headgate.domain.validation import check_deadline, check_integer, check_run_at, clean_text
+from headgate.domain.rank import MICROSECOND, unix_us
+from headgate.domain.states import Receipt, State
+from headgate.domain.validation import check_integer, clean_text
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
-ID_BYTES: Final = 16
-_VERSIONS: Final = {7, 8}
-_PLAIN: Final = {"id", "topic", "payload", "new_id"}
 _LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
@@ -241,6 +237,22 @@ def progress_of(progress: jobs_pb2.Progress) -> dict[str, object]:
     return {"done": done, "total": total, "message": message, "at_us": time.time_ns() // 1000}
 
 
+def moment(microseconds: int, *, field: str) -> datetime:
+    """A point in time; raises InvalidInput for one that no calendar has."""
+    try:
+        return _EPOCH + microseconds * MICROSECOND
+    except OverflowError:
+        raise InvalidInput(field, f"{microseconds} µs is out of range (must be before 9999-12-31)") from None
+
+
+def duration(milliseconds: int, *, field: str) -> timedelta:
+    """A span that the domain checks further; raises InvalidInput for one that is out of range."""
+    try:
+        return milliseconds * _MS
+    except OverflowError:
+        raise InvalidInput(field, f"{milliseconds} ms is out of range") from None
+
+
 def span(milliseconds: int, field: str) -> timedelta:
     """A span of the wire; raises InvalidInput for one that no clock can count."""
     if not 0 <= milliseconds <= 10**15:
@@ -248,72 +260,7 @@ def span(milliseconds: int, field: str) -> timedelta:
     return milliseconds * _MS
 
 
-# ---------------------------------------------------------------------- producers
-
-
-def is_plain(job: producer_pb2.NewJob) -> bool:
-    """Whether it is a new job with nothing but an id, a topic and a payload, and the last two are as they must be."""
-    return (
-        len(job.payload) <= limits.PAYLOAD_MAX_BYTES
-        and are_job_ids([job.id])
-        and all(field.name in _PLAIN for field, _ in job.ListFields())
-    )
-
-
-def are_job_ids(raw: Sequence[bytes]) -> bool:
-    """The 16 bytes of a version 7 or 8 each: the version is the high half of byte 6, the variant of byte 8."""
-    if set(map(len, raw)) != {ID_BYTES}:
-        return False
-    joined = b"".join(raw)  # no work per id: frames have thousands
-    return {byte >> 4 for byte in set(joined[6::ID_BYTES])} <= _VERSIONS and not {
-        byte for byte in set(joined[8::ID_BYTES]) if byte >> 6 != 2
-    }
-
-
-def submission_of(
-    job: producer_pb2.NewJob, *, tenant: str, make_id: Callable[[], JobId], sees: frozenset[str] | None = None
-) -> Submission:
-    """One job to submit; raises InvalidInput naming the field. `sees`: the topics its caller may refer to."""
-    if job.delay_ms and job.run_at_us:
-        raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
-    delay = span(job.delay_ms, "delay_ms") if job.delay_ms else None
-    run_at = _moment(job.run_at_us) if job.run_at_us else None
-    return Submission(
-        tenant=TenantName(tenant),
-        topic=TopicName(job.topic),
-        sees=sees,
-        id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, make_id),
-        payload=job.payload,
-        priority=job.priority,
-        delay=delay,
-        run_at=run_at,
-        deadline=_deadline(job, run_at or delay),
-        max_attempts=job.max_attempts or None,
-        policy=retry_policy(job.retry) if job.HasField("retry") else None,
-        headers=dict(job.headers),
-        tags=tuple(job.tags),
-        key=job.key or None,
-        key_window=span(job.key_window_ms, "key_window_ms") if job.key_window_ms else None,
-        limit_key=job.limit_key or None,
-        new_id=job.new_id or not job.id,
-        unique=_unique(job.unique) if job.HasField("unique") else None,
-        depends_on=[id_of(one, field="depends_on") for one in job.depends_on],
-        needs=needs_of(job.needs).label,
-        on_parent_failure=on_failure_of(job.on_parent_failure).label,
-        batch=id_of(job.batch, field="batch") if job.batch else None,
-    )
-
-
-def _deadline(job: producer_pb2.NewJob, due: datetime | timedelta | None) -> datetime | timedelta | None:
-    if not job.deadline_ms and not job.deadline_us:
-        return None
-    if job.deadline_ms and job.deadline_us:
-        raise InvalidInput("deadline_us", "cannot be given together with deadline_ms", hint="give one of the two")
-    field = "deadline_ms" if job.deadline_ms else "deadline_us"
-    deadline = span(job.deadline_ms, field) if job.deadline_ms else _moment(job.deadline_us, field=field)
-    # Of a job that may have been sent before, it may have passed since: that is no reason to deny that the job exists.
-    now = datetime.now(UTC) if job.new_id or not job.id else None
-    return check_deadline(deadline, due=due, now=now, field=field)
+# ---------------------------------------------------------------------- jobs
 
 
 def id_of(raw: bytes, *, field: str) -> UUID:
@@ -323,37 +270,9 @@ def id_of(raw: bytes, *, field: str) -> UUID:
     return UUID(bytes=raw)
 
 
-def needs_of(number: int) -> Needs:
-    """What a job asks of those it waits for; a number this release does not know is refused."""
-    return _member(Needs, number, field="needs")
-
-
 def needs_word(needs: Needs) -> jobs_pb2.Needs.ValueType:
     """The wire's word."""
     return jobs_pb2.Needs.ValueType(int(needs))
-
-
-def on_failure_of(number: int) -> OnParentFailure:
-    """What becomes of a job that waits in vain."""
-    return _member(OnParentFailure, number, field="on_parent_failure")
-
-
-_Member = TypeVar("_Member", bound=Word)
-
-
-def _member(kind: type[_Member], number: int, *, field: str) -> _Member:
-    try:
-        return kind(number)
-    except ValueError:
-        raise InvalidInput(field, f"{number} is not one of {', '.join(one.label for one in kind)}") from None
-
-
-def _unique(unique: producer_pb2.Unique) -> Unique:
-    return Unique(
-        key=unique.key,
-        on_conflict=_member(OnConflict, unique.on_conflict, field="on_conflict").label,
-        debounce_max=span(unique.debounce_max_ms, "debounce_max_ms") if unique.debounce_max_ms else None,
-    )
 
 
 def _relations(found: Sequence[Relation]) -> list[jobs_pb2.Relation]:
@@ -361,59 +280,6 @@ def _relations(found: Sequence[Relation]) -> list[jobs_pb2.Relation]:
         jobs_pb2.Relation(id=one.job_id.bytes, needs=needs_word(one.needs), met=Met(one.met).name.lower())
         for one in found
     ]
-
-
-def _no_id(given: bytes, make_id: Callable[[], JobId]) -> JobId:
-    if given:
-        raise InvalidInput("id", f"has {len(given)} bytes; it must be the 16 bytes of a UUID, or empty")
-    return make_id()
-
-
-def _moment(microseconds: int, *, field: str = "run_at_us") -> datetime:
-    try:
-        moment = _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError as error:
-        raise InvalidInput(field, f"{microseconds} is no point in time that can be kept") from error
-    return check_run_at(moment, now=datetime.now(UTC), field=field)
-
-
-def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
-    """A retry policy; raises InvalidInput for a kind that nobody knows."""
-    if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
-        raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
-    default = RetryPolicy()
-    kind = BackoffKind(policy.kind)
-    return RetryPolicy(
-        kind=kind,
-        base_ms=policy.base_ms or default.base_ms,
-        cap_ms=policy.cap_ms or default.cap_ms,
-        delays_ms=tuple(policy.delays_ms),
-    )
-
-
-def submit_receipt(index: int, job_id: bytes, answer: SubmitAnswerRow | None) -> producer_pb2.SubmitReceipt:
-    """What became of one job."""
-    if answer is None:
-        return producer_pb2.SubmitReceipt(index=index, id=job_id)
-    return producer_pb2.SubmitReceipt(
-        index=index,
-        code=producer_pb2.SubmitCode.ValueType(int(answer.receipt)),
-        id=answer.job_id.bytes,
-        error=_submit_error(answer),
-    )
-
-
-def _submit_error(answer: SubmitAnswerRow) -> jobs_pb2.Error | None:
-    if answer.error is not None:
-        return message_of(answer.error)
-    if answer.receipt is SubmitReceipt.CONFLICT:
-        return jobs_pb2.Error(code="conflict", message=f"job {answer.job_id} was submitted before with another body")
-    return None
-
-
-def refused_receipt(index: int, error: HeadgateError) -> producer_pb2.SubmitReceipt:
-    """A job that was refused before it reached the database."""
-    return producer_pb2.SubmitReceipt(index=index, code=producer_pb2.SUBMIT_REFUSED, error=message_of(error))
 
 
 def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
@@ -474,3 +340,27 @@ def _lineage(job: JobDetails) -> jobs_pb2.Lineage | None:
         return None
     name, occurrence, triggered = job.lineage
     return jobs_pb2.Lineage(schedule=name, occurrence_us=at_us(occurrence), triggered=triggered)
+
+
+def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
+    """A retry policy; raises InvalidInput for a kind that nobody knows."""
+    if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
+        raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
+    default = RetryPolicy()
+    kind = BackoffKind(policy.kind)
+    return RetryPolicy(
+        kind=kind,
+        base_ms=policy.base_ms or default.base_ms,
+        cap_ms=policy.cap_ms or default.cap_ms,
+        delays_ms=tuple(policy.delays_ms),
+    )
+
+
+def policy_message(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
+    """A retry policy as read."""
+    return producer_pb2.RetryPolicy(
+        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
+        base_ms=policy.base_ms,
+        cap_ms=policy.cap_ms,
+        delays_ms=policy.delays_ms,
+    )

@@ -1,4 +1,4 @@
-"""The one table from error codes to gRPC statuses, and how an error travels."""
+"""The table from error codes to gRPC statuses, and errors as messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STATUS: Final = {
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
     "store_busy": grpc.StatusCode.UNAVAILABLE,
     "row_locked": grpc.StatusCode.UNAVAILABLE,
-    "too_slow": grpc.StatusCode.FAILED_PRECONDITION,  # again, it would take as long
+    "too_slow": grpc.StatusCode.FAILED_PRECONDITION,  # a retry would take as long
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "read_only": grpc.StatusCode.UNAVAILABLE,
     "outcome_unknown": grpc.StatusCode.UNAVAILABLE,
@@ -55,47 +55,47 @@ STATUS: Final = {
 
 TEXT_MAX_CHARS: Final = 1_000
 GONE: Final = (asyncio.CancelledError, grpc.RpcError, grpc.aio.InternalError, OSError)
-"""How a stream whose peer is no more shows itself to whoever reads or writes."""
+"""Raised by reads and writes of a stream whose peer has left."""
 
 
 class ProtocolError(HeadgateError):
-    """The peer does not keep to the order of messages."""
+    """The peer has violated the order of messages."""
 
     code = "protocol_error"
 
 
 class RequestTimeout(HeadgateError):
-    """The peer began a call or a stream, and did not send the whole of its first message in time."""
+    """The peer began a call or a stream and did not send its whole first message in time."""
 
     code = "request_timeout"
 
     def __init__(self, within: timedelta) -> None:
-        super().__init__(f"no whole message came within {within.total_seconds():g} s; send it at once, or call again")
+        super().__init__(f"no complete message arrived within {within.total_seconds():g} s; call again")
         self.within = within
 
 
 class UnknownMethod(HeadgateError):
-    """There is no such method here."""
+    """The server has no such method."""
 
     code = "unknown_method"
 
     def __init__(self, method: str) -> None:
-        super().__init__(f"there is no method {method[:200]} here; check the address and the release of the client")
+        super().__init__(f"no method {method[:200]}; check the address and the version of the client")
         self.method = method
 
 
 def status_of(error: HeadgateError) -> grpc.StatusCode:
-    """The status of an error; one that no table knows is a bug of ours."""
+    """The status of an error; INTERNAL for a code that is not in the table."""
     return STATUS.get(error.code, grpc.StatusCode.INTERNAL)
 
 
 def text_of(error: HeadgateError) -> str:
-    """The error's sentence as peers read it; a database's own text, for one, has no bound."""
+    """The text of an error, shortened: the text of a database error, for example, has no bound."""
     return shortened(str(error), TEXT_MAX_CHARS)
 
 
 def message_of(error: HeadgateError) -> jobs_pb2.Error:
-    """The error as a message, for streams that live on and for results per item."""
+    """The error as a message, for streams that continue and for results of single items."""
     return jobs_pb2.Error(
         code=error.code,
         message=text_of(error),
@@ -105,15 +105,15 @@ def message_of(error: HeadgateError) -> jobs_pb2.Error:
 
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: HeadgateError) -> NoReturn:
-    """End a call with an error: the status, the sentence, and the stable code in the trailers.
+    """End a call with an error: status, text, and the stable code in the trailers.
 
-    gRPC keeps the exception that ends a call, and that one the frames it came through and this error: a circle which
-    only the collector finds, seconds and thousands of refused calls later. So the caller lets go of what is large.
+    gRPC keeps the exception that ends a call, which refers to the frames it passed and to this error: a cycle that only
+    the garbage collector frees, after thousands of refused calls. So callers drop references to large objects first.
     """
     error.__traceback__ = None
     trailers = (("headgate-code", error.code), ("headgate-retry-after-ms", str(getattr(error, "retry_after_ms", 0))))
     try:
         await context.abort(status_of(error), text_of(error), trailers)
     except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None  # the peer has left: there is nobody to tell, and nothing to log
+        raise asyncio.CancelledError from None  # the peer has left: nothing to answer or log
     raise AssertionError  # abort never returns

@@ -1,8 +1,8 @@
-"""The door: every call is checked by its method and its token, before anything of its request is read.
+"""Checks every call by its method and its token before anything of the request is read.
 
-A refused call gets a handler that ends it at once. It is a stream's handler whatever the method
-is: for a unary one gRPC would read the request first, however large. What a refused peer has sent by then is bounded by
-the window of its stream (server.py), and dropped with it.
+A refused call gets a handler that ends it at once. It is always a stream handler: for a unary handler gRPC would read
+the request first, however large. What a refused peer has sent by then is bounded by the flow-control window of its
+stream (server.py), and dropped with it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from headgate.domain.identity import Unauthenticated
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets a call in if the table permits it to the token's identity."""
+    """Admits a call if its rule permits it to the identity of the token."""
 
     def __init__(self, validator: TokenValidator, rules: Mapping[str, Rule], logins: FailedLogins) -> None:
         self._validator, self._rules, self._logins = validator, rules, logins
-        self._turns: dict[str, Turns] = {}  # by credential: as many as there were in the file
+        self._turns: dict[str, Turns] = {}  # by credential: bounded by the token file
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The method's own handler, or one that refuses."""
+        """The handler of the method, or one that refuses."""
         rule = self._rules.get(handler_call_details.method)
         if rule is None:
             return refusing(UnknownMethod(handler_call_details.method))
@@ -60,7 +60,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def refusing(error: HeadgateError, logins: FailedLogins | None = None) -> Handler:
-    """A handler that ends the call with this error, and reads nothing; for a failed login it may take its time."""
+    """A handler that ends the call with this error and reads nothing; the answer to a failed login can be delayed."""
 
     async def refuse(_requests: object, context: Context) -> None:
         if logins is not None and isinstance(error, Unauthenticated):

@@ -1,7 +1,7 @@
-"""The standard health service: whether this instance is ready, asked once or watched. A watch ends with the drain.
+"""The standard health service: whether this instance is ready. A watch ends when the instance drains.
 
-It needs no token, so its requests are not read: a stranger could send 8 MB of them. Every service that is asked about
-gets the same answer.
+It requires no token, so its requests are not read: an unknown peer could send 8 MB of them. The answer is the same for
+every service name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """Ready or not, as a whole: all services of an instance stand and fall with its database."""
+    """Ready or not, for all services together: they all depend on the database."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -28,36 +28,36 @@ class Health:
         self._changed = asyncio.Event()
 
     def set(self, *, ready: bool) -> None:
-        """Ready from now on, or not."""
-        self._tell(ready=ready)
+        """Change the state; watchers are notified."""
+        self._change(ready=ready)
 
     def drain(self) -> None:
-        """Not ready any more. Who watches is told, and then let go: a watch would outlast any grace."""
+        """Not ready any more. Watches get the change and end: an open one would outlast the drain."""
         self._over = True
-        self._tell(ready=False)
+        self._change(ready=False)
 
-    def _tell(self, *, ready: bool) -> None:
+    def _change(self, *, ready: bool) -> None:
         self.ready = ready
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def methods(self, *peers: PeerStreams) -> grpc.GenericRpcHandler:
-        """The service as gRPC wants it; each of `peers` bounds the watches."""
+        """The service's methods; each of `peers` bounds the watches."""
         watch: Serve = self.watch
         for one in peers:
             watch = one.bounded(watch)
-        told = health_pb2.HealthCheckResponse
+        response = health_pb2.HealthCheckResponse
         return grpc_service(
             "grpc.health.v1.Health",
-            {"Check": unread_unary(self.check, told), "Watch": unread_stream(watch, told)},
+            {"Check": unread_unary(self.check, response), "Watch": unread_stream(watch, response)},
         )
 
     async def check(self, _requests: object, _context: Context) -> health_pb2.HealthCheckResponse:
-        """How it is now."""
+        """The current state."""
         return health_pb2.HealthCheckResponse(status=_SERVING if self.ready else _NOT_SERVING)
 
     async def watch(self, _requests: object, context: Context) -> None:
-        """How it is, at every change."""
+        """The current state, then every change."""
         last = None
         try:
             while True:
@@ -69,4 +69,4 @@ class Health:
                     return
                 await changed.wait()
         except GONE:
-            raise asyncio.CancelledError from None  # it watches no longer
+            raise asyncio.CancelledError from None  # the peer has left

@@ -1,7 +1,7 @@
-"""From bytes to calls. Every request is read by us, within a deadline, and measured before it is parsed.
+"""From bytes to calls. Every request is read within a deadline, and its size is checked before it is parsed.
 
-gRPC would read the message of a unary call by itself, for as long as it takes, and keep its bytes until the call ends.
-So all methods are streams of requests here; on the wire that is the same.
+gRPC itself would read the message of a unary call without a deadline, and keep its bytes until the call ends. So all
+methods are registered as streams of requests; on the wire that is the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from headgate.api.grpc.auth import ADMISSION
 from headgate.api.grpc.errors import RequestTimeout, end_with
 from headgate.api.grpc.shapes import Shape
 from headgate.control.permissions import RULES, Rule
-from headgate.dispatch.writer import Overloaded
 from headgate.domain import failpoints, limits
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import HeadgateError, InvalidInput, Overloaded, TooLarge
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -28,19 +27,19 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Serve: TypeAlias = "Callable[[object, Context], Awaitable[None]]"
 Method: TypeAlias = Callable[[Rule], Handler]
-"""A method of a service, made when its rule is known."""
+"""A method of a service, built when its rule is known."""
 TURN_AGAIN_MS: Final = 1_000
 
 
 class Unreadable:
-    """What came cannot be taken. gRPC would call an error of its reader UNKNOWN."""
+    """A message that was refused. gRPC would report an error of its deserializer as UNKNOWN."""
 
     def __init__(self, error: HeadgateError) -> None:
         self.error = error
 
 
 def reader_of(kind: type[Request], rule: Rule) -> Callable[[bytes], Request | Unreadable]:
-    """A deserializer that never raises, and makes nothing of a message that has too many bytes or elements."""
+    """A deserializer that never raises, and does not parse a message with too many bytes or elements."""
     parse, most = kind.FromString, rule.max_bytes
     shape = Shape.of(cast("Descriptor", kind.DESCRIPTOR), rule.elements) if rule.elements else None
     garbage = f"cannot be read as {kind.DESCRIPTOR.full_name}"
@@ -53,18 +52,18 @@ def reader_of(kind: type[Request], rule: Rule) -> Callable[[bytes], Request | Un
                 shape.check(raw)
             return parse(raw)
         except DecodeError:
-            return Unreadable(InvalidInput("message", garbage, hint="is it of this protocol?"))
+            return Unreadable(InvalidInput("message", garbage, hint="check the version of the client"))
         except TooLarge as error:
-            return Unreadable(error.with_traceback(None))  # which would keep what was counted
+            return Unreadable(error.with_traceback(None))  # which would keep the message in memory
 
     return read
 
 
 async def first_message(stream: Context, kind: type[Request], *, hello: bool = False) -> Request | None:
-    """The first message of a call or a stream; None if there is none. Raises what `next_message` does.
+    """The first message of a call or a stream; None if there is none. Raises as `next_message` does.
 
-    It waits for a turn of the caller's credential, and must then be whole in time (RequestTimeout). The credential is
-    checked again when the message is there: it may have been revoked meanwhile.
+    It waits until its credential has a free turn; then the message must be complete in time (RequestTimeout). The
+    credential is checked again when the message has arrived: it may have been revoked meanwhile.
     """
     admission = ADMISSION.get()
     turns = admission.turns.hellos if hello else admission.turns.calls
@@ -74,7 +73,7 @@ async def first_message(stream: Context, kind: type[Request], *, hello: bool = F
             async with asyncio.timeout(limits.TURN_WITHIN.total_seconds()):
                 await turns.acquire()
         except TimeoutError:
-            waited = "too many requests with this token have begun and are not whole"
+            waited = "too many requests with this token are incomplete"
             raise Overloaded(waited, retry_after_ms=TURN_AGAIN_MS) from None
     else:
         await turns.acquire()
@@ -90,7 +89,7 @@ async def first_message(stream: Context, kind: type[Request], *, hello: bool = F
 
 
 async def next_message(stream: Context, kind: type[Request]) -> Request | None:
-    """The next message of a stream; None at its end. Raises InvalidInput or TooLarge if it cannot be taken."""
+    """The next message of a stream; None at its end. Raises InvalidInput or TooLarge if it is refused."""
     return _taken(await stream.read(), kind)
 
 
@@ -101,7 +100,7 @@ def _taken(message: object, kind: type[Request]) -> Request | None:
 
 
 async def _only_message(stream: Context, kind: type[Request]) -> Request:
-    """The request of a call that has one."""
+    """The single request of a call."""
     try:
         message = await first_message(stream, kind)
         if message is None:
@@ -117,7 +116,7 @@ async def _only_message(stream: Context, kind: type[Request]) -> Request:
 def unary(
     answer: Callable[[Request, Context], Awaitable[Response]], request: type[Request], response: type[Response]
 ) -> Method:
-    """One message for one message; an error of ours that `answer` raises becomes the status of the call."""
+    """One request, one response; a HeadgateError that `answer` raises becomes the status of the call."""
 
     async def call(_requests: object, context: Context) -> Response:
         message = await _only_message(context, request)
@@ -127,7 +126,7 @@ def unary(
                 await failpoints.armed.reach("call.before_reply")
             return reply
         except HeadgateError as error:
-            del message  # else it would stay in memory with the error: see end_with
+            del message  # otherwise it would stay in memory with the error: see end_with
             await end_with(context, error)
 
     def made(rule: Rule) -> Handler:
@@ -143,7 +142,7 @@ def server_stream(
     *,
     bounded: Callable[[Serve], Serve] = lambda serve: serve,
 ) -> Method:
-    """One message for many. `bounded` is asked before the message is waited for."""
+    """One request, many responses. `bounded` applies before the request is read."""
 
     async def call(_requests: object, context: Context) -> None:
         await serve(await _only_message(context, request), context)
@@ -152,7 +151,7 @@ def server_stream(
 
 
 def bidi_stream(serve: Serve, request: type[Request], response: type[Response]) -> Method:
-    """Many for many; the service reads by `next_message`."""
+    """Many requests, many responses; the service reads with `next_message`."""
 
     def made(rule: Rule) -> Handler:
         return grpc.stream_stream_rpc_method_handler(serve, reader_of(request, rule), response.SerializeToString)
@@ -161,7 +160,7 @@ def bidi_stream(serve: Serve, request: type[Request], response: type[Response]) 
 
 
 def unread_unary(answer: Callable[[object, Context], Awaitable[Response]], response: type[Response]) -> Method:
-    """One message for a request that is not read: for methods that need no token."""
+    """One response to a request that is not read: for methods that require no token."""
 
     def made(_rule: Rule) -> Handler:
         return grpc.stream_unary_rpc_method_handler(answer, None, response.SerializeToString)
@@ -170,7 +169,7 @@ def unread_unary(answer: Callable[[object, Context], Awaitable[Response]], respo
 
 
 def unread_stream(serve: Serve, response: type[Response]) -> Method:
-    """Many messages for a request that is not read."""
+    """Many responses to a request that is not read."""
 
     def made(_rule: Rule) -> Handler:
         return grpc.stream_stream_rpc_method_handler(serve, None, response.SerializeToString)
@@ -181,7 +180,7 @@ def unread_stream(serve: Serve, response: type[Response]) -> Method:
 def grpc_service(
     name: str, methods: Mapping[str, Method], *, rules: Mapping[str, Rule] = RULES
 ) -> grpc.GenericRpcHandler:
-    """The service as gRPC wants it; a method without a rule is a KeyError."""
+    """The handler of a service; a method without a rule is a KeyError."""
     return grpc.method_handlers_generic_handler(
         name, {method: made(rules[f"/{name}/{method}"]) for method, made in methods.items()}
     )

@@ -1,8 +1,8 @@
-"""How many streams one address has open here, and no more than that.
+"""Bounds the streams that one address has open.
 
-A stream costs memory for as long as it is open, and a loop that opens streams and forgets them looks like a thousand
-workers. The bound is per address and generous: behind a proxy everybody has the same one. Sockets of the file system
-have no address, and whoever reaches one may do worse; they are not counted.
+An open stream costs memory, and a loop that opens streams and forgets them looks like a thousand workers. The bound is
+per address and generous: behind a proxy all clients have one address. Unix sockets have no address and are not counted:
+a process that can reach one has local access anyway.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ First = TypeVar("First")
 
 
 class TooManyStreams(HeadgateError):
-    """The peer has as many streams open as one address may have; nothing was done for this one."""
+    """The address has the maximum number of streams open; this one was refused."""
 
     code = "too_many_streams"
 
     def __init__(self, address: str, limit: int) -> None:
         super().__init__(
-            f"{address} has {limit} streams open here, and one address may have no more; close some (a worker or a "
-            "producer needs one), or have the server allow more: --streams-per-peer"
+            f"{address} has {limit} streams open, the maximum for one address; close some (a worker or a producer "
+            "needs one), or raise the server's --streams-per-peer"
         )
         self.address, self.limit = address, limit
 
@@ -41,7 +41,7 @@ class PeerStreams:
     def bounded(
         self, serve: Callable[[First, Context], Awaitable[None]]
     ) -> Callable[[First, Context], Awaitable[None]]:
-        """The same stream, refused where its peer has too many."""
+        """The same stream handler, which refuses a peer with too many streams."""
         if not self._limit:
             return serve
 
@@ -64,6 +64,6 @@ class PeerStreams:
 
 
 def address_of(peer: str) -> str:
-    """The address of what gRPC calls a peer ("ipv4:10.0.0.7:51234"), without its port; empty if it has none."""
+    """The address of a gRPC peer ("ipv4:10.0.0.7:51234") without its port; empty if it has none."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]") if kind in ("ipv4", "ipv6") else ""

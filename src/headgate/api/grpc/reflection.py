@@ -1,6 +1,6 @@
-"""The standard reflection service, for development: what calls there are.
+"""The standard reflection service, for development: lists services and methods.
 
-The library's own answers behind a reader of ours: its own raises on what is no message, and gRPC calls that UNKNOWN.
+Uses the library's answers with our own deserializer: theirs raises on invalid bytes, which gRPC reports as UNKNOWN.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Reflection:
-    """Tells of these services."""
+    """Describes these services."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._answers = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME))
 
     async def info(self, _requests: object, stream: Call) -> None:
-        """One answer for each question."""
+        """One answer for each request."""
         try:
             while (question := await next_message(stream, pb.ServerReflectionRequest)) is not None:
-                # The stubs take the generator for a coroutine.
+                # The type stubs declare the generator as a coroutine.
                 async for answer in self._answers.ServerReflectionInfo(_only(question), stream):  # type: ignore[attr-defined]
                     await stream.write(answer)
         except HeadgateError as error:
             await end_with(stream, error)
         except GONE:
-            raise asyncio.CancelledError from None  # it asks no more
+            raise asyncio.CancelledError from None  # the peer has left
 
     def methods(self, peers: PeerStreams) -> grpc.GenericRpcHandler:
-        """The service as gRPC wants it."""
+        """The service's methods; `peers` bounds the streams."""
         info = bidi_stream(peers.bounded(self.info), pb.ServerReflectionRequest, pb.ServerReflectionResponse)
         return grpc_service(reflection.SERVICE_NAME, {"ServerReflectionInfo": info}, rules=REFLECTION)
 

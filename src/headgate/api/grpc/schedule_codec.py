@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from typing import Final
 
-from headgate.api.grpc.codec import at_us, retry_policy, state_of
+from headgate.api.grpc.codec import at_us, duration, moment, policy_message, retry_policy, state_of
 from headgate.control.schedule_ports import ScheduledJob, ScheduleView
 from headgate.domain import limits
-from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import EPOCH, After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing, WhenFull
 from headgate.domain.validation import to_ms
-from headgate.wire import producer_pb2
 from headgate.wire import schedules_pb2 as pb
 
 _OVERLAPS: Final = {
@@ -32,24 +30,24 @@ _CATCH_UPS_OUT: Final = {policy: number for number, policy in _CATCH_UPS.items()
 
 
 def timing_of(timing: pb.Timing) -> Timing:
-    """When; raises InvalidInput when none is set."""
+    """A timing; raises InvalidInput when none is set."""
     match timing.WhichOneof("kind"):
         case "at_us":
             return At(at=moment(timing.at_us, field="at"))
         case "after":
-            return After(delay=_span(timing.after.delay_ms, field="after"))
+            return After(delay=duration(timing.after.delay_ms, field="after"))
         case "every":
             every = timing.every
             anchor = moment(every.anchor_us, field="anchor") if every.anchor_us else EPOCH
-            return Every(interval=_span(every.interval_ms, field="every"), anchor=anchor)
+            return Every(interval=duration(every.interval_ms, field="every"), anchor=anchor)
         case "cron":
             return Cron(expression=timing.cron.expression, zone=timing.cron.zone or "UTC")
         case _:
-            raise InvalidInput("timing", "says not when", hint="set one of at, after, every, cron")
+            raise InvalidInput("timing", "is missing", hint="set one of at, after, every, cron")
 
 
 def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
-    """A schedule as asked for; raises InvalidInput naming the field."""
+    """The spec of a request; raises InvalidInput naming the field."""
     if spec.overlap not in _OVERLAPS:
         raise InvalidInput("overlap", f"{spec.overlap} is not one of allow, skip, replace")
     if spec.catch_up not in _CATCH_UPS:
@@ -75,7 +73,7 @@ def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
 
 
 def schedule(view: ScheduleView) -> pb.Schedule:
-    """A schedule as it stands."""
+    """A schedule as read."""
     return pb.Schedule(
         name=view.name,
         version=view.version,
@@ -110,24 +108,9 @@ def scheduled_job(job: ScheduledJob) -> pb.ScheduledJob:
     )
 
 
-def moment(microseconds: int, *, field: str) -> datetime:
-    """A point in time."""
-    try:
-        return EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        raise InvalidInput(field, f"{microseconds} µs is no point in time that can be kept") from None
-
-
 def zone_of(timing: Timing) -> str:
-    """Whose clocks it goes by."""
+    """The time zone of a timing."""
     return timing.zone if isinstance(timing, Cron) else str(UTC)
-
-
-def _span(milliseconds: int, *, field: str) -> timedelta:
-    try:
-        return timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        raise InvalidInput(field, f"{milliseconds} ms is too long") from None
 
 
 def _spec(spec: ScheduleSpec) -> pb.ScheduleSpec:
@@ -137,7 +120,7 @@ def _spec(spec: ScheduleSpec) -> pb.ScheduleSpec:
         payload=spec.payload,
         priority=spec.priority,
         max_attempts=spec.max_attempts or 0,
-        retry=None if spec.policy is None else _policy(spec.policy),
+        retry=None if spec.policy is None else policy_message(spec.policy),
         headers=spec.headers,
         tags=spec.tags,
         overlap=_OVERLAPS_OUT[spec.overlap],
@@ -159,12 +142,3 @@ def _timing(timing: Timing) -> pb.Timing:
             return pb.Timing(every=pb.Every(interval_ms=to_ms(interval), anchor_us=at_us(anchor)))
         case Cron(expression=expression, zone=zone):
             return pb.Timing(cron=pb.Cron(expression=expression, zone=zone))
-
-
-def _policy(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
-    return producer_pb2.RetryPolicy(
-        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
-        base_ms=policy.base_ms,
-        cap_ms=policy.cap_ms,
-        delays_ms=policy.delays_ms,
-    )

@@ -1,20 +1,19 @@
-"""Schedules over gRPC: translate, delegate, decide nothing."""
+"""ScheduleService. Translates and delegates to control/schedules.py."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
-from uuid import UUID
 
 import grpc
 
 from headgate.api.grpc import schedule_codec as codec
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us
+from headgate.api.grpc.codec import at_us, id_of, moment
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.schedules import Schedules
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.ids import parse_job_id
 from headgate.wire import schedules_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -57,17 +56,20 @@ class ScheduleService:
         return pb.DeleteScheduleResponse()
 
     async def pause(self, request: pb.PauseScheduleRequest, _call: Call) -> pb.Schedule:
-        """Fire no more."""
+        """Stop firing."""
         return codec.schedule(await self._schedules.pause(caller(), request.name, reason=request.reason))
 
     async def resume(self, request: pb.ResumeScheduleRequest, _call: Call) -> pb.Schedule:
-        """Go on."""
+        """Fire again."""
         return codec.schedule(await self._schedules.resume(caller(), request.name, reason=request.reason))
 
     async def trigger(self, request: pb.TriggerScheduleRequest, _call: Call) -> pb.TriggerScheduleResponse:
-        """Make one job now."""
+        """Create one job now."""
         job_id, created = await self._schedules.trigger(
-            caller(), request.name, request=_request_id(request.request_id), reason=request.reason
+            caller(),
+            request.name,
+            request=parse_job_id(id_of(request.request_id, field="request_id"), field="request_id"),
+            reason=request.reason,
         )
         return pb.TriggerScheduleResponse(job_id=job_id.bytes, created=created)
 
@@ -82,8 +84,8 @@ class ScheduleService:
             found = await self._schedules.preview(
                 timing,
                 count=count,
-                after=codec.moment(request.after_us, field="after") if request.after_us else None,
-                ends_at=codec.moment(request.ends_us, field="ends_at") if request.ends_us else None,
+                after=moment(request.after_us, field="after") if request.after_us else None,
+                ends_at=moment(request.ends_us, field="ends_at") if request.ends_us else None,
             )
             return pb.NextResponse(at_us=[at_us(at) for at in found], zone=codec.zone_of(timing))
         view, found = await self._schedules.upcoming(identity, request.name, count=count)
@@ -92,24 +94,18 @@ class ScheduleService:
         )
 
     async def jobs(self, request: pb.ScheduleJobsRequest, _call: Call) -> pb.ScheduleJobsResponse:
-        """What it made."""
+        """The jobs that it created."""
         found = await self._schedules.jobs(
             caller(),
             request.name,
-            before=codec.moment(request.before_us, field="before") if request.before_us else None,
+            before=moment(request.before_us, field="before") if request.before_us else None,
             limit=request.limit or limits.PAGE_DEFAULT,
         )
         return pb.ScheduleJobsResponse(jobs=[codec.scheduled_job(job) for job in found])
 
 
-def _request_id(raw: bytes) -> JobId:
-    if len(raw) != 16:
-        raise InvalidInput("request_id", f"has {len(raw)} bytes; it must be the 16 bytes of a UUID of version 7")
-    return parse_job_id(UUID(bytes=raw), field="request_id")
-
-
 def schedule_methods(service: ScheduleService) -> grpc.GenericRpcHandler:
-    """The methods as gRPC finds them."""
+    """The service's methods."""
     return grpc_service(
         "headgate.v1.ScheduleService",
         {

@@ -1,12 +1,12 @@
-"""How many elements a message has, found out before they are made.
+"""Counts the elements of a message before it is parsed.
 
-A message of 8 MB can hold four million empty jobs, and parsed they take 700 MB. So large messages are parsed first into
-a *shape* of their kind: the same fields by number, but every message in it is left as the bytes that it came as, which
-costs 16 bytes an element. Whatever is counted further down is counted for all elements at once: by the rules of
-protobuf, messages that are joined are one message whose lists are joined.
+A message of 8 MB can hold four million empty jobs, which take 700 MB when parsed. So large messages are first parsed
+into a *shape* of their type: the same field numbers, but every inner message stays bytes, which costs 16 bytes an
+element. Inner lists are counted for all elements at once: in protobuf, concatenated messages are one message with
+concatenated lists.
 
-Four million elements take 0.1 s even so, in which no other call is served. So messages over 1 MiB are walked field by
-field before that, in Python, only until there are too many.
+Four million elements still take 0.1 s, in which no other call is served. So messages over 1 MiB are first scanned field
+by field in Python, only until there are too many.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headgate.domain import limits
 from headgate.domain.errors import TooLarge
 
 PARTS_MAX: Final = 100
-"""Protobuf permits a message that is no list to come in several parts, and joins them. No client sends it like that."""
+"""Protobuf permits a single message field to occur several times, and merges the parts. No client sends that."""
 WALKED_FROM_BYTES: Final = 1_048_576
 _LEFT_AS_BYTES: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING})
 
@@ -32,18 +32,18 @@ _LEFT_AS_BYTES: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor
 class _Counted:
     name: str
     path: str
-    most: int | None  # None: it is no list, and only the way to one
+    most: int | None  # None: not a list, but contains one
     inner: Shape | None
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is counted in one kind of message."""
+    """What is counted in one type of message."""
 
     kind: type[Message]
     counted: tuple[_Counted, ...]
     fields: Mapping[int, tuple[str, int]]
-    """By number: the path of a field, and how often it may come."""
+    """By number: the path of a field, and how often it may occur."""
 
     @classmethod
     def of(cls, descriptor: Descriptor, elements: Mapping[str, int], *, path: str = "") -> Self:
@@ -65,7 +65,7 @@ class Shape:
         return cls(_flat(descriptor, set(most)), tuple(found), fields)
 
     def check(self, raw: bytes, *, holders: int = 1) -> None:
-        """Raise TooLarge; or DecodeError if it is no message. `raw` may be that many messages joined."""
+        """Raise TooLarge, or DecodeError for invalid bytes. `raw` can be that many messages concatenated."""
         if holders == 1 and len(raw) > WALKED_FROM_BYTES:
             self._walk(raw)
         found = self.kind.FromString(raw)
@@ -80,20 +80,20 @@ class Shape:
     def _walk(self, raw: bytes) -> None:
         """Raise TooLarge at the first field that comes too often. What is no message is left to the parser."""
         counts = dict.fromkeys(self.fields, 0)
-        place, end = 0, len(raw)
+        position, end = 0, len(raw)
         try:
-            while place < end:
-                tag, place = _varint(raw, place)
+            while position < end:
+                tag, position = _varint(raw, position)
                 match tag & 7:
                     case 0:
-                        _, place = _varint(raw, place)
+                        _, position = _varint(raw, position)
                     case 1:
-                        place += 8
+                        position += 8
                     case 2:
-                        size, place = _varint(raw, place)
-                        place += size
+                        size, position = _varint(raw, position)
+                        position += size
                     case 5:
-                        place += 4
+                        position += 4
                     case _:
                         return  # groups: none of our messages has any
                 number = tag >> 3
@@ -106,19 +106,19 @@ class Shape:
             return
 
 
-def _varint(raw: bytes, place: int) -> tuple[int, int]:
+def _varint(raw: bytes, position: int) -> tuple[int, int]:
     """A number of protobuf, and where it ends. Raises IndexError where that is beyond the end."""
-    value = raw[place]
+    value = raw[position]
     if value < 0x80:
-        return value, place + 1
+        return value, position + 1
     value &= 0x7F
     for shift in range(7, 70, 7):
-        place += 1
-        byte = raw[place]
+        position += 1
+        byte = raw[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, place + 1
-    raise IndexError(place)  # longer than any number of protobuf
+            return value, position + 1
+    raise IndexError(position)  # longer than any number of protobuf
 
 
 def _flat(descriptor: Descriptor, counted: set[str]) -> type[Message]:

@@ -1,4 +1,4 @@
-"""TLS for the gRPC port: certificates are checked before the port is open, and read again when their files change."""
+"""TLS for the gRPC port: files are checked before the port opens, and read again when they change."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ class Tls:
 
     @classmethod
     def of(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
-        """Check what was given; None for a plain port. Raises InvalidSetting before anything is listened on."""
+        """Check the files; None means no TLS. Raises InvalidSetting before the port opens."""
         if certificate is None and key is None:
             if client_ca is not None:
                 raise InvalidSetting(
-                    "--tls-client-ca", "needs a certificate of the server's", hint="pass --tls-cert and --tls-key"
+                    "--tls-client-ca", "requires a server certificate", hint="pass --tls-cert and --tls-key"
                 )
             return None
         if certificate is None or key is None:
-            raise InvalidSetting("--tls-cert", "and --tls-key are needed together", hint="pass both, or neither")
+            raise InvalidSetting("--tls-cert", "and --tls-key must be given together", hint="pass both or neither")
         files = cls(certificate=certificate, key=key, client_ca=client_ca)
         try:
             files.check()
         except (OSError, ssl.SSLError) as error:
             raise InvalidSetting(
-                "--tls-cert", f"and --tls-key cannot be used ({error})", hint="PEM files that belong together"
+                "--tls-cert", f"and --tls-key cannot be used ({error})", hint="pass a PEM certificate and its key"
             ) from error
         return files
 
     def check(self) -> None:
-        """Raise OSError or ssl.SSLError if these files do not make a server: gRPC itself would say nothing."""
+        """Raise OSError or ssl.SSLError if the files cannot be used: gRPC itself would report nothing."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.key)
         if self.client_ca is not None:
             context.load_verify_locations(self.client_ca)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What the port is opened with."""
+        """Credentials for the port."""
         seen = self._stamps()
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """At every handshake, on a thread of gRPC's: a new configuration if the files have changed."""
+            """Called at every handshake, on a gRPC thread: a new configuration if the files have changed."""
             nonlocal seen
             try:
                 now = self._stamps()
                 if now == seen:
                     return None
-                self.check()  # in the middle of being replaced they may not belong together
+                self.check()  # while files are being replaced, key and certificate may not match
                 changed = self._configuration()
             except (OSError, ssl.SSLError) as error:
-                log.warning("tls_reload_failed error=%s: the certificate in use stays", error)
+                log.warning('tls_reload_failed effect="the certificate in use stays" error=%s', error)
                 return None
             seen = now
             log.info("tls_reloaded certificate=%s", self.certificate)

@@ -1,4 +1,4 @@
-"""What operators call about topics: translate, delegate, decide nothing."""
+"""TopicService. Translates and delegates to control/topics.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, retry_policy, span
+from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.topics import Topics, TopicView
-from headgate.domain.backoff import RetryPolicy
 from headgate.domain.topic_limits import Rate
-from headgate.wire import producer_pb2
 from headgate.wire import topics_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -30,28 +28,23 @@ class TopicService:
 
     async def list_topics(self, request: pb.ListTopicsRequest, _call: Call) -> pb.ListTopicsResponse:
         """A page of topics by name."""
-        identity = caller()
-        limit = request.limit or 100
-        found = await self._topics.list(identity, after=request.after, limit=limit)
-        return pb.ListTopicsResponse(
-            topics=[topic_info(view) for view in found], next=found[-1].name if len(found) == limit else ""
-        )
+        found, after = await self._topics.page(caller(), after=request.after, limit=request.limit or 100)
+        return pb.ListTopicsResponse(topics=map(topic_info, found), next=after)
 
     async def get_topic(self, request: pb.GetTopicRequest, _call: Call) -> pb.TopicInfo:
         """One topic."""
         return topic_info(await self._topics.get(caller(), request.name))
 
     async def set_topic(self, request: pb.SetTopicRequest, _call: Call) -> pb.TopicInfo:
-        """Change what is given, and leave the rest."""
-        identity = caller()
+        """Change the settings given."""
         view = await self._topics.set(
-            identity, request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
+            caller(), request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
         )
         return topic_info(view)
 
 
 def methods(service: TopicService) -> grpc.GenericRpcHandler:
-    """The service as gRPC wants it."""
+    """The service's methods."""
     return grpc_service(
         "headgate.v1.TopicService",
         {
@@ -63,7 +56,7 @@ def methods(service: TopicService) -> grpc.GenericRpcHandler:
 
 
 def changes_of(settings: pb.TopicSettings) -> dict[str, object]:
-    """What was set, in the words of the domain; raises InvalidInput."""
+    """The settings that are set, by their names in the domain; raises InvalidInput."""
     changes: dict[str, object] = {name: getattr(settings, name) for name in PLAIN if settings.HasField(name)}
     if settings.HasField("retry"):
         changes["retry"] = retry_policy(settings.retry)
@@ -95,7 +88,7 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
         counts={state.label: count for state, count in view.counts.items()},
         settings=pb.TopicSettings(
             max_attempts=rules.max_attempts,
-            retry=_policy(rules.policy),
+            retry=policy_message(rules.policy),
             ageing_step_us=None if rules.ageing_step is None else rules.ageing_step // _US,
             max_running=limits.max_running,
             rate=_rate(limits.rate),
@@ -108,15 +101,6 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
             keep_dead_ms=_ms(rules.keep_dead),
             keep_cancelled_ms=_ms(rules.keep_cancelled),
         ),
-    )
-
-
-def _policy(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
-    return producer_pb2.RetryPolicy(
-        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
-        base_ms=policy.base_ms,
-        cap_ms=policy.cap_ms,
-        delays_ms=policy.delays_ms,
     )
 
 

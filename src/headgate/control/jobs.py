@@ -1,0 +1,63 @@
+"""Reading jobs, and waiting for their results."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from headgate.control.auth import TokenValidator
+from headgate.control.ports import JobDetails, JobStore
+from headgate.control.results import Waiters
+from headgate.control.revocation import OpenCall, OpenCalls
+from headgate.domain.errors import NotFound, ShuttingDown
+from headgate.domain.identity import Identity, Scope
+
+WAIT_MAX_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """Jobs of the caller's tenant; one of a topic that its token does not permit does not exist for it."""
+
+    store: JobStore
+    waiters: Waiters
+    calls: OpenCalls
+    validator: TokenValidator
+    draining: asyncio.Event
+
+    async def get(
+        self, caller: Identity, job_id: UUID, *, payload: bool = False, result: bool = False, events: bool = False
+    ) -> JobDetails:
+        """One job. Raises NotFound."""
+        found = await self.store.job(caller.tenant, job_id, payload=payload, result=result, events=events)
+        if caller.topics is not None and found.topic not in caller.topics:
+            raise NotFound("job", str(job_id))  # as if it were another tenant's
+        return found
+
+    async def wait(self, caller: Identity, job_id: UUID, *, seconds: float) -> JobDetails:
+        """The job with its result when it has ended, or as it stands after `seconds` (at most a minute)."""
+        until = asyncio.get_running_loop().time() + min(seconds, WAIT_MAX_SECONDS)
+        with self.calls.watched(caller) as call:
+            while True:
+                found = await self.get(call.identity, job_id, result=True)
+                left = until - asyncio.get_running_loop().time()
+                if found.state.is_final or left <= 0:
+                    return found
+                if self.draining.is_set():
+                    raise ShuttingDown("this instance is shutting down; ask another one")
+                await self._wait(call, job_id, left)
+                # Again: the token may have been narrowed or revoked meanwhile, in this very moment too.
+                call.recheck(self.validator, Scope.READ)
+
+    async def _wait(self, call: OpenCall, job_id: UUID, seconds: float) -> None:
+        """Return when the job has ended, the time is over, the instance stops, or the token has changed."""
+        tenant_no = await self.store.tenant_no(call.identity.tenant)
+        ended = asyncio.create_task(self.waiters.wait(tenant_no, job_id, seconds), name="wait for a result")
+        changed = asyncio.create_task(call.changed.wait(), name="revocation of a wait")
+        try:
+            await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            changed.cancel()

@@ -1,0 +1,124 @@
+"""Reading jobs, waiting for results and batches as every transport asks for them: rights and ends. No gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate.control.batches import Batches
+from headgate.control.jobs import Jobs
+from headgate.control.results import Waiters
+from headgate.control.revocation import OpenCalls
+from headgate.control.submit import Submits
+from headgate.domain.errors import NotFound, ShuttingDown
+from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
+from headgate.domain.states import State
+from tests.support.dispatching import SOON, Instance, completing, soon
+from tests.support.drafts import Draft, caller_of, read_draft
+from tests.support.queue import new_id
+
+
+class Tokens:
+    """One token, whose rights a test changes."""
+
+    def __init__(self, now: Identity | None) -> None:
+        self.now = now
+
+    def identify(self, token: str) -> Identity:
+        raise AssertionError(token)
+
+    def recheck(self, identity: Identity) -> Identity:
+        if self.now is None:
+            raise TokenRevoked(f"the token of {identity.subject} is not valid any more")
+        return self.now
+
+    def state(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Desk:
+    """Reading at one instance."""
+
+    def __init__(self, one: Instance) -> None:
+        self.caller = caller_of(one.tenant)
+        self.tokens, self.calls, self.draining = Tokens(self.caller), OpenCalls(), asyncio.Event()
+        self.waiters = Waiters(one.store)
+        self.jobs = Jobs(
+            store=one.store,
+            waiters=self.waiters,
+            calls=self.calls,
+            validator=self.tokens,
+            draining=self.draining,
+        )
+
+    async def waiting(self, job_id: Any) -> asyncio.Task[Any]:
+        """A call that waits."""
+        task = asyncio.create_task(self.jobs.wait(self.caller, job_id, seconds=60))
+        await soon(lambda: self.waiters.any(), "it waits")
+        return task
+
+
+async def test_a_job_of_another_topic_or_tenant_does_not_exist(still: Instance) -> None:
+    (job,) = await still.submit()
+    desk = Desk(still)
+    assert (await desk.jobs.get(caller_of(still.tenant, "mail"), job, payload=True)).payload == b"x"
+    for caller in (caller_of(still.tenant, "sms"), caller_of("other")):
+        with pytest.raises(NotFound):
+            await desk.jobs.get(caller, job)
+        with pytest.raises(NotFound):
+            await desk.jobs.wait(caller, job, seconds=0)
+
+
+async def test_a_wait_ends_with_the_job_or_with_its_time(one: Instance) -> None:
+    (job,) = await one.submit()
+    desk = Desk(one)
+    assert (await desk.jobs.wait(desk.caller, job, seconds=0)).state is State.PENDING
+    task = await desk.waiting(job)
+    await one.worker("w", slots=1, handler=completing())
+    await one.reach(1, State.COMPLETED)
+    desk.waiters.ended(await one.store.tenant_no(one.tenant), job)
+    assert (await asyncio.wait_for(task, SOON.total_seconds())).state is State.COMPLETED
+
+
+async def test_a_wait_ends_when_its_token_is_revoked_or_permits_the_topic_no_more(still: Instance) -> None:
+    (job,) = await still.submit()
+    for now, error in ((None, TokenRevoked), (caller_of(still.tenant, "sms"), NotFound)):
+        desk = Desk(still)
+        task = await desk.waiting(job)
+        desk.tokens.now = now
+        for call in desk.calls:
+            call.changed.set()
+        with pytest.raises(error):
+            await asyncio.wait_for(task, SOON.total_seconds())
+        assert not len(desk.calls)
+
+
+async def test_a_wait_ends_when_the_instance_stops(still: Instance) -> None:
+    (job,) = await still.submit()
+    desk = Desk(still)
+    task = await desk.waiting(job)
+    desk.draining.set()
+    desk.waiters.stop()
+    with pytest.raises(ShuttingDown):
+        await asyncio.wait_for(task, SOON.total_seconds())
+
+
+async def test_batches_are_opened_once_and_seen_by_those_whose_topics_they_have(still: Instance) -> None:
+    batches = Batches(still.store, Submits(still.store, still.submitter, make_id=new_id), make_id=new_id)
+    mail = caller_of(still.tenant, "mail")
+    batch_id, callback = new_id(), Draft(id=new_id().bytes, new_id=False)
+    opened = await batches.open(mail, callback, read_draft, batch_id=batch_id, name="letters")
+    assert (
+        (await batches.open(mail, callback, read_draft, batch_id=batch_id, name="letters")).id == opened.id == batch_id
+    )
+    with pytest.raises(PermissionDenied):
+        await batches.open(mail, Draft(topic="sms"), read_draft)
+    for stranger in (caller_of(still.tenant, "sms"), caller_of("other")):
+        with pytest.raises(NotFound):
+            await batches.get(stranger, opened.id)
+        with pytest.raises(NotFound):
+            await batches.seal(stranger, opened.id)
+    assert (await batches.get(mail, opened.id)).sealed_at is None
+    assert (await batches.seal(mail, opened.id)).sealed_at is not None
