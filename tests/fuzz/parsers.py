@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from headgate.api.grpc import codec, submit_codec
+from headgate.api.grpc import submit_codec, worker_codec
 from headgate.api.grpc.methods import Unreadable, reader_of
 from headgate.cli import values
 from headgate.cli.admin import _end
@@ -96,13 +96,13 @@ def worker_frames(raw: bytes) -> None:
     frame = _READ_WORKER(raw)
     if isinstance(frame, Unreadable):
         return
-    codec.check_held(frame.beat.held, field="held")
-    codec.check_parallel(frame.outcomes.ids, frame.outcomes.epochs, field="ids")
-    codec.bad_completions(frame.outcomes)
+    worker_codec.check_held(frame.beat.held, field="held")
+    worker_codec.check_parallel(frame.outcomes.ids, frame.outcomes.epochs, field="ids")
+    worker_codec.bad_completions(frame.outcomes)
     for outcome in frame.outcomes.others:
-        _quietly(codec.outcome_of, outcome)
+        _quietly(worker_codec.outcome_of, outcome)
     for word in frame.beat.progress:
-        _quietly(codec.progress_of, word.progress)
+        _quietly(worker_codec.progress_values, word.progress)
 
 
 def producer_frames(raw: bytes) -> None:

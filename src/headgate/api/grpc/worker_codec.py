@@ -1,24 +1,35 @@
-"""From the messages of workers to the values of `dispatch/session_rules`."""
+"""Frames of workers, between the wire and `dispatch/`. The fast path moves whole arrays."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
-from headgate.api.grpc import codec
+from headgate.api.grpc.codec import at_us, span, state_of
+from headgate.api.grpc.errors import message_of
+from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.session_rules import Beat, Extension, Hello, OutcomeFrame, Progress, check_outcome_count
-from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.outcomes import Outcome
+from headgate.domain import limits
+from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.headers import deadline_us_of, made_by, of_caller
+from headgate.domain.ids import ID_BYTES
+from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
+from headgate.domain.states import Receipt, State
+from headgate.domain.validation import check_integer, clean_text
 from headgate.wire import jobs_pb2, worker_pb2
 
 Uuids: TypeAlias = Callable[[Sequence[bytes]], list[UUID]]
 """Turns many ids of 16 bytes into UUIDs at once."""
+_LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
 def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
     """How a worker opens its session; raises InvalidInput."""
-    codec.check_held(hello.held, field="hello.held")
+    check_held(hello.held, field="hello.held")
     return Hello(
         worker_id=hello.worker_id,
         incarnation=hello.incarnation,
@@ -30,7 +41,7 @@ def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
 
 def outcome_frame(outcomes: worker_pb2.Outcomes, uuids: Uuids) -> OutcomeFrame:
     """One frame's outcomes, those that are not valid apart: their neighbours are written."""
-    codec.check_parallel(outcomes.ids, outcomes.epochs, field="outcomes.ids")
+    check_parallel(outcomes.ids, outcomes.epochs, field="outcomes.ids")
     if outcomes.results and len(outcomes.results) != len(outcomes.ids):
         raise InvalidInput("outcomes.results", f"{len(outcomes.results)} results for {len(outcomes.ids)} jobs")
     first_other = len(outcomes.ids)
@@ -38,7 +49,7 @@ def outcome_frame(outcomes: worker_pb2.Outcomes, uuids: Uuids) -> OutcomeFrame:
     ids: Sequence[bytes] = outcomes.ids
     epochs, results = list(outcomes.epochs), list(outcomes.results)
     keep: Sequence[int] = range(first_other)
-    bad = codec.bad_completions(outcomes)
+    bad = bad_completions(outcomes)
     if bad:
         keep = [index for index in keep if index not in bad]
         ids, epochs = [ids[index] for index in keep], [epochs[index] for index in keep]
@@ -65,8 +76,8 @@ def outcomes_of(
     indexes: list[int] = []
     for index, message in enumerate(messages):
         try:
-            codec.check_ids([message.id], [message.epoch], field="outcome.id")
-            outcome = codec.outcome_of(message)
+            check_ids([message.id], [message.epoch], field="outcome.id")
+            outcome = outcome_of(message)
         except HeadgateError as error:
             # Without its traceback: that leads to this frame, hence to all the others, and only the collector
             # would part them.
@@ -81,7 +92,7 @@ def beat_of(beat: worker_pb2.Beat, uuids: Uuids) -> Beat:
     """A sign of life; its list is read only when the rules ask for it."""
 
     def listed() -> list[tuple[UUID, int]]:
-        codec.check_held(beat.held, field="beat.held")
+        check_held(beat.held, field="beat.held")
         return list(zip(uuids(beat.held.ids), beat.held.epochs, strict=True))
 
     return Beat(
@@ -96,7 +107,7 @@ def beat_of(beat: worker_pb2.Beat, uuids: Uuids) -> Beat:
 def _extensions(messages: Sequence[worker_pb2.Extension], uuids: Uuids) -> Iterator[Extension | HeadgateError]:
     for message in messages:
         try:
-            codec.check_ids([message.id], [message.epoch], field="beat.extensions")
+            check_ids([message.id], [message.epoch], field="beat.extensions")
         except HeadgateError as error:
             yield error.with_traceback(None)
         else:
@@ -113,5 +124,194 @@ def _progress(messages: Sequence[worker_pb2.JobProgress], uuids: Uuids) -> Itera
 
 def progress_of(message: worker_pb2.JobProgress, uuids: Uuids) -> Progress:
     """How far a job is; raises InvalidInput."""
-    codec.check_ids([message.id], [message.epoch], field="progress.id")
-    return uuids([message.id])[0], message.epoch, codec.progress_of(message.progress)
+    check_ids([message.id], [message.epoch], field="progress.id")
+    return uuids([message.id])[0], message.epoch, progress_values(message.progress)
+
+
+def check_parallel(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:
+    """Raise InvalidInput unless there is one epoch for each id."""
+    if len(ids) != len(epochs):
+        raise InvalidInput(field, f"{len(ids)} ids with {len(epochs)} epochs; give one epoch for each id")
+
+
+def check_ids(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:
+    """Raise InvalidInput unless ids have 16 bytes, with one valid epoch for each."""
+    check_parallel(ids, epochs, field=field)
+    for one in ids:
+        if len(one) != ID_BYTES:
+            raise InvalidInput(field, f"an id has {len(one)} bytes; it must be the 16 bytes of a UUID")
+    # Epochs are signed in the database: a larger one would fail the statement that it shares with other workers' jobs.
+    if epochs and max(epochs) > limits.EPOCH_MAX:
+        raise InvalidInput(field, f"an epoch is {max(epochs)}; none was ever given above {limits.EPOCH_MAX}")
+
+
+def check_held(held: worker_pb2.Held, *, field: str, limit: int = limits.HELD_MAX, hint: str = "") -> None:
+    """As `check_ids`, for no more jobs than a session can hold, or than may be named in one call."""
+    if len(held.ids) > limit:
+        raise TooLarge(field, size=len(held.ids), limit=limit, unit="jobs", hint=hint)
+    check_ids(held.ids, held.epochs, field=field)
+
+
+def bad_completions(outcomes: worker_pb2.Outcomes) -> dict[int, HeadgateError]:
+    """The invalid completions of a frame, by index."""
+    bad: dict[int, HeadgateError] = {}
+    for index, (job_id, epoch) in enumerate(zip(outcomes.ids, outcomes.epochs, strict=True)):
+        if len(job_id) != ID_BYTES or epoch > limits.EPOCH_MAX:
+            try:
+                check_ids([job_id], [epoch], field="outcomes.ids")
+            except InvalidInput as error:
+                bad[index] = error.with_traceback(None)  # which would keep the whole frame in memory
+    for index, result in enumerate(outcomes.results):
+        if len(result) > limits.RESULT_MAX_BYTES:
+            bad[index] = TooLarge("result", size=len(result), limit=limits.RESULT_MAX_BYTES)
+    return bad
+
+
+def outcome_of(message: jobs_pb2.Outcome) -> Outcome:
+    """One outcome; raises InvalidInput, also when none is set."""
+    match message.WhichOneof("kind"):
+        case "completed":
+            return Completed(result=message.completed.result)
+        case "failed":
+            failed = message.failed
+            error = ErrorInfo(type=failed.type or "Error", message=failed.message, traceback=failed.traceback)
+            return Failed(error=error, permanent=failed.permanent)
+        case "nack":
+            return Nack(delay=span(message.nack.delay_ms, "nack.delay_ms"), reason=message.nack.reason)
+        case "abandon":
+            return Abandon()
+        case "snooze":
+            return Snooze(delay=span(message.snooze.delay_ms, "snooze.delay_ms"))
+        case _:
+            raise InvalidInput("outcome", "none of completed, failed, nack, abandon, snooze is set")
+
+
+def progress_values(progress: jobs_pb2.Progress) -> dict[str, object]:
+    """The progress of a job; raises InvalidInput."""
+    done = check_integer(progress.done, field="progress.done", low=0, high=2**62)
+    total = check_integer(progress.total, field="progress.total", low=0, high=2**62)
+    if total and done > total:
+        raise InvalidInput("progress.done", f"{done} is more than the total of {total}")
+    message = clean_text(progress.message, limits.REASON_MAX_CHARS)
+    return {"done": done, "total": total, "message": message, "at_us": time.time_ns() // 1000}
+
+
+# ---------------------------------------------------------------------- to workers
+
+
+def jobs_frame(
+    delivery: Delivery, topic_name: Callable[[int], str], receipts: ControlFrame | None = None
+) -> worker_pb2.ServerFrame:
+    """Jobs as parallel arrays, and the receipts that go with them."""
+    numbers = delivery.topic_nos
+    distinct = sorted(set(numbers))
+    indexes = {number: index for index, number in enumerate(distinct)}
+    return worker_pb2.ServerFrame(
+        receipts=None if receipts is None else _receipts(receipts),
+        jobs=worker_pb2.Jobs(
+            ids=raw_ids(delivery.ids),
+            epochs=delivery.epochs,
+            payloads=delivery.payloads,
+            topic_names=[topic_name(number) for number in distinct],
+            topics=[] if len(distinct) == 1 else [indexes[number] for number in numbers],
+            attempts=delivery.attempts,
+            max_attempts=delivery.max_attempts,
+            priorities=delivery.priorities if any(delivery.priorities) else [],
+            created_us=delivery.created_us,
+            lease_until_us=delivery.lease_until_us,
+            headers=[
+                _job_headers(index, json.loads(text), delivery.claimed_us)
+                for index, text in enumerate(delivery.headers)
+                if text
+            ],
+            seq=delivery.seq,
+        ),
+    )
+
+
+def _job_headers(index: int, found: dict[str, str], claimed_us: int) -> worker_pb2.JobHeaders:
+    schedule, occurrence_us = made_by(found)
+    deadline_us = deadline_us_of(found)
+    return worker_pb2.JobHeaders(
+        index=index,
+        headers=of_caller(found),
+        schedule=schedule,
+        occurrence_us=occurrence_us,
+        deadline_us=deadline_us,
+        deadline_in_ms=max(0, -((claimed_us - deadline_us) // 1000)),
+    )
+
+
+def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: str) -> list[jobs_pb2.Job]:
+    """Jobs as messages, for the simple streams."""
+    found = [json.loads(text) if text else {} for text in delivery.headers]
+    return [
+        jobs_pb2.Job(
+            id=delivery.ids[index].bytes,
+            topic=topic_name(delivery.topic_nos[index]),
+            payload=delivery.payloads[index],
+            epoch=delivery.epochs[index],
+            attempt=delivery.attempts[index],
+            max_attempts=delivery.max_attempts[index],
+            priority=delivery.priorities[index],
+            created_us=delivery.created_us[index],
+            lease_until_us=delivery.lease_until_us,
+            headers=of_caller(found[index]),
+            tenant=tenant,
+            schedule=made_by(found[index])[0],
+            occurrence_us=made_by(found[index])[1],
+            deadline_us=deadline_us_of(found[index]),
+        )
+        for index in range(len(delivery))
+    ]
+
+
+def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
+    """Everything a session is sent that is not jobs."""
+    frame = worker_pb2.ServerFrame()
+    if control.receipts_seq is not None:
+        frame.receipts.CopyFrom(_receipts(control))
+    if control.beat_ack:
+        frame.beat_ack.SetInParent()
+    if control.lost:
+        frame.lost.CopyFrom(held_of(control.lost))
+    if control.cancel:
+        frame.cancel.CopyFrom(held_of(control.cancel))
+    if control.drain_seconds is not None:
+        frame.drain.grace_seconds = control.drain_seconds
+    if control.error is not None:
+        frame.error.CopyFrom(message_of(control.error))
+        frame.error_seq = control.error_seq
+    if control.quieted:
+        frame.quieted.SetInParent()
+    return frame
+
+
+def _receipts(control: ControlFrame) -> worker_pb2.Receipts:
+    exceptions = [receipt(index, answer) for index, answer in control.receipt_exceptions]
+    return worker_pb2.Receipts(seq=control.receipts_seq or 0, exceptions=exceptions)
+
+
+def receipt(index: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:
+    """The receipt of one outcome; None means applied as sent."""
+    if settled is None:
+        return jobs_pb2.Receipt(index=index, state=state_of(State.COMPLETED))
+    if isinstance(settled, HeadgateError):
+        return jobs_pb2.Receipt(index=index, code=jobs_pb2.RECEIPT_INVALID, message=str(settled))
+    return jobs_pb2.Receipt(
+        index=index,
+        code=jobs_pb2.ReceiptCode.ValueType(int(settled.receipt)),
+        state=state_of(settled.state),
+        run_at_us=at_us(settled.run_at),
+        message=_LOCKED if settled.receipt is Receipt.LOCKED else "",
+    )
+
+
+def held_of(pairs: Sequence[tuple[UUID, int]]) -> worker_pb2.Held:
+    """Jobs by id and epoch."""
+    return worker_pb2.Held(ids=[one.bytes for one, _ in pairs], epochs=[epoch for _, epoch in pairs])
+
+
+def raw_ids(ids: Sequence[UUID]) -> list[bytes]:
+    """The 16 bytes of each."""
+    return [one.bytes for one in ids]

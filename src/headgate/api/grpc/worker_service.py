@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from headgate.api.grpc import codec, worker_codec
+from headgate.api.grpc import worker_codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import bidi_stream, first_message, grpc_service, next_message, server_stream, unary
@@ -77,7 +77,7 @@ class WorkerService:
             instance=self._instance,
             lease_seconds=rules.lease_ms // 1000,
             beat_seconds=beat_seconds(rules.lease_ms),
-            lost=codec.held_of(lost),
+            lost=worker_codec.held_of(lost),
             server=self._version,
         )
         try:
@@ -166,12 +166,12 @@ class WorkerService:
     async def _write(self, session: WorkerSession, stream: WorkStream) -> None:
         while (part := await session.next_part()) is not None:
             if isinstance(part, Delivery):
-                await stream.write(codec.jobs_frame(part, self._topic_name, session.take_receipts()))
+                await stream.write(worker_codec.jobs_frame(part, self._topic_name, session.take_receipts()))
                 session.written()  # at once: the session may end before the next part is asked for
                 if failpoints.armed:
                     await failpoints.armed.reach("deliver.after_send")
             else:
-                await stream.write(codec.control_frame(part))
+                await stream.write(worker_codec.control_frame(part))
 
     # ------------------------------------------------------------------ without frames
 
@@ -193,10 +193,10 @@ class WorkerService:
         while (part := await session.next_part()) is not None:
             batch = worker_pb2.JobBatch()
             if isinstance(part, Delivery):
-                batch.jobs.extend(codec.job_messages(part, self._topic_name, session.identity.tenant))
+                batch.jobs.extend(worker_codec.job_messages(part, self._topic_name, session.identity.tenant))
             else:
-                batch.lost.CopyFrom(codec.held_of(part.lost))
-                batch.cancel.CopyFrom(codec.held_of(part.cancel))
+                batch.lost.CopyFrom(worker_codec.held_of(part.lost))
+                batch.cancel.CopyFrom(worker_codec.held_of(part.cancel))
                 if part.drain_seconds is not None:
                     batch.drain.grace_seconds = part.drain_seconds
             await stream.write(batch)
@@ -207,7 +207,7 @@ class WorkerService:
 
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest, _call: Call) -> worker_pb2.HeartbeatResponse:
         """Renew leases without a stream."""
-        codec.check_held(
+        worker_codec.check_held(
             request.held,
             field="held",
             limit=limits.HEARTBEAT_MAX_JOBS,
@@ -224,9 +224,9 @@ class WorkerService:
             progress=progress,
         )
         return worker_pb2.HeartbeatResponse(
-            lost=codec.held_of(renewed.lost),
-            cancel=codec.held_of(renewed.cancel),
-            skipped=codec.held_of(renewed.skipped),
+            lost=worker_codec.held_of(renewed.lost),
+            cancel=worker_codec.held_of(renewed.cancel),
+            skipped=worker_codec.held_of(renewed.skipped),
         )
 
     async def report_outcome(
@@ -236,8 +236,8 @@ class WorkerService:
         check_outcome_count(len(request.outcomes))
         bad, good, indexes = worker_codec.outcomes_of(request.outcomes, self._uuids)
         answers = await self._calls.report(caller(), request.worker_id, good, size=request.ByteSize())
-        receipts = [codec.receipt(index, answers.get(row)) for row, index in enumerate(indexes)]
-        receipts += [codec.receipt(index, error) for index, error in bad.items()]
+        receipts = [worker_codec.receipt(index, answers.get(row)) for row, index in enumerate(indexes)]
+        receipts += [worker_codec.receipt(index, error) for index, error in bad.items()]
         return worker_pb2.ReportOutcomeResponse(receipts=sorted(receipts, key=lambda one: one.index))
 
     async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
@@ -253,7 +253,7 @@ class WorkerService:
         )
         if delivery is None:
             return worker_pb2.ClaimResponse()
-        return worker_pb2.ClaimResponse(jobs=codec.job_messages(delivery, self._topic_name, identity.tenant))
+        return worker_pb2.ClaimResponse(jobs=worker_codec.job_messages(delivery, self._topic_name, identity.tenant))
 
 
 def worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
