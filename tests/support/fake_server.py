@@ -63,7 +63,7 @@ class Peer:
             await stream.write(message)
 
 
-class WorkLink(Peer):
+class WorkerPeer(Peer):
     """One Work stream, greeted."""
 
     def __init__(self, server: FakeServer) -> None:
@@ -150,7 +150,7 @@ class WorkLink(Peer):
             self._out.put_nowait(worker_pb2.ServerFrame(beat_ack=worker_pb2.BeatAck()))
 
 
-class ProduceLink(Peer):
+class ProducerPeer(Peer):
     """One Produce stream, greeted."""
 
     def __init__(self, server: FakeServer) -> None:
@@ -178,8 +178,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.address = ""
         self.port = 0
-        self.workers: list[WorkLink] = []
-        self.producers: list[ProduceLink] = []
+        self.workers: list[WorkerPeer] = []
+        self.producers: list[ProducerPeer] = []
         self.reports: list[worker_pb2.ReportOutcomeRequest] = []
         self.jobs: dict[bytes, jobs_pb2.JobInfo] = {}
         self.report_receipts: list[list[jobs_pb2.Receipt]] = []
@@ -197,12 +197,12 @@ class FakeServer:
         self.refuses: grpc.StatusCode | None = None
         self._server: grpc.aio.Server | None = None
 
-    async def worker(self, number: int = 0) -> WorkLink:
+    async def worker(self, number: int = 0) -> WorkerPeer:
         """The stream of the nth connection, once it asked for jobs."""
         await until(lambda: len(self.workers) > number and len(self.workers[number].received) > 1, "a worker connects")
         return self.workers[number]
 
-    async def producer(self, number: int = 0, *, frames: int = 1) -> ProduceLink:
+    async def producer(self, number: int = 0, *, frames: int = 1) -> ProducerPeer:
         """The stream of the nth producer, once it sent so many frames."""
         await until(
             lambda: len(self.producers) > number and len(self.producers[number].frames()) >= frames, "a producer sends"
@@ -251,10 +251,10 @@ class FakeServer:
         first = await stream.read()
         if self.refuses is not None:
             await stream.abort(self.refuses, "the token is not known")
-        link = WorkLink(self)
-        link.token = _token(stream)
-        link.received.append(first)
-        self.workers.append(link)
+        peer = WorkerPeer(self)
+        peer.token = _token(stream)
+        peer.received.append(first)
+        self.workers.append(peer)
         ack = worker_pb2.HelloAck(
             worker_id=first.hello.worker_id,
             tenant="acme",
@@ -266,30 +266,30 @@ class FakeServer:
         )
         if self.greets:
             await stream.write(worker_pb2.ServerFrame(hello_ack=ack))
-        await self._serve(link, stream)
+        await self._serve(peer, stream)
 
     async def _produce(self, _requests: object, stream: Any) -> None:
         first = await stream.read()
         if self.refuses is not None:
             await stream.abort(self.refuses, "the token is not known")
-        link = ProduceLink(self)
-        link.token = _token(stream)
-        link.received.append(first)
-        self.producers.append(link)
+        peer = ProducerPeer(self)
+        peer.token = _token(stream)
+        peer.received.append(first)
+        self.producers.append(peer)
         if self.greets:
             await stream.write(producer_pb2.ProducerReply(hello_ack=producer_pb2.ProducerHelloAck(tenant="acme")))
-        await self._serve(link, stream)
+        await self._serve(peer, stream)
 
-    async def _serve(self, link: WorkLink | ProduceLink, stream: Any) -> None:
+    async def _serve(self, peer: WorkerPeer | ProducerPeer, stream: Any) -> None:
         async def read_all() -> None:
             while frame := await stream.read():
-                link.take(frame)
+                peer.take(frame)
 
-        tasks = [asyncio.create_task(read_all()), asyncio.create_task(link.write_all(stream))]
+        tasks = [asyncio.create_task(read_all()), asyncio.create_task(peer.write_all(stream))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            link.ended = True
+            peer.ended = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

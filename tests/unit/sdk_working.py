@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headgate import Headgate, Job, Worker
-from tests.support.fake_server import FakeServer, WorkLink
+from tests.support.fake_server import FakeServer, WorkerPeer
 
 
 @asynccontextmanager
-async def working(app: Headgate, server: FakeServer, **options: Any) -> AsyncIterator[tuple[Worker, WorkLink]]:
+async def working(app: Headgate, server: FakeServer, **options: Any) -> AsyncIterator[tuple[Worker, WorkerPeer]]:
     worker = app.worker(**{"concurrency": 4, "grace": 5, "cancel_grace": 0, **options})
     running = asyncio.create_task(worker.run())
     try:

@@ -55,9 +55,9 @@ def mail(app: Headgate, **options: Any) -> Any:
 async def test_a_lone_submit_goes_at_once_as_a_plain_job() -> None:
     async with fake_server() as server, Headgate(server.address, token="secret") as app:
         handle = await mail(app).submit("a@b", copies=2)
-        link = await server.producer()
-        assert link.token == "secret"
-        (frame,) = link.frames()
+        peer = await server.producer()
+        assert peer.token == "secret"
+        (frame,) = peer.frames()
         assert (frame.plain.topic, list(frame.plain.ids)) == ("mail", [handle.id.bytes])
         assert list(frame.plain.payloads) == [b'{"to":"a@b","copies":2}']
         assert (frame.plain.new_id, list(frame.plain.priorities), handle.created) == (True, [], True)
@@ -68,19 +68,19 @@ async def test_submits_made_while_all_frames_are_on_their_way_share_the_next_one
     async with fake_server() as server, Headgate(server.address) as app:
         task = mail(app)
         await task.submit("first")
-        (link,) = server.producers
+        (peer,) = server.producers
         server.answers_submits = False
         _, producer, _ = app._connection._opened()
         free = producer.capacity._jobs
         waiting = [asyncio.ensure_future(task.submit(f"{n}")) for n in range(500)]
         await until(lambda: producer.capacity._jobs == free - 500, "all are in the outbox")
         server.answers_submits = True
-        for frame in link.frames():
-            link.reply(frame.seq)
+        for frame in peer.frames():
+            peer.reply(frame.seq)
         handles = await asyncio.gather(*waiting)
-        assert len(link.frames()) <= 1 + WINDOW + 1
-        assert set(link.ids()) >= {handle.id.bytes for handle in handles}
-        assert len(set(link.ids())) == 501
+        assert len(peer.frames()) <= 1 + WINDOW + 1
+        assert set(peer.ids()) >= {handle.id.bytes for handle in handles}
+        assert len(set(peer.ids())) == 501
 
 
 async def test_receipts_find_their_callers_by_place() -> None:
@@ -98,7 +98,7 @@ async def test_receipts_find_their_callers_by_place() -> None:
         names = list(calls)
         waiting = [asyncio.ensure_future(call) for call in calls.values()]
         await until(lambda: server.producers and len(server.producers[0].ids()) == 5, "all were sent")
-        (link,) = server.producers
+        (peer,) = server.producers
         receipts = {
             "keyed": producer_pb2.SubmitReceipt(code=producer_pb2.SUBMIT_CONFLICT, id=older.bytes),
             "again": producer_pb2.SubmitReceipt(code=producer_pb2.SUBMIT_DUPLICATE, id=older.bytes),
@@ -107,7 +107,7 @@ async def test_receipts_find_their_callers_by_place() -> None:
                 error=jobs_pb2.Error(code="too_large", message="payload: too much", field="payload"),
             ),
         }
-        for frame in link.frames():
+        for frame in peer.frames():
             bodies = [*frame.plain.payloads, *(job.payload for job in frame.jobs)]
             exceptions = []
             for place, body in enumerate(bodies):
@@ -115,7 +115,7 @@ async def test_receipts_find_their_callers_by_place() -> None:
                     if f'"{name}"'.encode() in body:
                         receipt.index = place
                         exceptions.append(receipt)
-            link.reply(frame.seq, *exceptions)
+            peer.reply(frame.seq, *exceptions)
         done: dict[str, Any] = dict(zip(names, await asyncio.gather(*waiting, return_exceptions=True), strict=True))
         assert done["plain"].created
         assert done["urgent"].created
@@ -145,8 +145,8 @@ async def test_options_travel_with_the_job() -> None:
             },
         )
         await task.with_options(delay=1.5, max_attempts=2).submit("y")
-        link = await server.producer(frames=2)
-        (one,), (two,) = [list(frame.jobs) for frame in link.frames()]
+        peer = await server.producer(frames=2)
+        (one,), (two,) = [list(frame.jobs) for frame in peer.frames()]
         assert (one.id, one.topic, one.priority, one.max_attempts, list(one.tags)) == (
             chosen.bytes,
             "mail",
@@ -229,11 +229,11 @@ async def test_a_refused_frame_is_tried_again_if_the_server_says_so_and_an_error
         task = mail(app)
         server.answers_submits = False
         waiting = asyncio.ensure_future(task.submit("x"))
-        link = await server.producer()
-        link.reply(1, error=jobs_pb2.Error(code="overloaded", message="slow down", retry_after_ms=10))
+        peer = await server.producer()
+        peer.reply(1, error=jobs_pb2.Error(code="overloaded", message="slow down", retry_after_ms=10))
         await server.producer(frames=2)
-        assert link.ids()[0] == link.ids()[1]
-        link.reply(2, error=jobs_pb2.Error(code="invalid_input", message="topic: is closed", field="topic"))
+        assert peer.ids()[0] == peer.ids()[1]
+        peer.reply(2, error=jobs_pb2.Error(code="invalid_input", message="topic: is closed", field="topic"))
         with pytest.raises(SubmitRefused, match="topic: is closed"):
             await waiting
 
@@ -257,9 +257,9 @@ async def test_what_was_sent_and_not_acknowledged_says_which_job_may_exist() -> 
         server.answers_submits = False
         with pytest.raises(NotAcknowledged, match="may have been stored") as caught:
             await task.submit("x", options={"timeout": 2})
-        link = await server.producer()
+        peer = await server.producer()
         assert caught.value.job_id is not None
-        assert link.ids()[1:] == [caught.value.job_id.bytes]
+        assert peer.ids()[1:] == [caught.value.job_id.bytes]
         await app.close(flush=0)
 
 
@@ -278,10 +278,10 @@ async def test_a_closed_client_says_so_and_sends_what_waits_first() -> None:
         task = mail(app)
         server.answers_submits = False
         waiting = asyncio.ensure_future(task.submit("x"))
-        link = await server.producer()
+        peer = await server.producer()
         closing = asyncio.ensure_future(app.close())
         await asyncio.sleep(0)
-        link.reply(1)
+        peer.reply(1)
         await closing
         assert (await waiting).created
         with pytest.raises(Closed):
@@ -317,12 +317,12 @@ async def test_a_full_outbox_makes_submits_wait_their_turn() -> None:
         with pytest.raises(OutboxFull):
             await task.submit_many([(f"{n}",) for n in range(4)])  # more than there ever is capacity for
         left.cancel()
-        link = server.producers[0]
+        peer = server.producers[0]
         server.answers_submits = True
-        for frame in link.frames():
-            link.reply(frame.seq)
+        for frame in peer.frames():
+            peer.reply(frame.seq)
         await asyncio.gather(*waiting, many)
-        assert [payload for frame in link.frames() for payload in frame.plain.payloads] == [
+        assert [payload for frame in peer.frames() for payload in frame.plain.payloads] == [
             *(f'{{"to":"{n}"}}'.encode() for n in range(6)),
             b'{"to":"a"}',
             b'{"to":"b"}',
@@ -338,11 +338,11 @@ async def test_a_full_outbox_blocks_threads_until_there_is_room() -> None:
         await until(lambda: server.producers and len(server.producers[0].ids()) == 1, "one was sent")
         with pytest.raises(OutboxFull):
             await asyncio.to_thread(app.sync.submit, task.with_options(timeout=0.05), "impatient")
-        link = server.producers[0]
+        peer = server.producers[0]
         server.answers_submits = True
-        link.reply(link.frames()[0].seq)
+        peer.reply(peer.frames()[0].seq)
         await asyncio.gather(*waiting)
-        assert len(link.ids()) == 3
+        assert len(peer.ids()) == 3
 
 
 BUSY = jobs_pb2.Error(code="overloaded", message="submits: 16000 rows wait", retry_after_ms=40)
@@ -356,14 +356,14 @@ async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_th
         for number in range(3):
             waiting.append(asyncio.ensure_future(task.submit(f"{number}")))
             await server.producer(frames=number + 1)
-        link = server.producers[0]
+        peer = server.producers[0]
         began = asyncio.get_running_loop().time()
         for seq in (1, 2, 3):  # all are refused before the first may go out again
-            link.reply(seq, error=jobs_pb2.Error(code="overloaded", message="wait", retry_after_ms=1_000))
+            peer.reply(seq, error=jobs_pb2.Error(code="overloaded", message="wait", retry_after_ms=1_000))
         server.answers_submits = True
         handles = await asyncio.gather(*waiting)
         assert asyncio.get_running_loop().time() - began >= 1.0
-        (again,) = link.frames()[3:]
+        (again,) = peer.frames()[3:]
         assert list(again.plain.ids) == [handle.id.bytes for handle in handles]
         assert again.plain.new_id  # nothing was written, so nobody has to look for a twin
 
@@ -392,10 +392,10 @@ async def test_what_was_sent_before_may_be_stored_whatever_is_said_when_it_is_se
         task = mail(app)
         server.answers_submits = False
         waiting = asyncio.ensure_future(task.submit("x", options={"when_busy": "raise", "timeout": 3}))
-        link = await server.producer()
+        peer = await server.producer()
         server.answers_submits = True
         server.refuses_submits = jobs_pb2.Error(code=code, message="no", retry_after_ms=60_000 * (code == "overloaded"))
-        link.end(grpc.StatusCode.UNAVAILABLE, "gone")
+        peer.end(grpc.StatusCode.UNAVAILABLE, "gone")
         with pytest.raises(NotAcknowledged, match="may have been stored"):
             await waiting
         assert len(server.producers) == 2
@@ -430,16 +430,16 @@ async def test_submit_many_sends_arrays_in_frames_of_bounded_size() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         task = mail(app)
         handles = await task.submit_many([*({"to": f"{n}"} for n in range(2000)), *((f"{n}", 2) for n in range(500))])
-        (link,) = server.producers
-        assert [len(frame.plain.ids) for frame in link.frames()] == [1000, 1000, 500]
-        assert link.ids() == [handle.id.bytes for handle in handles]
-        assert link.frames()[2].plain.payloads[0] == b'{"to":"0","copies":2}'
+        (peer,) = server.producers
+        assert [len(frame.plain.ids) for frame in peer.frames()] == [1000, 1000, 500]
+        assert peer.ids() == [handle.id.bytes for handle in handles]
+        assert peer.frames()[2].plain.payloads[0] == b'{"to":"0","copies":2}'
         big = await app.submit_many("raw", [b"x" * 400_000] * 5, priority=3)
-        assert [len(frame.plain.ids) for frame in link.frames()[3:]] == [2, 2, 1]
-        assert list(link.frames()[3].plain.priorities) == [3, 3]
+        assert [len(frame.plain.ids) for frame in peer.frames()[3:]] == [2, 2, 1]
+        assert list(peer.frames()[3].plain.priorities) == [3, 3]
         assert len(big) == 5
         special = await task.with_options(max_attempts=2).submit_many([("a",), ("b",)])
-        assert [job.max_attempts for job in link.frames()[6].jobs] == [2, 2]
+        assert [job.max_attempts for job in peer.frames()[6].jobs] == [2, 2]
         assert len(special) == 2
         assert await task.submit_many([]) == []
 
@@ -449,15 +449,15 @@ async def test_submit_many_names_what_was_refused_and_refuses_bad_calls_at_once(
         task = mail(app)
         server.answers_submits = False
         waiting = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
-        link = await server.producer()
+        peer = await server.producer()
         refused = jobs_pb2.Error(code="invalid_input", message="no", field="x")
-        link.reply(1, producer_pb2.SubmitReceipt(index=1, code=producer_pb2.SUBMIT_REFUSED, error=refused))
+        peer.reply(1, producer_pb2.SubmitReceipt(index=1, code=producer_pb2.SUBMIT_REFUSED, error=refused))
         with pytest.raises(SubmitManyError) as caught:
             await waiting
         assert list(caught.value.errors) == [1]
         waiting = asyncio.ensure_future(task.submit_many([("a",), ("b",)]))
         await server.producer(frames=2)
-        link.reply(2, error=refused)
+        peer.reply(2, error=refused)
         with pytest.raises(SubmitRefused):
             await waiting
         for calls, says in [([{"to": 1}], "to"), ([{}], "to"), (["text"], "calls"), ([3], "calls")]:

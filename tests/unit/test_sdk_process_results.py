@@ -14,19 +14,19 @@ import pytest
 
 from headgate.sdk.worker import process_slots
 from headgate.sdk.worker.process_pipe import Run, ToChild
-from tests.support.fake_server import WorkLink, until
+from tests.support.fake_server import WorkerPeer, until
 from tests.support.waiting import until as waiting_until
 from tests.unit.test_sdk_slots import alive, failures, working
 
 
-def told(link: WorkLink) -> Counter[bytes]:
+def told(peer: WorkerPeer) -> Counter[bytes]:
     """How often each job's end was reported."""
-    ids = Counter(raw for outcomes in link.frames("outcomes") for raw in outcomes.ids)
-    return ids + Counter(one.id for one in link.others())
+    ids = Counter(raw for outcomes in peer.frames("outcomes") for raw in outcomes.ids)
+    return ids + Counter(one.id for one in peer.others())
 
 
-def pid_of(link: WorkLink, raw: bytes) -> int:
-    return int(json.loads(link.completed()[raw])["pid"])
+def pid_of(peer: WorkerPeer, raw: bytes) -> int:
+    return int(json.loads(peer.completed()[raw])["pid"])
 
 
 def body(how: str, **more: str) -> bytes:
@@ -45,26 +45,26 @@ async def test_a_result_that_was_sent_before_the_child_died_counts_once(
 
     armed = True
     monkeypatch.setattr(process_slots, "wait", death_first)
-    async with working("last-words", processes=1) as (link, _):
-        (raw,) = link.deliver("last-words", body(how), attempt=2)
-        await until(lambda: told(link)[raw], "its end is reported")
-        assert json.loads(link.completed()[raw])["attempt"] == 2
+    async with working("last-words", processes=1) as (peer, _):
+        (raw,) = peer.deliver("last-words", body(how), attempt=2)
+        await until(lambda: told(peer)[raw], "its end is reported")
+        assert json.loads(peer.completed()[raw])["attempt"] == 2
         armed = False
-        (after,) = link.deliver("last-words", body(""))
-        await until(lambda: told(link)[after], "the next is done")
-        assert pid_of(link, after) != pid_of(link, raw)
-        assert told(link) == {raw: 1, after: 1}
-        assert link.others() == []
+        (after,) = peer.deliver("last-words", body(""))
+        await until(lambda: told(peer)[after], "the next is done")
+        assert pid_of(peer, after) != pid_of(peer, raw)
+        assert told(peer) == {raw: 1, after: 1}
+        assert peer.others() == []
 
 
 async def test_a_child_that_dies_before_its_result_fails_that_job_and_no_other() -> None:
-    async with working("last-words", processes=1) as (link, _):
-        first, dies, last = link.deliver("last-words", body(""), body("before"), body(""))
-        await until(lambda: len(told(link)) == 3, "all have ended")
-        assert told(link) == {first: 1, dies: 1, last: 1}
-        assert set(failures(link)) == {dies}
-        assert failures(link)[dies][0] == "ProcessDied"
-        assert pid_of(link, first) != pid_of(link, last)
+    async with working("last-words", processes=1) as (peer, _):
+        first, dies, last = peer.deliver("last-words", body(""), body("before"), body(""))
+        await until(lambda: len(told(peer)) == 3, "all have ended")
+        assert told(peer) == {first: 1, dies: 1, last: 1}
+        assert set(failures(peer)) == {dies}
+        assert failures(peer)[dies][0] == "ProcessDied"
+        assert pid_of(peer, first) != pid_of(peer, last)
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -88,32 +88,32 @@ async def test_a_job_handed_to_a_child_that_is_dying_was_not_begun_and_runs_in_a
             send(slot, message)
 
     monkeypatch.setattr(process_slots._Slot, "_send", dying)
-    async with working("last-words", processes=1) as (link, _):
-        (raw,) = link.deliver("last-words", body(""))
-        await until(lambda: told(link)[raw], "a child is there")
-        doomed.append(pid_of(link, raw))
-        (after,) = link.deliver("last-words", body(""))
-        await until(lambda: told(link)[after], "the next is done")
-        assert failures(link) == {}
-        assert pid_of(link, after) != pid_of(link, raw)
-        (begun,) = link.deliver("last-words", body("before", runs=str(tmp_path / "runs")))
-        await until(lambda: told(link)[begun], "one that was begun is not run again")
-        assert failures(link)[begun][0] == "ProcessDied"
+    async with working("last-words", processes=1) as (peer, _):
+        (raw,) = peer.deliver("last-words", body(""))
+        await until(lambda: told(peer)[raw], "a child is there")
+        doomed.append(pid_of(peer, raw))
+        (after,) = peer.deliver("last-words", body(""))
+        await until(lambda: told(peer)[after], "the next is done")
+        assert failures(peer) == {}
+        assert pid_of(peer, after) != pid_of(peer, raw)
+        (begun,) = peer.deliver("last-words", body("before", runs=str(tmp_path / "runs")))
+        await until(lambda: told(peer)[begun], "one that was begun is not run again")
+        assert failures(peer)[begun][0] == "ProcessDied"
         assert (tmp_path / "runs").read_text() == "x"
-        assert told(link) == {raw: 1, after: 1, begun: 1}
+        assert told(peer) == {raw: 1, after: 1, begun: 1}
 
 
 async def test_a_thread_that_a_handler_left_behind_does_not_speak_for_the_next_job() -> None:
-    async with working("left-behind", processes=1) as (link, _):
-        (first,) = link.deliver("left-behind", b'{"first":true}')
-        await until(lambda: told(link)[first], "the first is done")
-        (second,) = link.deliver("left-behind", b'{"first":false}')
+    async with working("left-behind", processes=1) as (peer, _):
+        (first,) = peer.deliver("left-behind", b'{"first":true}')
+        await until(lambda: told(peer)[first], "the first is done")
+        (second,) = peer.deliver("left-behind", b'{"first":false}')
 
         def wishes() -> list[tuple[bytes, int]]:
-            return [(one.id, one.lease_seconds) for beat in link.frames("beat") for one in beat.extensions]
+            return [(one.id, one.lease_seconds) for beat in peer.frames("beat") for one in beat.extensions]
 
         await until(lambda: (second, 60) in wishes(), "its own wish came")
         assert wishes() == [(second, 60)]
-        assert {one.progress.done for beat in link.frames("beat") for one in beat.progress} <= {2}
-        link.say(cancel=link.held(second))
-        await until(lambda: told(link)[second], "the second is done")
+        assert {one.progress.done for beat in peer.frames("beat") for one in beat.progress} <= {2}
+        peer.say(cancel=peer.held(second))
+        await until(lambda: told(peer)[second], "the second is done")

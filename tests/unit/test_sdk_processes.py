@@ -42,21 +42,21 @@ async def test_cpu_handlers_run_in_other_processes_and_a_dead_one_fails_only_its
         tasks = {topic: sdk_app.hg.tasks[topic] for topic in ("square", "cube")}
         worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        (one,) = link.deliver("square", b'{"n":7}', attempt=3)
-        (two,) = link.deliver("cube", b'{"n":3}')
-        (three,) = link.deliver("square", b'{"n":-1}')
-        await until(lambda: len(link.completed()) == 2 and link.others(), "all are done")
-        result = json.loads(link.completed()[one])
+        peer = await server.worker()
+        (one,) = peer.deliver("square", b'{"n":7}', attempt=3)
+        (two,) = peer.deliver("cube", b'{"n":3}')
+        (three,) = peer.deliver("square", b'{"n":-1}')
+        await until(lambda: len(peer.completed()) == 2 and peer.others(), "all are done")
+        result = json.loads(peer.completed()[one])
         assert (result["square"], result["attempt"]) == (49, 3)
         assert result["pid"] != os.getpid()
-        assert link.completed()[two] == b"27"
-        assert (link.others()[0].id, link.others()[0].nack.reason) == (three, "negative")
-        link.deliver("square", b'{"n":99}')
-        await until(lambda: len(link.others()) == 2, "the dead process is told")
-        assert link.others()[1].failed.type == "ProcessDied"
-        (again,) = link.deliver("square", b'{"n":2}')
-        await until(lambda: again in link.completed(), "a new process works")
+        assert peer.completed()[two] == b"27"
+        assert (peer.others()[0].id, peer.others()[0].nack.reason) == (three, "negative")
+        peer.deliver("square", b'{"n":99}')
+        await until(lambda: len(peer.others()) == 2, "the dead process is told")
+        assert peer.others()[1].failed.type == "ProcessDied"
+        (again,) = peer.deliver("square", b'{"n":2}')
+        await until(lambda: again in peer.completed(), "a new process works")
         worker.stop()
         await running
 
@@ -69,13 +69,13 @@ async def test_a_child_that_was_taken_over_cannot_make_its_worker_run_anything(t
         tasks = {topic: sdk_app.hg.tasks[topic] for topic in ("taken-over", "square")}
         worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        link.deliver("taken-over", json.dumps({"path": str(trap), "how": how}).encode())
-        await until(lambda: link.others(), "the job has ended")
-        assert link.others()[0].failed.type == "ProcessDied"
+        peer = await server.worker()
+        peer.deliver("taken-over", json.dumps({"path": str(trap), "how": how}).encode())
+        await until(lambda: peer.others(), "the job has ended")
+        assert peer.others()[0].failed.type == "ProcessDied"
         assert not trap.exists()
-        (again,) = link.deliver("square", b'{"n":2}')
-        await until(lambda: again in link.completed(), "a new process works")
+        (again,) = peer.deliver("square", b'{"n":2}')
+        await until(lambda: again in peer.completed(), "a new process works")
         worker.stop()
         await running
 
@@ -85,9 +85,9 @@ async def test_odd_log_records_of_a_child_arrive_cut_and_mended(caplog: pytest.L
         tasks = {"taken-over": sdk_app.hg.tasks["taken-over"]}
         worker = Worker(Connection(addresses_of(server.address), token=""), tasks, concurrency=4, processes=1)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        (one,) = link.deliver("taken-over", b'{"path":"","how":"log"}')
-        await until(lambda: one in link.completed(), "it has said all")
+        peer = await server.worker()
+        (one,) = peer.deliver("taken-over", b'{"path":"","how":"log"}')
+        await until(lambda: one in peer.completed(), "it has said all")
         (record,) = [record for record in caplog.records if record.name == "headgate.job"]
         assert record.getMessage() == "odd \ufffd"
         assert vars(record)["big"] == str(2**70)
@@ -100,45 +100,45 @@ async def test_odd_log_records_of_a_child_arrive_cut_and_mended(caplog: pytest.L
 async def test_sigterm_hands_back_what_does_not_finish_and_ends_with_0() -> None:
     async with fake_server() as server:
         with worker_process(server.address, grace=0.2) as process:
-            link = await server.worker()
-            (raw,) = link.deliver("linger", b"")
-            (done,) = link.deliver("quick", b"{}")
-            await until(lambda: done in link.completed(), "the other is done")
+            peer = await server.worker()
+            (raw,) = peer.deliver("linger", b"")
+            (done,) = peer.deliver("quick", b"{}")
+            await until(lambda: done in peer.completed(), "the other is done")
             process.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
             assert "Traceback" not in errors, errors
-            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+            assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
 
 
 @pytest.mark.req("W23")
 async def test_a_second_signal_does_not_wait_for_handlers() -> None:
     async with fake_server() as server:
         with worker_process(server.address, grace=60) as process:
-            link = await server.worker()
-            (raw,) = link.deliver("linger", b"")
-            (done,) = link.deliver("quick", b"{}")
-            await until(lambda: done in link.completed(), "the other is done")
-            credit = link.credit
+            peer = await server.worker()
+            (raw,) = peer.deliver("linger", b"")
+            (done,) = peer.deliver("quick", b"{}")
+            await until(lambda: done in peer.completed(), "the other is done")
+            credit = peer.credit
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
             _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
-            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
-            assert link.credit == credit
+            assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
+            assert peer.credit == credit
 
 
 async def test_a_signal_is_heard_while_a_handler_blocks_the_loop() -> None:
     async with fake_server() as server:
         with worker_process(server.address, grace=20) as process:
-            link = await server.worker()
-            one, two = link.deliver("block", b'{"seconds":1.0}', b'{"seconds":1.0}')
-            await until(lambda: any(beat.progress for beat in link.frames("beat")), "one blocks the loop")
+            peer = await server.worker()
+            one, two = peer.deliver("block", b'{"seconds":1.0}', b'{"seconds":1.0}')
+            await until(lambda: any(beat.progress for beat in peer.frames("beat")), "one blocks the loop")
             process.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
             # Each is finished or handed back; none is lost, and none is both.
-            told = [*link.completed(), *(other.id for other in link.others())]
+            told = [*peer.completed(), *(other.id for other in peer.others())]
             assert sorted(told) == sorted([one, two])
 
 

@@ -23,7 +23,7 @@ from headgate.sdk.connection import Connection
 from headgate.sdk.worker import Worker, process_slots, protocol, stuck_slots, time_limits
 from headgate.sdk.worker.stream import WorkerStream
 from tests.support import sdk_app
-from tests.support.fake_server import FakeServer, WorkLink, fake_server, until
+from tests.support.fake_server import FakeServer, WorkerPeer, fake_server, until
 from tests.unit.sdk_working import Gate
 from tests.unit.sdk_working import working as working_at
 
@@ -36,7 +36,7 @@ def alive(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkLink, Worker]]:
+async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkerPeer, Worker]]:
     async with fake_server() as server:
         tasks = {topic: sdk_app.hg.tasks[topic] for topic in topics}
         given = {"concurrency": 4, "processes": 2, "cancel_grace": 0.1, "grace": 10, **options}
@@ -50,24 +50,24 @@ async def working(*topics: str, **options: Any) -> AsyncIterator[tuple[WorkLink,
             await asyncio.wait_for(running, 60)
 
 
-def progress(link: WorkLink) -> list[int]:
-    return [one.progress.done for beat in link.frames("beat") for one in beat.progress]
+def progress(peer: WorkerPeer) -> list[int]:
+    return [one.progress.done for beat in peer.frames("beat") for one in beat.progress]
 
 
-def failures(link: WorkLink) -> dict[bytes, tuple[str, str]]:
-    return {one.id: (one.failed.type, one.failed.message) for one in link.others() if one.HasField("failed")}
+def failures(peer: WorkerPeer) -> dict[bytes, tuple[str, str]]:
+    return {one.id: (one.failed.type, one.failed.message) for one in peer.others() if one.HasField("failed")}
 
 
 async def test_a_process_handler_has_progress_extension_logger_headers_and_token(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with working("report") as (link, _):
+    async with working("report") as (peer, _):
         payload = json.dumps({"path": str(tmp_path / "note")}).encode()
-        (raw,) = link.deliver("report", payload, headers={"trace": "t-1"})
-        await until(lambda: progress(link), "its progress came over")
-        assert progress(link) == [1]
-        await until(lambda: any(beat.extensions for beat in link.frames("beat")), "its wish came over")
+        (raw,) = peer.deliver("report", payload, headers={"trace": "t-1"})
+        await until(lambda: progress(peer), "its progress came over")
+        assert progress(peer) == [1]
+        await until(lambda: any(beat.extensions for beat in peer.frames("beat")), "its wish came over")
         record = await until(
             lambda: next((one for one in caplog.records if one.name == "headgate.job.report"), None), "it logged"
         )
@@ -75,13 +75,13 @@ async def test_a_process_handler_has_progress_extension_logger_headers_and_token
         assert "with t-1" in record.getMessage()
         assert vars(record)["topic"] == "report"
         assert not any(one.name == "some.library" for one in caplog.records)
-        link.say(cancel=link.held(raw))
-        await until(lambda: raw in link.completed() or link.others(), "it ended")
-        if raw in link.completed():  # its token came first, and it returned in good order
-            result = json.loads(link.completed()[raw])
+        peer.say(cancel=peer.held(raw))
+        await until(lambda: raw in peer.completed() or peer.others(), "it ended")
+        if raw in peer.completed():  # its token came first, and it returned in good order
+            result = json.loads(peer.completed()[raw])
             assert (result["told"], result["flag"], result["pid"] != os.getpid()) == (True, True, True)
         else:
-            assert failures(link)[raw][0] == "Cancelled"
+            assert failures(peer)[raw][0] == "Cancelled"
 
 
 @pytest.mark.req("O21")
@@ -97,15 +97,15 @@ async def test_tasks_threads_and_processes_share_the_slots_and_the_same_credit()
         app.register("process", sdk_app.whereabouts, run_in="process")
         worker = app.worker(concurrency=3, processes=1, grace=5)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
+        peer = await server.worker()
         try:
-            assert (link.credit, sorted(link.topics)) == (3, ["process", "task", "thread"])
+            assert (peer.credit, sorted(peer.topics)) == (3, ["process", "task", "thread"])
             ran: dict[str, list[Any]] = {}
             for done, kind in enumerate(("task", "thread", "process"), 1):
-                (raw,) = link.deliver(kind, b'{"n":%d}' % done)
-                await until(lambda raw=raw: raw in link.completed(), f"the {kind} is done")
-                ran[kind] = json.loads(link.completed()[raw])
-                assert link.credit == 3 + done  # one slot each, free again with its outcome
+                (raw,) = peer.deliver(kind, b'{"n":%d}' % done)
+                await until(lambda raw=raw: raw in peer.completed(), f"the {kind} is done")
+                ran[kind] = json.loads(peer.completed()[raw])
+                assert peer.credit == 3 + done  # one slot each, free again with its outcome
         finally:
             worker.stop()
             await asyncio.wait_for(running, 60)
@@ -121,29 +121,29 @@ async def test_a_cancelled_process_handler_is_interrupted_and_ended_if_it_does_n
 ) -> None:
     if ears == "deaf":
         monkeypatch.setattr(process_slots, "UNWIND_SECONDS", 2.0)
-    async with working("deafen", "square", processes=1) as (link, _):
+    async with working("deafen", "square", processes=1) as (peer, _):
         note = tmp_path / "note"
-        (raw,) = link.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
-        await until(lambda: progress(link), "it runs")
-        pid = progress(link)[0]
-        link.say(cancel=link.held(raw))
-        await until(lambda: raw in failures(link), "it was cancelled")
-        assert failures(link)[raw][0] == "Cancelled"
+        (raw,) = peer.deliver("deafen", json.dumps({"path": str(note), "ears": ears}).encode())
+        await until(lambda: progress(peer), "it runs")
+        pid = progress(peer)[0]
+        peer.say(cancel=peer.held(raw))
+        await until(lambda: raw in failures(peer), "it was cancelled")
+        assert failures(peer)[raw][0] == "Cancelled"
         assert note.read_text() == "interrupted"
         if ears == "deaf":
-            assert "by force" in failures(link)[raw][1]
+            assert "by force" in failures(peer)[raw][1]
             await until(lambda: not alive(pid), "its process is gone")
-        (again,) = link.deliver("square", b'{"n":2}')
-        await until(lambda: again in link.completed(), "the slot works")
-        assert (json.loads(link.completed()[again])["pid"] == pid) == (ears != "deaf")
+        (again,) = peer.deliver("square", b'{"n":2}')
+        await until(lambda: again in peer.completed(), "the slot works")
+        assert (json.loads(peer.completed()[again])["pid"] == pid) == (ears != "deaf")
 
 
 @pytest.mark.req("W22")
 async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tmp_path: Path) -> None:
-    async with working("crash", "deafen", processes=2) as (link, _):
-        (other,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "good"}).encode())
-        await until(lambda: progress(link), "another runs")
-        pid = progress(link)[0]
+    async with working("crash", "deafen", processes=2) as (peer, _):
+        (other,) = peer.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "good"}).encode())
+        await until(lambda: progress(peer), "another runs")
+        pid = progress(peer)[0]
         expected = {
             "kill": ("ProcessDied", "SIGKILL (was the machine out of memory?)"),
             "segfault": ("ProcessDied", "SIGSEGV"),
@@ -151,14 +151,14 @@ async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tm
             "leave": ("SystemExit", "leave"),
         }
         for how, (kind, words) in expected.items():
-            (raw,) = link.deliver("crash", json.dumps({"how": how}).encode())
-            await until(lambda raw=raw: raw in failures(link), f"{how} is told")
-            assert failures(link)[raw][0] == kind
-            assert words in failures(link)[raw][1]
-        (raw,) = link.deliver("crash", b'{"how":"pool"}')
-        await until(lambda: raw in link.completed(), "a handler may have a pool of its own")
+            (raw,) = peer.deliver("crash", json.dumps({"how": how}).encode())
+            await until(lambda raw=raw: raw in failures(peer), f"{how} is told")
+            assert failures(peer)[raw][0] == kind
+            assert words in failures(peer)[raw][1]
+        (raw,) = peer.deliver("crash", b'{"how":"pool"}')
+        await until(lambda: raw in peer.completed(), "a handler may have a pool of its own")
         assert alive(pid)
-        assert other not in failures(link)
+        assert other not in failures(peer)
 
 
 @contextmanager
@@ -176,11 +176,11 @@ def worker_process(address: str, *arguments: str, leaving: float = 6) -> Iterato
         process.communicate()
 
 
-async def in_a_child(server: FakeServer, tmp_path: Path) -> tuple[WorkLink, bytes, int]:
-    link = await server.worker()
-    (raw,) = link.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "deaf"}).encode())
-    await until(lambda: progress(link), "it runs in a child")
-    return link, raw, progress(link)[0]
+async def in_a_child(server: FakeServer, tmp_path: Path) -> tuple[WorkerPeer, bytes, int]:
+    peer = await server.worker()
+    (raw,) = peer.deliver("deafen", json.dumps({"path": str(tmp_path / "note"), "ears": "deaf"}).encode())
+    await until(lambda: progress(peer), "it runs in a child")
+    return peer, raw, progress(peer)[0]
 
 
 async def test_the_children_of_a_killed_worker_end_with_it(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ async def test_the_children_of_a_killed_worker_end_with_it(tmp_path: Path) -> No
 async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: Path) -> None:
     async with fake_server() as server:
         with worker_process(server.address, "0.2", "deafen") as process:
-            link, raw, pid = await in_a_child(server, tmp_path)
+            peer, raw, pid = await in_a_child(server, tmp_path)
             process.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
             assert "Traceback" not in errors, errors
             assert not alive(pid)
-            assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+            assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
 
 
 # --- time limits -----------------------------------------------------------------------------------------------------
@@ -211,11 +211,11 @@ async def test_a_drain_leaves_no_child_behind_and_hands_the_job_back(tmp_path: P
 @pytest.mark.req("O15")
 @pytest.mark.parametrize("topic", ["limited-async", "limited-process"])
 async def test_a_handler_over_its_time_limit_is_stopped_and_its_attempt_fails(topic: str) -> None:
-    async with working(topic, processes=1) as (link, _):
-        (raw,) = link.deliver(topic, b'{"ears":"good"}')
-        await until(lambda: raw in failures(link), "its time is over")
-        assert failures(link)[raw][0] == "TimeLimitExceeded"
-        assert failures(link)[raw][1] == (
+    async with working(topic, processes=1) as (peer, _):
+        (raw,) = peer.deliver(topic, b'{"ears":"good"}')
+        await until(lambda: raw in failures(peer), "its time is over")
+        assert failures(peer)[raw][0] == "TimeLimitExceeded"
+        assert failures(peer)[raw][1] == (
             f"the handler of {topic} ran longer than its time limit of {sdk_app.hg.tasks[topic].time_limit:g} s"
         )
 
@@ -225,91 +225,91 @@ PAST = "the deadline of the job, 2023-11-14T22:13:20.000000Z, has passed, and "
 
 @pytest.mark.parametrize("topic", ["linger", "deafen"])
 async def test_a_handler_is_stopped_at_the_deadline_of_its_job_and_that_is_final(topic: str, tmp_path: Path) -> None:
-    async with working(topic, processes=1) as (link, _):
+    async with working(topic, processes=1) as (peer, _):
         body = {"path": str(tmp_path / "seen"), "ears": "good"} if topic == "deafen" else {}
-        (raw,) = link.deliver(topic, json.dumps(body).encode(), deadline_in_ms=1_500)
-        await until(lambda: raw in failures(link), "its deadline has passed")
-        assert failures(link)[raw] == ("deadline_exceeded", PAST + "its handler was stopped")
-        assert all(one.failed.permanent for one in link.others())
+        (raw,) = peer.deliver(topic, json.dumps(body).encode(), deadline_in_ms=1_500)
+        await until(lambda: raw in failures(peer), "its deadline has passed")
+        assert failures(peer)[raw] == ("deadline_exceeded", PAST + "its handler was stopped")
+        assert all(one.failed.permanent for one in peer.others())
 
 
 async def test_whichever_of_deadline_and_time_limit_comes_first_ends_the_attempt() -> None:
-    async with working("limited-async") as (link, _):
-        (soon,) = link.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=50)
-        (late,) = link.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=60_000)
-        await until(lambda: {soon, late} <= failures(link).keys(), "both have ended")
-        assert (failures(link)[soon][0], failures(link)[late][0]) == ("deadline_exceeded", "TimeLimitExceeded")
+    async with working("limited-async") as (peer, _):
+        (soon,) = peer.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=50)
+        (late,) = peer.deliver("limited-async", b'{"ears":"good"}', deadline_in_ms=60_000)
+        await until(lambda: {soon, late} <= failures(peer).keys(), "both have ended")
+        assert (failures(peer)[soon][0], failures(peer)[late][0]) == ("deadline_exceeded", "TimeLimitExceeded")
 
 
 async def test_a_thread_past_its_deadline_fails_its_attempt_and_keeps_its_slot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
-    async with working("unlimited-thread", concurrency=1, prefetch=1) as (link, _):
+    async with working("unlimited-thread", concurrency=1, prefetch=1) as (peer, _):
         release = tmp_path / "release"
         body = json.dumps({"path": str(release)}).encode()
-        running, waiting = link.deliver("unlimited-thread", body, body, deadline_in_ms=1_500)
-        await until(lambda: {running, waiting} <= failures(link).keys(), "the deadline of both has passed")
-        assert failures(link)[running] == ("deadline_exceeded", PAST + "its handler was stopped")
-        assert failures(link)[waiting] == ("deadline_exceeded", PAST + "it was not started")
+        running, waiting = peer.deliver("unlimited-thread", body, body, deadline_in_ms=1_500)
+        await until(lambda: {running, waiting} <= failures(peer).keys(), "the deadline of both has passed")
+        assert failures(peer)[running] == ("deadline_exceeded", PAST + "its handler was stopped")
+        assert failures(peer)[waiting] == ("deadline_exceeded", PAST + "it was not started")
         assert "still runs after its deadline" in caplog.text
         release.touch()
-        await until(lambda: link.credit >= 4, "both places are free again")
-        assert not link.completed()
+        await until(lambda: peer.credit >= 4, "both places are free again")
+        assert not peer.completed()
 
 
 async def test_a_deadline_that_passes_inside_the_slot_says_that_the_job_was_not_started(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
-    async with working("linger", concurrency=1, prefetch=5) as (link, _):
-        (running,) = link.deliver("linger", b"{}")
-        waiting = link.deliver("linger", *[b"{}"] * 5, deadline_in_ms=50)
-        await until(lambda: failures(link).keys() >= set(waiting), "the deadline of all that wait has passed")
+    async with working("linger", concurrency=1, prefetch=5) as (peer, _):
+        (running,) = peer.deliver("linger", b"{}")
+        waiting = peer.deliver("linger", *[b"{}"] * 5, deadline_in_ms=50)
+        await until(lambda: failures(peer).keys() >= set(waiting), "the deadline of all that wait has passed")
         expected = ("deadline_exceeded", PAST + "it was not started")
-        assert [failures(link)[raw] for raw in waiting] == [expected] * 5
+        assert [failures(peer)[raw] for raw in waiting] == [expected] * 5
         assert "did_not_stop" not in caplog.text
-        assert running not in failures(link)
+        assert running not in failures(peer)
 
 
 async def test_a_job_that_has_ended_is_kept_by_no_timer_of_its_deadline_or_time_limit() -> None:
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("gated", gate.__call__, time_limit=86_400)
-        async with working_at(app, server) as (worker, link):
-            (raw,) = link.deliver("gated", b"{}", deadline_in_ms=86_400_000)
+        async with working_at(app, server) as (worker, peer):
+            (raw,) = peer.deliver("gated", b"{}", deadline_in_ms=86_400_000)
             await until(lambda: gate.begun, "it runs")
             ledger = cast("WorkerStream", worker._stream).protocol.ledger
             job, timers = ledger.held[raw], ledger._timers
             assert ((job, "deadline") in timers, (job, "limit") in timers) == (True, True)
             gate.open.set()
-            await until(lambda: raw in link.completed(), "it has ended")
+            await until(lambda: raw in peer.completed(), "it has ended")
             assert ((job, "deadline") in timers, (job, "limit") in timers) == (False, False)
             assert not any(job in args for _, _, args in timers._calls.values())
             assert not ledger.timed
 
 
 async def test_a_success_that_comes_as_the_time_is_over_counts() -> None:
-    async with working("limited-async") as (link, _):
-        (raw,) = link.deliver("limited-async", b'{"ears":"late"}')
-        await until(lambda: link.completed().get(raw) == b'"just in time"', "its result was sent")
+    async with working("limited-async") as (peer, _):
+        (raw,) = peer.deliver("limited-async", b'{"ears":"late"}')
+        await until(lambda: peer.completed().get(raw) == b'"just in time"', "its result was sent")
 
 
 async def test_a_thread_over_its_time_limit_fails_its_attempt_and_keeps_its_slot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time_limits, "UNWIND_SECONDS", 0.1)
-    async with working("limited-thread", concurrency=2) as (link, _):
-        await until(lambda: link.credit == 2, "it asked for two")
+    async with working("limited-thread", concurrency=2) as (peer, _):
+        await until(lambda: peer.credit == 2, "it asked for two")
         release = tmp_path / "release"
-        (raw,) = link.deliver("limited-thread", json.dumps({"path": str(release)}).encode())
-        await until(lambda: raw in failures(link), "its time is over")
-        assert failures(link)[raw][0] == "TimeLimitExceeded"
+        (raw,) = peer.deliver("limited-thread", json.dumps({"path": str(release)}).encode())
+        await until(lambda: raw in failures(peer), "its time is over")
+        assert failures(peer)[raw][0] == "TimeLimitExceeded"
         assert "slot is lost until the handler returns" in caplog.text
-        assert link.credit == 2  # nothing is asked for in the place of what still runs
+        assert peer.credit == 2  # nothing is asked for in the place of what still runs
         release.touch()
-        await until(lambda: link.credit == 3, "its slot is free again")
-        assert raw not in link.completed()
+        await until(lambda: peer.credit == 3, "its slot is free again")
+        assert raw not in peer.completed()
 
 
 def test_a_time_limit_is_checked_when_it_is_given() -> None:
@@ -348,14 +348,14 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
             Connection(addresses_of(server.address), token=""), app.tasks, concurrency=2, grace=0.3, cancel_grace=0.1
         )
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        (one,) = link.deliver("deaf-async", b"{}")
-        (two,) = link.deliver("deaf-thread", json.dumps({"path": str(tmp_path / "release")}).encode())
+        peer = await server.worker()
+        (one,) = peer.deliver("deaf-async", b"{}")
+        (two,) = peer.deliver("deaf-thread", json.dumps({"path": str(tmp_path / "release")}).encode())
         await asyncio.wait_for(begun_async.wait(), 60)
-        link.say(cancel=link.held(one, two))
+        peer.say(cancel=peer.held(one, two))
         await until(lambda: "all_slots_stuck" in caplog.text, "it is said")
-        beats = len(link.frames("beat"))
-        await until(lambda: len(link.frames("beat")) > beats, "it goes on beating")
+        beats = len(peer.frames("beat"))
+        await until(lambda: len(peer.frames("beat")) > beats, "it goes on beating")
         said = [record.getMessage() for record in caplog.records if "all_slots_stuck" in record.getMessage()]
         assert len(said) == 1
         assert "none of 2 slots" in said[0]
@@ -365,7 +365,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         await asyncio.wait_for(running, 60)
         took = asyncio.get_running_loop().time() - begun
         assert took < 20, took
-        assert {one.WhichOneof("kind") for one in link.others()} == {"abandon"}
+        assert {one.WhichOneof("kind") for one in peer.others()} == {"abandon"}
         assert worker.left_behind == 1
         assert "handlers still run (deaf-async: 1, deaf-thread: 1)" in caplog.text
         release.set()
@@ -378,19 +378,19 @@ async def test_a_worker_process_ends_though_an_async_handler_never_does() -> Non
     async def scenario(*, blocks: bool) -> None:
         async with fake_server() as server:
             with worker_process(server.address, "0.2", "limited-async,block", leaving=0.5) as process:
-                link = await server.worker()
+                peer = await server.worker()
                 if blocks:
-                    (raw,) = link.deliver("block", b'{"seconds":600}')
-                    await until(lambda: any(beat.progress for beat in link.frames("beat")), "it blocks the loop")
+                    (raw,) = peer.deliver("block", b'{"seconds":600}')
+                    await until(lambda: any(beat.progress for beat in peer.frames("beat")), "it blocks the loop")
                 else:
-                    (raw,) = link.deliver("limited-async", b'{"ears":"deaf"}')
-                    await until(lambda: raw in failures(link), "its time is over")
+                    (raw,) = peer.deliver("limited-async", b'{"ears":"deaf"}')
+                    await until(lambda: raw in failures(peer), "its time is over")
                 process.send_signal(signal.SIGTERM)
                 _, errors = await asyncio.to_thread(process.communicate, timeout=60)
                 assert "did_not_stop" in errors
                 assert "leaving by force" in errors
                 assert process.returncode == 1, errors
                 if blocks:
-                    assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+                    assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
 
     await asyncio.gather(scenario(blocks=True), scenario(blocks=False))

@@ -20,7 +20,7 @@ from headgate.sdk.worker import final_report, stop_sequence
 from headgate.sdk.worker.outbox import FRAME_OUTCOMES
 from headgate.sdk.worker.worker import Worker, _signals
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.support.fake_server import WorkLink, fake_server, until
+from tests.support.fake_server import WorkerPeer, fake_server, until
 from tests.support.waiting import until as wait_until
 from tests.unit.sdk_working import Gate, working
 
@@ -29,14 +29,14 @@ async def test_what_slots_have_not_begun_is_handed_back_by_a_drain() -> None:
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server, concurrency=2, prefetch=6) as (worker, link):
-            ids = link.deliver("wait", *[b""] * 8)
+        async with working(app, server, concurrency=2, prefetch=6) as (worker, peer):
+            ids = peer.deliver("wait", *[b""] * 8)
             await until(lambda: len(gate.begun) == 2, "two have begun")
             worker.stop()
-            await until(lambda: len(link.others()) == 6, "the rest is handed back")
-            assert {one.id for one in link.others() if one.HasField("abandon")} == set(ids[2:])
+            await until(lambda: len(peer.others()) == 6, "the rest is handed back")
+            assert {one.id for one in peer.others() if one.HasField("abandon")} == set(ids[2:])
             gate.open.set()
-            await until(lambda: len(link.completed()) == 2, "what had begun is finished")
+            await until(lambda: len(peer.completed()) == 2, "what had begun is finished")
             assert gate.begun == ids[:2]
 
 
@@ -55,15 +55,15 @@ async def test_after_a_reconnect_what_runs_is_declared_and_runs_only_once() -> N
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server) as (worker, link):
-            (raw,) = link.deliver("wait", b"", epoch=7)
+        async with working(app, server) as (worker, peer):
+            (raw,) = peer.deliver("wait", b"", epoch=7)
             await until(lambda: gate.begun, "it runs")
-            link.end(grpc.StatusCode.UNAVAILABLE, "going away")
+            peer.end(grpc.StatusCode.UNAVAILABLE, "going away")
             again = await server.worker(1)
-            assert not link.hello.resumed
+            assert not peer.hello.resumed
             assert again.hello.resumed
-            assert again.hello.incarnation == link.hello.incarnation != 0
-            assert again.hello.worker_id == link.hello.worker_id == worker.worker_id
+            assert again.hello.incarnation == peer.hello.incarnation != 0
+            assert again.hello.worker_id == peer.hello.worker_id == worker.worker_id
             assert (list(again.hello.held.ids), list(again.hello.held.epochs)) == ([raw], [7])
             assert again.credit == 3  # one of the four slots is taken
             assert again.topics == ["wait"]
@@ -84,10 +84,10 @@ async def test_unanswered_outcomes_are_sent_again_after_a_reconnect() -> None:
             return n
 
         server.answers_outcomes = False
-        async with working(app, server) as (worker, link):
-            one, two = link.deliver("t", b'{"n":1}', b'{"n":2}')
-            await until(lambda: link.completed() and link.others(), "both were sent")
-            link.end(grpc.StatusCode.UNAVAILABLE)
+        async with working(app, server) as (worker, peer):
+            one, two = peer.deliver("t", b'{"n":1}', b'{"n":2}')
+            await until(lambda: peer.completed() and peer.others(), "both were sent")
+            peer.end(grpc.StatusCode.UNAVAILABLE)
             again = await server.worker(1)
             await until(lambda: again.completed() and again.others(), "both were sent again")
             # Declared as held: otherwise the server would hand them out before it hears what became of them.
@@ -114,11 +114,11 @@ async def test_an_outcome_whose_job_is_locked_is_kept_held_and_sent_again() -> N
             return n
 
         server.answers_outcomes = False
-        async with working(app, server) as (worker, link):
-            one, two, three = link.deliver("t", b'{"n":1}', b'{"n":2}', b'{"n":3}')
-            await until(lambda: len(link.completed()) == 2 and link.others(), "all were sent")
+        async with working(app, server) as (worker, peer):
+            one, two, three = peer.deliver("t", b'{"n":1}', b'{"n":2}', b'{"n":3}')
+            await until(lambda: len(peer.completed()) == 2 and peer.others(), "all were sent")
             server.answers_outcomes = True
-            sent = list(link.frames("outcomes"))
+            sent = list(peer.frames("outcomes"))
             for outcomes in sent:
                 ids = [*outcomes.ids, *(other.id for other in outcomes.others)]
                 exceptions = [
@@ -126,9 +126,9 @@ async def test_an_outcome_whose_job_is_locked_is_kept_held_and_sent_again() -> N
                     for place, job in enumerate(ids)
                     if job != one
                 ]
-                link.receipts(outcomes.seq, *exceptions)
+                peer.receipts(outcomes.seq, *exceptions)
             await until(lambda: worker.receipts.get("applied") == 3, "the locked ones were sent again")
-            again = link.frames("outcomes")[len(sent) :]
+            again = peer.frames("outcomes")[len(sent) :]
             assert {job: result for frame in again for job, result in zip(frame.ids, frame.results, strict=True)} == {
                 two: b"2"
             }
@@ -141,11 +141,11 @@ async def test_outcomes_the_server_could_not_write_are_sent_again_on_the_same_st
         app = Headgate(server.address)
         app.register("t", lambda job: None)
         server.answers_outcomes = False
-        async with working(app, server) as (worker, link):
-            link.deliver("t", b"")
-            await until(lambda: link.frames("outcomes"), "it was sent")
+        async with working(app, server) as (worker, peer):
+            peer.deliver("t", b"")
+            await until(lambda: peer.frames("outcomes"), "it was sent")
             server.answers_outcomes = True
-            link.say(error=jobs_pb2.Error(code="store_unavailable", message="the database is restarting"))
+            peer.say(error=jobs_pb2.Error(code="store_unavailable", message="the database is restarting"))
             await until(lambda: worker.receipts.get("applied") == 1, "it was sent again")
             assert len(server.workers) == 1
 
@@ -156,23 +156,23 @@ async def test_of_two_frames_exactly_the_one_the_server_names_is_sent_again() ->
         app.register("t", lambda job: None)
         app.register("wait", gate)
         server.answers_outcomes = False
-        async with working(app, server) as (worker, link):
-            (first,) = link.deliver("t", b"")
-            await until(lambda: link.frames("outcomes"), "the first was sent")
-            (second,) = link.deliver("wait", b"")
+        async with working(app, server) as (worker, peer):
+            (first,) = peer.deliver("t", b"")
+            await until(lambda: peer.frames("outcomes"), "the first was sent")
+            (second,) = peer.deliver("wait", b"")
             gate.open.set()
-            await until(lambda: len(link.frames("outcomes")) == 2, "the second was sent")
+            await until(lambda: len(peer.frames("outcomes")) == 2, "the second was sent")
             server.answers_outcomes = True
             busy = jobs_pb2.Error(code="overloaded", message="try again", retry_after_ms=20)
-            link.say(error=busy, error_seq=2)
+            peer.say(error=busy, error_seq=2)
             await until(lambda: worker.receipts.get("applied") == 1, "it was sent again")
-            assert [list(frame.ids) for frame in link.frames("outcomes")] == [[first], [second], [second]]
-            assert [frame.seq for frame in link.frames("outcomes")] == [1, 2, 2]
+            assert [list(frame.ids) for frame in peer.frames("outcomes")] == [[first], [second], [second]]
+            assert [frame.seq for frame in peer.frames("outcomes")] == [1, 2, 2]
             # What the server will never take is not sent for ever: the worker could not end.
-            link.say(error=jobs_pb2.Error(code="invalid_input", message="no"), error_seq=1)
+            peer.say(error=jobs_pb2.Error(code="invalid_input", message="no"), error_seq=1)
             worker.stop()
-            await until(lambda: link.ended, "the worker has nothing left to say")
-        assert len(link.frames("outcomes")) == 3
+            await until(lambda: peer.ended, "the worker has nothing left to say")
+        assert len(peer.frames("outcomes")) == 3
 
 
 @pytest.mark.req("D21")
@@ -180,17 +180,17 @@ async def test_a_delivery_already_held_is_ignored_and_a_newer_epoch_replaces_it(
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server) as (_, link):
-            (raw,) = link.deliver("wait", b"", epoch=3)
+        async with working(app, server) as (_, peer):
+            (raw,) = peer.deliver("wait", b"", epoch=3)
             await until(lambda: len(gate.begun) == 1, "it runs")
-            link.deliver("wait", b"", ids=[raw], epoch=3)
-            await until(lambda: link.credit == 5, "the ignored one's credit is back")
+            peer.deliver("wait", b"", ids=[raw], epoch=3)
+            await until(lambda: peer.credit == 5, "the ignored one's credit is back")
             assert len(gate.begun) == 1
-            link.deliver("wait", b"", ids=[raw], epoch=4)
+            peer.deliver("wait", b"", ids=[raw], epoch=4)
             await until(lambda: len(gate.begun) == 2 and len(gate.ended) == 1, "the new run replaced the old one")
             gate.open.set()
-            await until(lambda: raw in link.completed(), "it is done")
-            assert [list(outcomes.epochs) for outcomes in link.frames("outcomes")] == [[4]]
+            await until(lambda: raw in peer.completed(), "it is done")
+            assert [list(outcomes.epochs) for outcomes in peer.frames("outcomes")] == [[4]]
 
 
 async def test_a_lost_lease_stops_the_handler_and_sends_nothing() -> None:
@@ -198,27 +198,27 @@ async def test_a_lost_lease_stops_the_handler_and_sends_nothing() -> None:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
         app.register("next", lambda job: None)
-        async with working(app, server) as (_, link):
-            (raw,) = link.deliver("wait", b"")
+        async with working(app, server) as (_, peer):
+            (raw,) = peer.deliver("wait", b"")
             await until(lambda: gate.begun, "it runs")
-            link.say(lost=link.held(raw))
+            peer.say(lost=peer.held(raw))
             await until(lambda: gate.ended, "it was stopped")
-            await until(lambda: link.credit == 5, "its slot is free")
-            (after,) = link.deliver("next", b"")
-            await until(lambda: after in link.completed(), "the next one is done")
-            assert raw not in link.completed()
-            assert not link.others()
+            await until(lambda: peer.credit == 5, "its slot is free")
+            (after,) = peer.deliver("next", b"")
+            await until(lambda: after in peer.completed(), "the next one is done")
+            assert raw not in peer.completed()
+            assert not peer.others()
 
 
 async def test_what_the_greeting_says_is_lost_is_stopped() -> None:
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server) as (_, link):
-            (raw,) = link.deliver("wait", b"")
+        async with working(app, server) as (_, peer):
+            (raw,) = peer.deliver("wait", b"")
             await until(lambda: gate.begun, "it runs")
-            server.lost = link.held(raw)
-            link.end(grpc.StatusCode.UNAVAILABLE)
+            server.lost = peer.held(raw)
+            peer.end(grpc.StatusCode.UNAVAILABLE)
             again = await server.worker(1)
             await until(lambda: gate.ended, "it was stopped")
             await until(lambda: again.credit == 4, "its slot is free")
@@ -233,17 +233,17 @@ async def test_a_draining_server_gets_its_unstarted_jobs_back_and_the_worker_goe
         running = asyncio.create_task(worker.run())
         await until(lambda: first.workers or second.workers, "it connects")
         here, there = (first, second) if first.workers else (second, first)
-        link = await here.worker()
-        ids = link.deliver("wait", b"", b"", b"")
+        peer = await here.worker()
+        ids = peer.deliver("wait", b"", b"", b"")
         await until(lambda: gate.begun, "one runs")
-        link.say(drain=worker_pb2.Drain(grace_seconds=20))
-        await until(lambda: len(link.others()) == 2, "two are back")
-        assert {one.id for one in link.others()} == set(ids[1:])
-        credit = link.credit
+        peer.say(drain=worker_pb2.Drain(grace_seconds=20))
+        await until(lambda: len(peer.others()) == 2, "two are back")
+        assert {one.id for one in peer.others()} == set(ids[1:])
+        credit = peer.credit
         gate.open.set()
         other = await there.worker()
-        assert link.completed() == {ids[0]: b""}
-        assert link.credit == credit
+        assert peer.completed() == {ids[0]: b""}
+        assert peer.credit == credit
         assert not other.hello.held.ids
         worker.stop()
         await running
@@ -257,10 +257,10 @@ async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() ->
         running = asyncio.create_task(worker.run())
         await until(lambda: first.workers or second.workers, "it connects")
         here, there = (first, second) if first.workers else (second, first)
-        link = await here.worker()
-        (raw,) = link.deliver("wait", b"", epoch=2)
+        peer = await here.worker()
+        (raw,) = peer.deliver("wait", b"", epoch=2)
         await until(lambda: gate.begun, "it runs")
-        link.say(drain=worker_pb2.Drain(grace_seconds=1))
+        peer.say(drain=worker_pb2.Drain(grace_seconds=1))
         await until(lambda: there.workers, "it went elsewhere")
         assert (list(there.workers[0].hello.held.ids), there.workers[0].hello.resumed) == ([raw], True)
         gate.open.set()
@@ -271,7 +271,7 @@ async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() ->
 
 
 @asynccontextmanager
-async def unanswered_quiet() -> AsyncIterator[tuple[Worker, asyncio.Task[None], WorkLink, Gate]]:
+async def unanswered_quiet() -> AsyncIterator[tuple[Worker, asyncio.Task[None], WorkerPeer, Gate]]:
     """A worker of two slots whose server does not confirm by itself that nothing more is on its way."""
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
@@ -283,33 +283,33 @@ async def unanswered_quiet() -> AsyncIterator[tuple[Worker, asyncio.Task[None], 
 
 @pytest.mark.req("W23", "K9")
 async def test_what_still_comes_to_a_stopping_worker_is_handed_back_unstarted() -> None:
-    async with unanswered_quiet() as (worker, running, link, gate):
-        (begun,) = link.deliver("wait", b"")
+    async with unanswered_quiet() as (worker, running, peer, gate):
+        (begun,) = peer.deliver("wait", b"")
         await until(lambda: gate.begun, "one runs")
         worker.stop()
-        await until(lambda: link.frames("quiet"), "it wants no more")
-        late = link.deliver("wait", b"", b"")  # was on its way, and there is a free slot
-        await until(lambda: len(link.others()) == 2, "they are back")
+        await until(lambda: peer.frames("quiet"), "it wants no more")
+        late = peer.deliver("wait", b"", b"")  # was on its way, and there is a free slot
+        await until(lambda: len(peer.others()) == 2, "they are back")
         gate.open.set()
-        await until(lambda: link.completed(), "the one that ran is done")
+        await until(lambda: peer.completed(), "the one that ran is done")
         assert not running.done()  # more may be on its way
-        link.say(quieted=worker_pb2.Quieted())
+        peer.say(quieted=worker_pb2.Quieted())
         await running
-        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(one, "abandon") for one in late]
-        assert (gate.begun, len(link.frames("quiet"))) == ([begun], 1)
+        assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(one, "abandon") for one in late]
+        assert (gate.begun, len(peer.frames("quiet"))) == ([begun], 1)
 
 
 @pytest.mark.req("W23")
 async def test_an_idle_worker_that_stops_waits_for_what_may_be_on_its_way() -> None:
-    async with unanswered_quiet() as (worker, running, link, gate):
+    async with unanswered_quiet() as (worker, running, peer, gate):
         worker.stop()
-        await until(lambda: link.frames("quiet"), "it wants no more")
-        (late,) = link.deliver("wait", b"")
-        await until(link.others, "it is back")
+        await until(lambda: peer.frames("quiet"), "it wants no more")
+        (late,) = peer.deliver("wait", b"")
+        await until(peer.others, "it is back")
         assert not running.done()
-        link.say(quieted=worker_pb2.Quieted())
+        peer.say(quieted=worker_pb2.Quieted())
         await running
-        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(late, "abandon")]
+        assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(late, "abandon")]
         assert gate.begun == []
 
 
@@ -320,17 +320,17 @@ async def test_stopping_finishes_what_started_and_hands_back_the_rest() -> None:
         app.register("wait", gate)
         worker = app.worker(concurrency=1, prefetch=1, grace=20)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        ids = link.deliver("wait", b"", b"")
+        peer = await server.worker()
+        ids = peer.deliver("wait", b"", b"")
         await until(lambda: gate.begun, "one runs")
         worker.stop()
-        await until(lambda: link.others(), "the other is back")
+        await until(lambda: peer.others(), "the other is back")
         gate.open.set()
         await running
-        assert link.completed() == {ids[0]: b""}
-        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(ids[1], "abandon")]
-        assert link.credit == 2  # nothing more was asked for
-        await until(lambda: link.ended, "the stream was closed")
+        assert peer.completed() == {ids[0]: b""}
+        assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(ids[1], "abandon")]
+        assert peer.credit == 2  # nothing more was asked for
+        await until(lambda: peer.ended, "the stream was closed")
 
 
 @pytest.mark.req("W23", "K9")
@@ -341,8 +341,8 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_job_handed
         app.register("wait", gate)
         worker = app.worker(concurrency=1, grace=0.05 if how == "grace over" else 60)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        (raw,) = link.deliver("wait", b"")
+        peer = await server.worker()
+        (raw,) = peer.deliver("wait", b"")
         await until(lambda: gate.begun, "it runs")
         if how == "cancelled":
             running.cancel()
@@ -352,7 +352,7 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_job_handed
                 worker.stop()
         await asyncio.wait((running,), timeout=60)
         assert running.cancelled() == (how == "cancelled")
-        assert [(one.id, one.WhichOneof("kind")) for one in link.others()] == [(raw, "abandon")]
+        assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
         assert gate.ended == [raw]
 
 
@@ -364,9 +364,9 @@ async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monk
         server.answers_outcomes = False
         worker = app.worker(concurrency=1)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        (raw,) = link.deliver("t", b"")
-        await until(lambda: link.frames("outcomes"), "it was sent")
+        peer = await server.worker()
+        (raw,) = peer.deliver("t", b"")
+        await until(lambda: peer.frames("outcomes"), "it was sent")
         worker.stop()
         await running
         (report,) = server.reports
@@ -391,9 +391,9 @@ async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
         server.report_receipts = [[jobs_pb2.Receipt(index=0), locked], *[[alone]] * (1_000 if locked_for_long else 1)]
         worker = app.worker(concurrency=2)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        sent = link.deliver("t", b"", b"")
-        await until(lambda: len(link.completed()) == 2, "both were sent")
+        peer = await server.worker()
+        sent = peer.deliver("t", b"", b"")
+        await until(lambda: len(peer.completed()) == 2, "both were sent")
         worker.stop()
         await asyncio.wait_for(running, 60)
         first, *again = [[one.id for one in report.outcomes] for report in server.reports]
@@ -419,9 +419,9 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
         server.report_receipts = [[], [locked]]
         worker = app.worker(concurrency=5)
         running = asyncio.create_task(worker.run())
-        link = await server.worker()
-        sent = link.deliver("t", *[b""] * 5)
-        await until(lambda: len(link.completed()) == 5, "all were sent")
+        peer = await server.worker()
+        sent = peer.deliver("t", *[b""] * 5)
+        await until(lambda: len(peer.completed()) == 5, "all were sent")
         worker.stop()
         await asyncio.wait_for(running, 60)
         reports = [[one.id for one in report.outcomes] for report in server.reports]
@@ -441,12 +441,12 @@ async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
         server.answers_beats = False
-        async with working(app, server, lease=1) as (_, link):
-            (raw,) = link.deliver("wait", b"")
+        async with working(app, server, lease=1) as (_, peer):
+            (raw,) = peer.deliver("wait", b"")
             await until(lambda: gate.begun, "it runs")
             again = await server.worker(1)
             assert list(again.hello.held.ids) == [raw]
-            assert link.frames("beat")
+            assert peer.frames("beat")
             gate.open.set()
             server.answers_beats = True
 
@@ -472,8 +472,8 @@ async def test_a_frame_that_makes_no_sense_ends_the_stream_and_not_the_worker() 
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
-        async with working(app, server) as (_, link):
-            link.say(jobs=worker_pb2.Jobs(ids=[b"x" * 16, b"y" * 16], epochs=[1], payloads=[b""], topic_names=["t"]))
+        async with working(app, server) as (_, peer):
+            peer.say(jobs=worker_pb2.Jobs(ids=[b"x" * 16, b"y" * 16], epochs=[1], payloads=[b""], topic_names=["t"]))
             again = await server.worker(1)
             assert not again.hello.held.ids
             again.say(receipts=worker_pb2.Receipts(seq=999))
@@ -498,10 +498,10 @@ async def test_a_worker_whose_token_was_changed_connects_again() -> None:
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server) as (_, link):
-            (raw,) = link.deliver("wait", b"")
+        async with working(app, server) as (_, peer):
+            (raw,) = peer.deliver("wait", b"")
             await until(lambda: gate.begun, "it runs")
-            link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana has changed", "token_revoked")
+            peer.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana has changed", "token_revoked")
             again = await server.worker(1)
             assert list(again.hello.held.ids) == [raw]
             gate.open.set()
@@ -512,9 +512,9 @@ async def test_a_worker_outlives_a_file_of_tokens_that_is_gone_and_comes_back(ca
     async with fake_server() as server:
         app = Headgate(server.address)
         app.register("t", Gate())
-        async with working(app, server) as (_, link):
+        async with working(app, server) as (_, peer):
             server.refuses = grpc.StatusCode.UNAUTHENTICATED
-            link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
+            peer.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
             await until(lambda: "the token is not known" in caplog.text, "it was refused")
             server.refuses = None
             await server.worker(1)
@@ -526,9 +526,9 @@ async def test_a_worker_whose_token_stays_refused_ends(monkeypatch: pytest.Monke
         app = Headgate(server.address)
         app.register("t", Gate())
         running = asyncio.create_task(app.worker().run())
-        link = await server.worker()
+        peer = await server.worker()
         server.refuses = grpc.StatusCode.UNAUTHENTICATED
-        link.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
+        peer.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
         with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
             await asyncio.wait_for(running, 60)
 
@@ -538,8 +538,8 @@ async def test_a_superseded_worker_ends() -> None:
         app = Headgate(server.address)
         app.register("t", lambda job: None)
         running = asyncio.create_task(app.work())
-        link = await server.worker()
-        link.end(grpc.StatusCode.ABORTED, "a newer one took its place", "superseded")
+        peer = await server.worker()
+        peer.end(grpc.StatusCode.ABORTED, "a newer one took its place", "superseded")
         with pytest.raises(Superseded, match="id of its own"):
             await running
         assert len(server.workers) == 1
@@ -555,10 +555,10 @@ async def test_a_worker_whose_session_is_ended_or_refused_by_the_guards_comes_ba
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("wait", gate)
-        async with working(app, server) as (_, link):
-            (raw,) = link.deliver("wait", b"", epoch=7)
+        async with working(app, server) as (_, peer):
+            (raw,) = peer.deliver("wait", b"", epoch=7)
             await until(lambda: gate.begun, "it runs")
-            link.end(status, "says the server", code)
+            peer.end(status, "says the server", code)
             again = await server.worker(1)
             assert list(again.hello.held.ids) == [raw]
             gate.open.set()

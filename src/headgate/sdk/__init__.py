@@ -1,103 +1,58 @@
 """What users of Headgate import; also reachable as `from headgate import ...`. Everything else may change.
 
 The SDK imports `headgate.wire` and the plain values of `headgate.domain`, never the server.
+
+Each name is imported as itself: that is how type checkers know that it is exported.
 """
 
-from headgate.domain.backoff import RetryPolicy
-from headgate.domain.dependencies import Unique
-from headgate.domain.errors import (
-    AlreadyExists,
-    HeadgateError,
-    InvalidInput,
-    NotFound,
-    Refused,
-    TooLarge,
-    VersionConflict,
-)
-from headgate.domain.ids import JobId
-from headgate.sdk.admin.schedules import ScheduleInfo
-from headgate.sdk.app import Headgate
-from headgate.sdk.batches import Batch, BatchInfo
-from headgate.sdk.errors import (
-    Closed,
-    Forbidden,
-    ForkedProcess,
-    JobCancelled,
-    JobDead,
-    NotAcknowledged,
-    NotConnected,
-    OutboxFull,
-    Overloaded,
-    PayloadError,
-    ResultTimeout,
-    ServerError,
-    SubmitConflict,
-    SubmitManyError,
-    SubmitRefused,
-    Superseded,
-    Unauthenticated,
-    VersionMismatch,
-)
-from headgate.sdk.handles import JobHandle, JobInfo, SyncHandle
-from headgate.sdk.job import CancelToken, Job, this_job
-from headgate.sdk.options import JobOptions, Priority
-from headgate.sdk.outcomes import Abandon, Cancelled, Fail, Nack, Snooze
-from headgate.sdk.schedule_specs import ScheduleOptions
-from headgate.sdk.submitting import Bound
-from headgate.sdk.sync import SyncHeadgate
-from headgate.sdk.tasks import Task
-from headgate.sdk.worker import Worker, WorkerOptions
-
-__all__ = [
-    "Abandon",
-    "AlreadyExists",
-    "Batch",
-    "BatchInfo",
-    "Bound",
-    "CancelToken",
-    "Cancelled",
-    "Closed",
-    "Fail",
-    "Forbidden",
-    "ForkedProcess",
-    "Headgate",
-    "HeadgateError",
-    "InvalidInput",
-    "Job",
-    "JobCancelled",
-    "JobDead",
-    "JobHandle",
-    "JobId",
-    "JobInfo",
-    "JobOptions",
-    "Nack",
-    "NotAcknowledged",
-    "NotConnected",
-    "NotFound",
-    "OutboxFull",
-    "Overloaded",
-    "PayloadError",
-    "Priority",
-    "Refused",
-    "ResultTimeout",
-    "RetryPolicy",
-    "ScheduleInfo",
-    "ScheduleOptions",
-    "ServerError",
-    "Snooze",
-    "SubmitConflict",
-    "SubmitManyError",
-    "SubmitRefused",
-    "Superseded",
-    "SyncHandle",
-    "SyncHeadgate",
-    "Task",
-    "TooLarge",
-    "Unauthenticated",
-    "Unique",
-    "VersionConflict",
-    "VersionMismatch",
-    "Worker",
-    "WorkerOptions",
-    "this_job",
-]
+from headgate.domain.backoff import RetryPolicy as RetryPolicy
+from headgate.domain.dependencies import Unique as Unique
+from headgate.domain.errors import AlreadyExists as AlreadyExists
+from headgate.domain.errors import HeadgateError as HeadgateError
+from headgate.domain.errors import InvalidInput as InvalidInput
+from headgate.domain.errors import NotFound as NotFound
+from headgate.domain.errors import Refused as Refused
+from headgate.domain.errors import TooLarge as TooLarge
+from headgate.domain.errors import VersionConflict as VersionConflict
+from headgate.domain.ids import JobId as JobId
+from headgate.sdk.admin.schedules import ScheduleInfo as ScheduleInfo
+from headgate.sdk.app import Headgate as Headgate
+from headgate.sdk.batches import Batch as Batch
+from headgate.sdk.batches import BatchInfo as BatchInfo
+from headgate.sdk.errors import Closed as Closed
+from headgate.sdk.errors import Forbidden as Forbidden
+from headgate.sdk.errors import ForkedProcess as ForkedProcess
+from headgate.sdk.errors import JobCancelled as JobCancelled
+from headgate.sdk.errors import JobDead as JobDead
+from headgate.sdk.errors import NotAcknowledged as NotAcknowledged
+from headgate.sdk.errors import NotConnected as NotConnected
+from headgate.sdk.errors import OutboxFull as OutboxFull
+from headgate.sdk.errors import Overloaded as Overloaded
+from headgate.sdk.errors import PayloadError as PayloadError
+from headgate.sdk.errors import ResultTimeout as ResultTimeout
+from headgate.sdk.errors import ServerError as ServerError
+from headgate.sdk.errors import SubmitConflict as SubmitConflict
+from headgate.sdk.errors import SubmitManyError as SubmitManyError
+from headgate.sdk.errors import SubmitRefused as SubmitRefused
+from headgate.sdk.errors import Superseded as Superseded
+from headgate.sdk.errors import Unauthenticated as Unauthenticated
+from headgate.sdk.errors import VersionMismatch as VersionMismatch
+from headgate.sdk.handles import JobHandle as JobHandle
+from headgate.sdk.handles import JobInfo as JobInfo
+from headgate.sdk.handles import SyncHandle as SyncHandle
+from headgate.sdk.job import CancelToken as CancelToken
+from headgate.sdk.job import Job as Job
+from headgate.sdk.job import this_job as this_job
+from headgate.sdk.options import JobOptions as JobOptions
+from headgate.sdk.options import Priority as Priority
+from headgate.sdk.outcomes import Abandon as Abandon
+from headgate.sdk.outcomes import Cancelled as Cancelled
+from headgate.sdk.outcomes import Fail as Fail
+from headgate.sdk.outcomes import Nack as Nack
+from headgate.sdk.outcomes import Snooze as Snooze
+from headgate.sdk.schedule_specs import ScheduleOptions as ScheduleOptions
+from headgate.sdk.submitting import Bound as Bound
+from headgate.sdk.sync import SyncHeadgate as SyncHeadgate
+from headgate.sdk.tasks import Task as Task
+from headgate.sdk.worker import Worker as Worker
+from headgate.sdk.worker import WorkerOptions as WorkerOptions

@@ -8,7 +8,7 @@ The thread is a daemon and ends with the process.
 A client may be made before a fork and used after it, in every child (a preloading web server, a prefork worker):
 nothing is opened before the first use. If the *parent* has used one before the fork, no client works in the child, old
 or new: gRPC's own threads are missing there, and a first call would hang for ever (its fork support does not cover
-grpc.aio). Who tries is told so at once (`ForkedProcess`).
+grpc.aio). A call there raises `ForkedProcess` at once.
 """
 
 from __future__ import annotations

@@ -133,11 +133,11 @@ class _Summary:
             self.hopeless = True
             self._errors.update(dict.fromkeys(range(start, len(self._ids)), answer))
             return
-        for place, receipt in answer.items():
+        for index, receipt in answer.items():
             if error := error_of(receipt, key=self._key):
-                self._errors[start + place] = error
+                self._errors[start + index] = error
             else:
-                self._older[start + place] = id_from_bytes(receipt.id) if receipt.id else page.ids[place]
+                self._older[start + index] = id_from_bytes(receipt.id) if receipt.id else page.ids[index]
 
     def accepted(self) -> list[tuple[JobId, bool]]:
         """All jobs with whether they are new, or the error that names those which were not accepted."""

@@ -31,7 +31,7 @@ GET: Final = Method("BulkService/GetBulk", pb.GetBulkRequest, pb.BulkOperation)
 LIST: Final = Method("BulkService/ListBulk", pb.ListBulkRequest, pb.ListBulkResponse)
 CANCEL: Final = Method("BulkService/CancelBulk", pb.CancelBulkRequest, pb.BulkOperation)
 VERBS: Final = tuple(verb.label for verb in Verb)
-PATIENCE: Final = 60.0
+GIVE_UP_SECONDS: Final = 60.0
 
 
 class PlanOptions(TypedDict, total=False):
@@ -100,7 +100,7 @@ class Bulk:
 
     async def preview(self, verb: str, filter: str, **options: Unpack[PlanOptions]) -> BulkPreview:  # noqa: A002
         """Count and sample what an operation would meet; nothing is changed."""
-        found = await self._connection.call(PREVIEW, _plan(verb, filter, options), timeout=PATIENCE)
+        found = await self._connection.call(PREVIEW, _plan(verb, filter, options), timeout=GIVE_UP_SECONDS)
         return BulkPreview(
             filter=found.filter,
             total=found.total,
@@ -124,7 +124,7 @@ class Bulk:
         """
         known = self._ids.next_id() if id is None else parse_job_id(id)
         request = pb.StartBulkRequest(id=known.bytes, plan=_plan(verb, filter, options))
-        return operation_info(await self._connection.call(START, request, timeout=PATIENCE))
+        return operation_info(await self._connection.call(START, request, timeout=GIVE_UP_SECONDS))
 
     async def get(self, operation_id: UUID | str) -> BulkOperation:
         """One operation as it stands. Raises NotFound."""

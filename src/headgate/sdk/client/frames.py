@@ -99,14 +99,14 @@ class SentFrame:
         self.submits, self.sent_at = submits, sent_at
 
     def take_reply(self, receipts: Iterable[pb.SubmitReceipt]) -> None:
-        """Give each submit the receipts of its own places."""
+        """Give each submit the receipts of its own jobs."""
         exceptions = {receipt.index: receipt for receipt in receipts}
         if not exceptions:
             return
         start = 0
         for submit in self.submits:
             end = start + len(submit.ids)
-            own = {place - start: receipt for place, receipt in exceptions.items() if start <= place < end}
+            own = {index - start: receipt for index, receipt in exceptions.items() if start <= index < end}
             if own:
                 submit.answer = own
             start = end
