@@ -1,4 +1,4 @@
-"""Where the servers are: parsing HEADGATE_URL, turning through several addresses, waiting between attempts."""
+"""Server addresses: parsing HEADGATE_URL, rotating through several addresses, waiting between attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORM: Final = "write host:port, or https://host:port for TLS; several with comm
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom to believe by TLS, and what to show when asked; all as PEM. Nothing means the public authorities."""
+    """Trusted authorities and the client's certificate, as PEM. None means the public authorities."""
 
     ca: bytes | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)
@@ -96,8 +96,8 @@ def _parse(text: str, trust: Trust) -> Address:
 class Rotation:
     """Which address to try next, and how long to wait first.
 
-    The start is drawn, so that many processes given the same list spread over it. A round over all addresses is made
-    without waiting; after each fruitless round the wait doubles, jittered: after a server restart all its workers
+    The start is random, so that many processes given the same list spread over it. A round over all addresses is made
+    without waiting; after each failed round the wait doubles, jittered: after a server restart all its workers
     would otherwise come back in step.
     """
 
@@ -116,7 +116,7 @@ class Rotation:
 
     @property
     def single(self) -> bool:
-        """True if there is nowhere else to go."""
+        """True if there is only one address."""
         return len(self._addresses) == 1
 
     def succeeded(self) -> None:
@@ -124,7 +124,7 @@ class Rotation:
         self._failures = 0
 
     def move_on(self) -> float:
-        """Turn to the next address, and say how many seconds to wait before trying it."""
+        """Go to the next address; returns how many seconds to wait before trying it."""
         self._at = (self._at + 1) % len(self._addresses)
         self._failures += 1
         rounds, rest = divmod(self._failures, len(self._addresses))

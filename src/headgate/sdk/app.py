@@ -86,7 +86,7 @@ class Headgate:
         time_limit: Seconds | None = None,
         **options: Unpack[JobOptions],
     ) -> JobDecorator:
-        """Make the decorated function the handler of `topic`, and a `Task` that can be submitted.
+        """Register the decorated function as the handler of `topic`; it becomes a `Task`, which can be submitted.
 
         `async def` runs on the worker's event loop, `def` in a thread, `def` with `run_in="process"` in a process
         of its own. A parameter annotated `Job` gets the context. `options` are the defaults of what is submitted.
@@ -119,7 +119,7 @@ class Headgate:
         arguments: Mapping[str, object] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleDecorator:
-        """Above `@hg.job(...)`: submit the task at the times of a cron expression, by the clocks of `zone`.
+        """Above `@hg.job(...)`: submit the task at the times of a cron expression in a time zone.
 
         `name` is the topic if left out; `arguments` are the function's. See `ScheduleOptions` for what overlaps or was
         missed. Stored by the worker when it starts, or by `sync_schedules`.
@@ -139,7 +139,7 @@ class Headgate:
         arguments: Mapping[str, object] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleDecorator:
-        """Above `@hg.job(...)`: submit the task on a grid, `anchor` (1970) + k × interval; otherwise as `cron`."""
+        """Above `@hg.job(...)`: submit the task at `anchor` (1970) + k × interval; otherwise as `cron`."""
         span = interval if interval is not None else timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         return ScheduleDecorator(self._schedules, timing(every=span, anchor=anchor), name, arguments, options)
 
@@ -182,7 +182,7 @@ class Headgate:
         expires_in: Seconds = BATCH_EXPIRY_DEFAULT,
         id: UUID | str | None = None,  # noqa: A002
     ) -> Batch:
-        """A batch to be opened: jobs submitted together, and `on_done` (`task.bind(...)`) when all of them are done.
+        """A new batch: jobs submitted together, and `on_done` (`task.bind(...)`), which runs when all have ended.
 
         `needs="succeeded"` lets `on_done` run only if all members succeed; `on_failure` says what becomes of it else:
         cancel, ignore, block. Not sealed within `expires_in`: closed, and `on_done` cancelled.
@@ -223,7 +223,7 @@ class Headgate:
         return value_of(found, Any, job_id=known, seconds=timeout)
 
     def handle(self, job_id: UUID | str) -> JobHandle[Any]:
-        """A handle on a job by its id; asks nothing."""
+        """A handle on a job by its id; sends nothing."""
         return JobHandle(self._connection, parse_job_id(job_id), Any)
 
     @property
@@ -269,7 +269,7 @@ class Headgate:
         await self.worker(**options).run()
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> None:
-        """Run a worker on an event loop of its own until SIGTERM or SIGINT, then finish what started.
+        """Run a worker on its own event loop until SIGTERM or SIGINT, then finish running jobs.
 
         The process ends even if a handler does not: with exit code 1, some seconds after its job was handed back.
         """
@@ -289,7 +289,7 @@ class Headgate:
 
 
 class JobDecorator:
-    """What `hg.job(...)` gives: turns a function into a `Task` typed by the function's own parameters.
+    """What `hg.job(...)` returns: turns a function into a `Task` typed by the function's own parameters.
 
     A leading positional `Job` parameter is taken off the type of `submit`. For a keyword one, type checkers need its
     default: `*, job: Job = this_job`.

@@ -49,7 +49,7 @@ class Arguments:
             p.name for p in rest if p.kind in (_KINDS.POSITIONAL_OR_KEYWORD, _KINDS.KEYWORD_ONLY)
         )
         self._simple = all(p.kind in (_KINDS.POSITIONAL_OR_KEYWORD, _KINDS.KEYWORD_ONLY) for p in rest)
-        # The context is handed over by name where it can be; the very first positional-only parameter is the exception.
+        # The Job is passed by name where possible; a first positional-only parameter is the exception.
         job = parameters[self.job_name] if self.job_name else None
         self._job_first = job is not None and job.kind is _KINDS.POSITIONAL_ONLY
         fields = [_field(p, hints, name) for p in rest]
@@ -83,7 +83,7 @@ class Arguments:
     def _check(self, raw: bytes) -> None:
         try:
             self._decode(raw)
-        except Exception:  # noqa: BLE001 -- looked at again, and named, on the slow path
+        except Exception:  # noqa: BLE001 -- checked again on the slow path, which names the problem
             decode(raw, self._decoder, what=self._name)
 
     def _clash(self, named: dict[str, object], kwargs: Mapping[str, object]) -> bool:
@@ -182,5 +182,5 @@ def _field(
     if parameter.default is _KINDS.empty:
         return parameter.name, kind
     default = parameter.default
-    # A factory that gives the very object: a mutable default is then shared as Python itself shares it.
+    # A factory that returns the same object: a mutable default is shared, as in Python itself.
     return parameter.name, kind, msgspec.field(default_factory=lambda: default)

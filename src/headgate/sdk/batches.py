@@ -1,4 +1,4 @@
-"""Batches: submit jobs together, and have one more run when all of them are done."""
+"""Batches: jobs submitted together, and one that runs when all of them have ended."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Batch:
     """One batch, open until it is sealed.
 
     Used as `async with hg.batch(...) as batch`: opened at the start and sealed at the end. If the block raises, it
-    stays open, so that nothing is announced of which a part is missing: seal it yourself, or let it expire.
+    stays open, so that `on_done` does not run for a part of the jobs: seal it yourself, or let it expire.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Batch:
         expires_in: Seconds = limits.BATCH_EXPIRY_DEFAULT,
         id: UUID | str | None = None,  # noqa: A002
     ) -> None:
-        """Checks everything; asks nothing."""
+        """Checks the arguments; sends nothing."""
         self._connection = connection
         batch = NewBatch(
             id=connection.new_id() if id is None else parse_job_id(id, field="id"),
@@ -126,7 +126,7 @@ class Batch:
         return await self._put(Bound(check_topic(topic), body, prepared(**options)))
 
     async def submit_bound(self, calls: Iterable[Bound]) -> list[JobHandle[Any]]:
-        """Store jobs of any tasks, many on their way at once; raises the first error when all have been answered."""
+        """Store jobs of any tasks, many at once; raises the first error when all have been answered."""
         handles: list[JobHandle[Any]] = []
         waiting = iter(calls)
         while page := list(islice(waiting, PAGE)):
@@ -142,7 +142,7 @@ class Batch:
         return await submit(self._connection, bound.topic, bound.payload, options, returns=bound.returns)
 
     async def seal(self) -> BatchInfo | None:
-        """Add no more. From now on `on_done` runs when all members have done their part. Harmless when repeated."""
+        """Add no more jobs: `on_done` runs once all members have ended. Harmless when repeated."""
         box = self._connection.box
         if box is None:
             return await seal_batch(self._connection, self.id)
@@ -179,7 +179,7 @@ async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
 
 
 def batch_info(found: pb.BatchInfo) -> BatchInfo:
-    """Read a batch off the wire."""
+    """Read a batch from a message."""
     return BatchInfo(
         id=id_from_bytes(found.id),
         name=found.name,

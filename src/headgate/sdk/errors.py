@@ -60,19 +60,19 @@ class Closed(HeadgateError):
 
 
 class ForkedProcess(HeadgateError):
-    """The parent had used a client before it forked: gRPC does not work in such a child. Make the first use later."""
+    """The parent used a client before it forked, and gRPC does not work in the child. Use a client after the fork."""
 
     code = "forked_process"
 
 
 class OutboxFull(HeadgateError):
-    """More submits wait for an answer than the client will keep in memory, and this one was not to wait longer."""
+    """Too many submits of this client wait for an answer, and this one may not wait longer."""
 
     code = "outbox_full"
 
 
 class Overloaded(HeadgateError):
-    """The server has more to do than it can and did not take this; nothing was stored. Try again in `retry_after` s."""
+    """The server is overloaded and refused this; nothing was stored. Try again in `retry_after` seconds."""
 
     code = "overloaded"
 
@@ -100,7 +100,7 @@ class VersionMismatch(HeadgateError):
 
 
 class ServerError(HeadgateError):
-    """The server could not do it and says so; `reported` is the server's own code."""
+    """The server failed to do it; `reported` is the server's own code."""
 
     code = "server_error"
 

@@ -1,4 +1,4 @@
-"""The one thread and event loop on which all of the SDK's network traffic lives.
+"""The thread and event loop for all of the SDK's network traffic.
 
 One for the process, not one for each client: grpc.aio has a single poller that wakes every loop it ever saw, and two
 loops take each other's events (grpc#42357). It also makes the rest simple: a user's handler may block its own loop for
@@ -94,7 +94,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # Someone else's grpc.aio in this process (a server in a test, another library) shares the poller's socket; the
+    # Another user of grpc.aio in this process (a server in a test, another library) shares the poller's socket; the
     # loop that loses the race for an event reads nothing. The event itself is handled by the winner.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

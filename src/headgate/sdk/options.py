@@ -1,4 +1,4 @@
-"""What may be said about a job besides its arguments, checked before the network."""
+"""The options of a submit: checked, and encoded for the wire."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Priority(IntEnum):
 
 
 class HasId(Protocol):
-    """A handle, or whatever else knows its job."""
+    """A handle, or any other object with a job's id."""
 
     @property
     def id(self) -> JobId: ...
@@ -40,10 +40,10 @@ class JobOptions(TypedDict, total=False):
     """The options of a submit. Spans are seconds or timedeltas; a priority is an int or a tier's name.
 
     `unique`: at most one live job of the topic has this key. `depends_on`: jobs this one waits for, by id or handle;
-    `needs` says what of them, and `on_parent_failure` what becomes of this one if they fail. `batch`: an open batch.
-    `deadline`: the job is not started after it, and stopped then: a span from the submit on, or a time.
-    `timeout`: how long a submit may wait for its answer, also because the server or this client has too much to do;
-    with `when_busy="raise"` it does not wait for that, but raises `Overloaded` or `OutboxFull` at once.
+    `needs` is the end they must reach, and `on_parent_failure` what happens to this one if they fail. `batch`: an open
+    batch. `deadline`: the job is not started after it, and stopped then: a span from the submit on, or a time.
+    `timeout`: how long a submit may wait for its answer, including the time it waits because the server or this client
+    is busy; with `when_busy="raise"` it does not wait for that, but raises `Overloaded` or `OutboxFull` at once.
     """
 
     priority: int | str
@@ -72,7 +72,7 @@ SUBMIT_TIMEOUT: Final = 30.0
 
 
 class Prepared:
-    """Options in the form they are sent in. `plain` if a job needs nothing but id, payload and priority."""
+    """Checked options. `plain` if a job has only an id, a payload and a priority."""
 
     __slots__ = ("_template", "given", "id", "plain", "priority", "timeout", "waits")
 
@@ -85,7 +85,7 @@ class Prepared:
         self.waits = _waits(given.get("when_busy", "wait"))
         self.id: JobId | None = parse_job_id(given["id"]) if "id" in given else None
         self.priority = priority_of(given.get("priority", 0))
-        # An id given by the caller may have been sent before, by another process: that is said on NewJob only.
+        # An id given by the caller may have been sent before, by another process: only NewJob can say so.
         self.plain = not (given.keys() - {"priority", "timeout", "when_busy"})
         self._template = _template(given)
         self._template.priority = self.priority
@@ -110,7 +110,7 @@ class Prepared:
 
 
 def prepared(**given: Unpack[JobOptions]) -> Prepared:
-    """Check options and bring them into the form they are sent in."""
+    """Check options, and encode them."""
     return Prepared(given) if given else PLAIN
 
 
@@ -198,7 +198,7 @@ def _put_dependencies(job: pb.NewJob, given: JobOptions) -> None:
 
 
 def wire_policy(value: object) -> pb.RetryPolicy:
-    """A retry policy as it is sent."""
+    """A retry policy as a message."""
     if not isinstance(value, RetryPolicy):
         raise InvalidInput(
             "retry", f"must be a RetryPolicy, got {check.shown(value)}", hint="for example RetryPolicy.fixed(...)"
@@ -215,4 +215,4 @@ def wire_policy(value: object) -> pb.RetryPolicy:
 
 
 PLAIN: Final = Prepared({})
-"""No options at all, which is what most submits have."""
+"""No options, as in most submits."""

@@ -36,7 +36,7 @@ SOURCE: Final = "code"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One schedule as the code has it."""
+    """One schedule declared in code."""
 
     name: str
     spec: pb.ScheduleSpec
@@ -53,7 +53,7 @@ class SyncReport:
 
 
 class ScheduleDecorator:
-    """What `hg.cron(...)` and `hg.every(...)` give: registers the schedule and hands the task on as it is."""
+    """What `hg.cron(...)` and `hg.every(...)` give: registers the schedule and returns the task unchanged."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ScheduleDecorator:
 async def sync(
     connection: Connection, declared: Mapping[str, Declared], *, source: str = SOURCE, prune: bool = False
 ) -> SyncReport:
-    """Store what is declared, and find what is not any more; safe to run by many workers at once."""
+    """Store what is declared, and find what no longer is; safe to run from many workers at once."""
     schedules = Schedules(connection)
     changed: list[str] = []
     unchanged: list[str] = []

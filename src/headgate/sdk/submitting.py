@@ -1,4 +1,4 @@
-"""From a payload to a handle: waiting for the answer, on a loop or in a thread, and reading it."""
+"""Submitting payloads, on a loop or in a thread: wait for the answer, and return handles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CREATED: Answer = {}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A task with its arguments, to be submitted by somebody else: `send_email.bind("a@b.example")`."""
+    """A task with its arguments, to be submitted later: `send_email.bind("a@b.example")`."""
 
     topic: str
     payload: bytes
@@ -53,7 +53,7 @@ def submit_blocking(
 async def submit_many(
     connection: Connection, topic: str, payloads: Iterable[bytes], options: Prepared, *, returns: object
 ) -> list[JobHandle[Any]]:
-    """Submit many jobs in frames, several on their way at once, and wait until all are stored."""
+    """Submit many jobs in frames, several in flight at once, and wait until all are stored."""
     _check_many(options)
     sum_up = _Summary(options)
     waiting: deque[Page] = deque()  # at most PAGES_IN_FLIGHT: then the oldest is awaited before the next is made
@@ -68,7 +68,7 @@ async def submit_many(
             await oldest()
         else:
             await asyncio.sleep(0)  # encoding a page takes milliseconds: others on this loop get their turn
-        if sum_up.hopeless:
+        if sum_up.refused_page:
             break
     while waiting:
         await oldest()
@@ -86,7 +86,7 @@ def submit_many_blocking(
         waiting.append(connection.put_blocking(topic, ids, bodies, options))
         if len(waiting) >= PAGES_IN_FLIGHT:
             sum_up.add(waiting[0], _blocked(waiting.popleft()))
-        if sum_up.hopeless:
+        if sum_up.refused_page:
             break
     for page in waiting:
         sum_up.add(page, _blocked(page))
@@ -123,14 +123,14 @@ class _Summary:
         self._ids: list[JobId] = []
         self._older: dict[int, JobId] = {}
         self._errors: dict[int, HeadgateError] = {}
-        self.hopeless = False  # a whole page was refused: more pages would be, too
+        self.refused_page = False  # a whole page was refused: more pages would be, too
 
     def add(self, page: Page, answer: Answer) -> None:
         """Take the answer of the next page."""
         start = len(self._ids)
         self._ids.extend(page.ids)
         if isinstance(answer, HeadgateError):
-            self.hopeless = True
+            self.refused_page = True
             self._errors.update(dict.fromkeys(range(start, len(self._ids)), answer))
             return
         for index, receipt in answer.items():
@@ -140,9 +140,9 @@ class _Summary:
                 self._older[start + index] = id_from_bytes(receipt.id) if receipt.id else page.ids[index]
 
     def accepted(self) -> list[tuple[JobId, bool]]:
-        """All jobs with whether they are new, or the error that names those which were not accepted."""
+        """All jobs, and whether each is new; raises the error that names those not accepted."""
         if self._errors:
-            if self.hopeless and len(self._errors) == len(self._ids):
+            if self.refused_page and len(self._errors) == len(self._ids):
                 raise next(iter(self._errors.values()))
             raise SubmitManyError(dict(sorted(self._errors.items())), total=len(self._ids))
         if not self._older:

@@ -31,7 +31,7 @@ class Task(Generic[P, R]):
 
     `function` is the function as it was written. `submit(...)` takes the function's own arguments (without its `Job`
     parameter) and is typed by them. Options are given by `with_options(...)`, which is typed, or at once as
-    `submit(..., options=dict(...))`, which type checkers do not see: a ParamSpec has no room for a further keyword.
+    `submit(..., options=dict(...))`, which type checkers do not see: a ParamSpec cannot have another keyword.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Task(Generic[P, R]):
         time_limit: Seconds | None = None,
         options: Prepared,
     ) -> None:
-        """Registration refuses what could only fail later: see `InvalidInput`'s field."""
+        """Raises InvalidInput for a function that could not be run or submitted."""
         self.topic = check_topic(topic)
         if not callable(function):
             raise InvalidInput(self.topic, f"needs a function to handle it, got {shown(function)}")
@@ -63,7 +63,7 @@ class Task(Generic[P, R]):
         return f"<Task {self.topic}: {self.name}>"
 
     def with_options(self, **options: Unpack[JobOptions]) -> Task[P, R]:
-        """The same task with other options for what is submitted through it.
+        """The same task with other options for its submits.
 
         >>> await send_email.with_options(priority=10, delay=60).submit("a@b.example", subject="Hi")
         """
@@ -88,13 +88,13 @@ class Task(Generic[P, R]):
         return await submit(self._connection, self.topic, payload, options, returns=self.arguments.returns)
 
     async def submit_raw(self, payload: bytes) -> JobHandle[R]:
-        """Store a job with this very body, for functions that take nothing but a Job."""
+        """Store a job with this body, for functions that take only a Job."""
         body = check_payload(payload)
         return await submit(self._connection, self.topic, body, self._options, returns=self.arguments.returns)
 
     @property
     def options(self) -> Prepared:
-        """The options of what is submitted through it."""
+        """The options of its submits."""
         return self._options
 
     def payload_of(self, arguments: Mapping[str, object]) -> bytes:
@@ -122,7 +122,7 @@ class Task(Generic[P, R]):
         return info
 
     async def submit_many(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[JobHandle[R]]:
-        """Store many jobs, the fast way; returns once all are committed.
+        """Store many jobs in few frames; returns once all are committed.
 
         Each call is a mapping of arguments by name or a tuple of positional ones. Not atomic: if some are refused,
         SubmitManyError names them, and the others exist.
@@ -167,7 +167,7 @@ class Task(Generic[P, R]):
 
 
 def _limit(given: Seconds | None) -> float | None:
-    """Seconds that one attempt may take; None for as long as it likes."""
+    """Seconds that one attempt may take; None for no limit."""
     if given is None:
         return None
     seconds = delay_in_ms(given, field="time_limit") / 1000

@@ -80,7 +80,7 @@ def request_cancel(job: Job) -> None:
 
 
 async def run_inline(task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a task's function here and now, its arguments encoded and decoded as on the way to a worker.
+    """Run a task's function here, its arguments encoded and decoded as for a worker.
 
     What it raises comes out, `Nack` and the like included. For a Job of your own use `run_job`.
     """
@@ -90,7 +90,7 @@ async def run_inline(task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 async def run_job(task: Task[Any, R], job: Job) -> R:
-    """Run a task's function on this job, in a context of its own but in this thread."""
+    """Run a task's function on this job, in this thread and a copy of its context."""
     if task.run_in == "loop":
         value: R = await task.arguments.call(task.function, job)
         return value
