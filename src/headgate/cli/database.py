@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
-
 from headgate import embedded
-from headgate.store.connect import connect, describe
+from headgate.store.connect import Connection, connect, describe
 from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
 
@@ -47,7 +45,7 @@ async def chosen_database(url: str | None, *, data: Path | None) -> AsyncIterato
 
 
 @asynccontextmanager
-async def connected(database: Database, *, command: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def connected(database: Database, *, command: str) -> AsyncIterator[Connection]:
     """Yield one connection for a command, as the owner of the schema."""
     connection = await connect(database.owner_url, application_name=f"headgate {command}")
     try:
