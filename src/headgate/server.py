@@ -27,6 +27,7 @@ from headgate.api.grpc.bulk_service import BulkService, bulk_methods
 from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.peers import PeerStreams
+from headgate.api.grpc.port import bind, new_server
 from headgate.api.grpc.producer_service import ProducerParts, ProducerService, producer_methods
 from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
@@ -67,7 +68,7 @@ from headgate.dispatch.ticker import Ticker
 from headgate.dispatch.unblocker import Unblocker
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.domain import failpoints, limits
+from headgate.domain import failpoints
 from headgate.domain.errors import InstanceForgotten, InvalidSetting
 from headgate.domain.ids import JobIdMaker
 from headgate.ops.exposure import check_encrypted, check_private, exposure_of, is_loopback
@@ -99,7 +100,6 @@ SERVICES = (
 )
 WATCHES_PER_PEER = 100
 """Health.Watch needs no token, so it has a bound of its own, besides the one on all streams."""
-STREAM_WINDOW_BYTES = 65_536
 STOP_SECONDS = 10.0
 """How long each part of a stop may take, besides the grace for workers: a hung statement must not keep us here."""
 
@@ -421,36 +421,8 @@ class Server:
             Schedules(self.schedule_lanes, fed=self.wakes.topics_ready, wake=self.scheduler.wake)
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
-        server = grpc.aio.server(
-            interceptors=(Guard(self.validator, rules, self.failed_logins),),
-            options=[
-                ("grpc.max_receive_message_length", limits.MESSAGE_MAX_BYTES),
-                ("grpc.max_send_message_length", 4 * limits.MESSAGE_MAX_BYTES),
-                ("grpc.so_reuseport", int(self.options.shared_port)),
-                ("grpc.max_concurrent_streams", 1000),
-                # Else a crowd of strangers takes the files that connections to the database need.
-                ("grpc.max_allowed_incoming_connections", connections_allowed()),
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.max_metadata_size", 16_384),
-                # No compression (1: "identity" alone): no client of ours compresses, and a few bytes of a stranger's
-                # could stand for many. Compressed messages are refused, and nothing is inflated.
-                ("grpc.compression_enabled_algorithms_bitset", 1),
-                ("grpc.per_message_decompression", 0),
-                # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
-                # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
-                ("grpc.http.overload_protection", 1),
-                # What is sent and not read yet is kept in memory. It is bounded by the window of its stream, 64 KiB;
-                # probing for bandwidth would make that megabytes. Calls that were not looked at yet are bounded too.
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
-                ("grpc.server.max_pending_requests", 2_000),
-                ("grpc.server.max_pending_requests_hard_limit", 3_000),
-                # Who has not said a whole preface by then is no client of ours, and keeps a descriptor.
-                ("grpc.server_handshake_timeout_ms", 10_000),
-            ],
-        )
+        guard = Guard(self.validator, rules, self.failed_logins)
+        server = new_server(guard, shared_port=self.options.shared_port, connections=connections_allowed())
         peers = PeerStreams(self.options.streams_per_peer)
         server.add_generic_rpc_handlers(
             (
@@ -467,15 +439,7 @@ class Server:
         )
         if self.options.dev:
             server.add_generic_rpc_handlers((Reflection(SERVICES).methods(peers),))
-        try:
-            where = f"{self.options.host}:{self.options.port}"
-            port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
-        except RuntimeError as error:
-            raise InvalidSetting(
-                "--port",
-                f"cannot listen on {self.options.host}:{self.options.port}",
-                hint="check whether it is in use",
-            ) from error
+        port = bind(server, self.options.host, self.options.port, tls)
         await server.start()
         self._grpc = server
         return port
