@@ -112,8 +112,6 @@ class WorkerSession:
     kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
     ended: HeadgateError | None = None
     last_seen: float = 0.0
-    last_delivery: float = 0.0
-    delivered: int = 0
     topics: Sequence[str] = ()  # those that it last asked for
     return_credit: Callable[[int], None] | None = None  # of a plain stream, whose credit comes back with outcomes
     on_capacity: Callable[[WorkerSession], None] | None = None  # called when it was passed over as full, and is not
@@ -372,9 +370,6 @@ class WorkerSession:
 
     def written(self) -> None:
         """The jobs that `next_part` gave last are on the wire: only their worker, or their lease, gives them back."""
-        if self._writing is not None:
-            self.delivered += len(self._writing)
-            self.last_delivery = self.now()
         self._writing = None
 
     def unwritten(self) -> frozenset[UUID]:

@@ -30,6 +30,7 @@ class Unblocker:
     def __init__(self, store: UnblockStore, *, on_unblocked: OnUnblocked) -> None:
         self._store, self._on_unblocked = store, on_unblocked  # called with (topic, job) that are claimable now
         self._woken = asyncio.Event()
+        self._stopped = False
 
     def wake(self) -> None:
         """There are, or may be, notes."""
@@ -56,10 +57,10 @@ class Unblocker:
         return mended
 
     async def run(self) -> None:
-        """Serve until cancelled. After an error the next tick wakes it again."""
+        """Serve until `stop`. After an error the next tick wakes it again."""
         now = asyncio.get_running_loop().time
         mend_at = now() + MEND_SECONDS
-        while True:
+        while not self._stopped:
             await wait_at_most(self._woken, max(0.0, mend_at - now()))
             try:
                 if self._woken.is_set():
@@ -71,3 +72,8 @@ class Unblocker:
                     await self.mend()
             except HeadgateError as error:
                 log.warning("unblocking_failed error=%s", error)
+
+    def stop(self) -> None:
+        """End after what is under way."""
+        self._stopped = True
+        self._woken.set()

@@ -117,6 +117,7 @@ class GroupWriter(Generic[P]):
         self._closing = False
         self._pace = 0.0  # rows a second, lately
         self._began: float | None = None  # the flush in flight
+        self._in_flight: list[P] = []
         self.flushes = self.rows_written = self.rows_refused = self.faults = 0
 
     @property
@@ -183,32 +184,37 @@ class GroupWriter(Generic[P]):
 
     async def run(self) -> None:
         """Write until `stop`, and then what is left. After an error it may be called again; what waited was failed."""
-        writes: list[P] = []
+        self._in_flight = []
         try:
             while self._waiting or not self._closing:
-                if not self._waiting:
+                if self._waiting:
+                    await self.run_once()
+                else:
                     self._wake.clear()
                     await self._wake.wait()
-                    continue
-                writes = self._take()
-                rows, began = sum(write.rows for write in writes), self._now()
-                self._began = began
-                await self._flush(writes, rows)
-                writes = []  # each has its answer
-                if self._rest is not None:
-                    await self._pause(self._rest(rows, self._now() - began))
-                self._written(rows, self._now() - began)
         except Exception as error:
             self.faults += 1
-            self._fail((*writes, *self._take_all()), InternalError(self._name, error))
+            self._fail((*self._in_flight, *self._take_all()), InternalError(self._name, error))
             raise
         except BaseException:  # cancelled: no caller may be left waiting
             self.stop()
             self._fail(
-                (*writes, *self._take_all()),
+                (*self._in_flight, *self._take_all()),
                 OutcomeUnknown(f"{self._name}: this instance ended during the write; send it again"),
             )
             raise
+
+    async def run_once(self) -> int:
+        """Write one flush of what waits; returns its rows."""
+        writes = self._in_flight = self._take()
+        rows, began = sum(write.rows for write in writes), self._now()
+        self._began = began
+        await self._flush(writes, rows)
+        self._in_flight = []  # each has its answer
+        if self._rest is not None:
+            await self._pause(self._rest(rows, self._now() - began))
+        self._written(rows, self._now() - began)
+        return rows
 
     async def _flush(self, writes: list[P], rows: int) -> None:
         try:

@@ -17,6 +17,7 @@ class LoopLag:
 
     def __init__(self) -> None:
         self.ms = 0.0  # as last measured
+        self._stopped = False
 
     async def run_once(self) -> float:
         """Measure once; returns the milliseconds by which a timer was late."""
@@ -28,6 +29,10 @@ class LoopLag:
         return self.ms
 
     async def run(self) -> None:
-        """Measure until cancelled."""
-        while True:
+        """Measure until `stop`."""
+        while not self._stopped:
             await self.run_once()
+
+    def stop(self) -> None:
+        """End after the measurement that is under way."""
+        self._stopped = True
