@@ -73,7 +73,7 @@ class Demand:
 
     @property
     def unused(self) -> bool:
-        """Nobody wants it any more, and no claim for it is in flight."""
+        """It has no sessions, and no claim for it is in flight."""
         return not self.members and not self.claiming
 
     @property
@@ -112,7 +112,7 @@ class Demand:
             self.hints[job_id] = None
 
     def reserve(self, limit: int) -> list[tuple[WorkerSession, int]]:
-        """Take up to `limit` credits out of the book, in runs: (session, how many), those who wait longest first.
+        """Take up to `limit` credits out of the book, in runs: (session, how many), those that wait longest first.
 
         Each session gets an equal share of the limit, at least one; what others leave goes round again. While there is
         plenty, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as twenty
@@ -147,7 +147,7 @@ class Demand:
         return list(runs.items())
 
     def give_back(self, runs: Sequence[tuple[WorkerSession, int]], dealt: int) -> None:
-        """Return what a claim did not deal. Who got nothing goes before who got something; who has ended keeps none."""
+        """Return what a claim did not deal. Sessions that got nothing go first; those that have ended keep none."""
         unserved: list[WorkerSession] = []
         served: list[WorkerSession] = []
         for session, count in runs:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from headgate.dispatch.demand import Demand
 
 MAX_QUEUED_PARTS = 256
-"""Frames waiting to be written to one session. Credits bound the jobs among them; a peer that does not read is closed
-here."""
+"""Frames that may wait to be written to one session. Credit bounds the jobs among them; a peer that does not read is
+closed here."""
 FRAME_BYTES = 1_000_000
 """What one frame of jobs holds at most, or a single job: gRPC clients take 4 MiB by default."""
 SESSION_BYTES = 4 * 1024 * 1024
@@ -45,8 +45,8 @@ UNKNOWN_MOST: Final = 1_000
 LONG_LIST, LONG_LIST_SECONDS = 2_000, 0.9
 """A longer list of a beat is read only so often: 100,000 ids take a tenth of a second of the event loop."""
 EXCUSED_SECONDS: Final = 10.0
-"""For so long, and up to twice that, a worker may list jobs that are not its own any more: their receipts may be on
-their way to it. They are counted, not kept: that would be every job of the last seconds."""
+"""For this time, and up to twice that, a worker may list jobs that it no longer holds: their receipts may be on their
+way to it. They are counted, not kept: that would be every job of the last seconds."""
 RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
 """How long receipts may wait for a frame of jobs to go with, and how many of them. A frame costs each side as much as
 ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
@@ -170,7 +170,7 @@ class WorkerSession:
         return True
 
     def send_control(self, control: ControlFrame) -> None:
-        """Queue anything else. A session that has ended hears nothing."""
+        """Queue anything else. A session that has ended gets nothing."""
         if self._weigh(control):
             self.send_receipts()  # in the order in which they were said
             self._parts.append(control)
@@ -268,7 +268,7 @@ class WorkerSession:
             self.held[job_id] = (epoch, lease_ms, renew_at, entry[3])
 
     def excuse_once(self, count: int) -> None:
-        """So many jobs that the worker declared are not its own; its hello is answered with them."""
+        """Allow `count` jobs that the worker declared and that are not its own in its next beat."""
         self._excused_once += count
 
     def excused(self) -> int:
@@ -283,7 +283,7 @@ class WorkerSession:
         return self._released_before + self._released + once
 
     def may_list(self, count: int) -> bool:
-        """Whether a list of so many jobs is looked at now. Long ones are, once a second: workers beat no more often."""
+        """Whether a list of `count` jobs is read now. Long ones are read once a second: workers beat no more often."""
         if count <= LONG_LIST:
             return True
         now = self.now()
@@ -308,7 +308,7 @@ class WorkerSession:
             self._unknown //= 2
 
     def keep_only(self, listed: Container[tuple[UUID, int]], *, seen: int) -> None:
-        """Renew no longer what the worker has had and does not list any more.
+        """Stop renewing what the worker has received and no longer lists.
 
         `seen` is the number of the last delivery it has had when it listed them: what is on its way to it, or queued,
         has a higher one. Nor is a job given up whose outcome is being written: it is in `_reports` from the moment in

@@ -57,7 +57,7 @@ class WorkerSessions:
         self._all.add(session)
 
     def check_capacity(self, tenant_no: int, declared: int) -> None:
-        """Raises Overloaded if a tenant's sessions would hold too many jobs here, with so many more that are declared.
+        """Raises Overloaded if a tenant's sessions would hold too many jobs here with the declared ones.
 
         One job can be declared by any number of sessions, and each keeps it in memory.
         """
@@ -112,7 +112,7 @@ class WorkerSessions:
             session.end(ShuttingDown("this instance is shutting down; ask another one"))
 
     def send_on(self, number: int, seconds: int) -> int:
-        """Ask so many workers to connect again, those that hold the fewest jobs; returns how many, each asked once.
+        """Ask `number` workers to connect again, those that hold the fewest jobs; returns how many were asked.
 
         They get no more jobs here, and take along what still runs after `seconds`.
         """

@@ -25,7 +25,7 @@ class Due(NamedTuple):
 
 
 def in_shares(due: Sequence[Due], rows: int) -> Iterator[Sequence[Due]]:
-    """The batches in which these are to be renewed, of at most so many rows each."""
+    """The batches in which these are to be renewed, of at most `rows` each."""
     if len(due) <= rows:  # all of them together: none waits for another
         if due:
             yield due
