@@ -111,7 +111,7 @@ async def test_one_job_can_be_redriven_with_another_body(still: Instance) -> Non
     assert told(await desk.verbs.redrive(OPERATOR, [dead], payload=b"mended")) == [(True, State.PENDING, "")]
     found = await still.store.job("acme", dead, payload=True, result=False, events=False)
     assert found.payload == b"mended"
-    with pytest.raises(InvalidInput, match="payload: is for one job"):
+    with pytest.raises(InvalidInput, match="payload: is for a single job"):
         await desk.verbs.redrive(OPERATOR, [dead, other], payload=b"mended")
 
 

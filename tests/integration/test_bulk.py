@@ -141,9 +141,9 @@ async def test_what_a_verb_cannot_change_is_skipped_and_counted(queue: Queue) ->
         ({"verb": Verb.REDRIVE, "matching": "state:pending"}, "redrive changes none of them"),
         ({"verb": Verb.CANCEL, "matching": "state:dead"}, "it applies to pending, running"),
         ({"verb": Verb.CANCEL, "matching": "state:dead state:pending"}, "no state at all"),
-        ({"verb": Verb.REPRIORITISE, "matching": "topic:a"}, "priority: is needed"),
-        ({"verb": Verb.CANCEL, "matching": "topic:a", "priority": 1}, "priority: is needed by reprioritise"),
-        ({"verb": Verb.MOVE, "matching": "topic:a"}, "topic: is needed by move"),
+        ({"verb": Verb.REPRIORITISE, "matching": "topic:a"}, "priority: is required"),
+        ({"verb": Verb.CANCEL, "matching": "topic:a", "priority": 1}, "priority: is required by reprioritise"),
+        ({"verb": Verb.MOVE, "matching": "topic:a"}, "topic: is required by move"),
         ({"verb": Verb.MOVE, "matching": "topic:a", "topic": "not a topic"}, "topic"),
         ({"verb": Verb.CANCEL, "matching": "topic:a", "delay": timedelta(1)}, "delay: is for redrive only"),
         ({"verb": Verb.CANCEL, "matching": "topic:a", "per_second": 0}, "per_second"),
@@ -245,7 +245,7 @@ async def test_the_same_start_again_is_the_same_operation_and_another_is_a_confl
     assert (again.id, again.state, again.changed) == (first.id, Progress.DONE, 3)
     assert len(await audit.entries(queue.db, tenant)) == 2
     other = Plan(verb=Verb.CANCEL, matching=parse("topic:sms"))
-    with pytest.raises(BulkConflict, match="is another one"):
+    with pytest.raises(BulkConflict, match="exists with another plan"):
         await operations.start(queue.db, queue.names, tenant, same, other, who="ana")
 
 

@@ -1,11 +1,11 @@
-"""The operator's verbs: pause and resume, the verbs on jobs by id, quiet workers, status and audit.
+"""Administration: pause and resume, verbs on jobs by id, quiet workers, status, retention, audit.
 
-Who may: looking needs `read`, verbs need `operate`. What reaches all tenants (pausing everything,
-retention) needs `system`, which only a credential without a tenant has; it sees what concerns all of them. A token
-limited to some topics sees and changes those only; other jobs are to it as if they did not exist.
+Reading requires the scope `read`, verbs require `operate`. What reaches all tenants (pausing everything, retention)
+requires `system`, which only a credential without a tenant has. A token limited to some topics reads and changes only
+those; other jobs do not exist for it.
 
-A verb is committed first and followed here at once; the other instances are sent a word, and without one their next
-tick finds it. A write that fails changes nothing here, and its caller hears of it.
+A verb is committed first, then applied on this instance at once; other instances are notified, and find it at their
+next tick in any case. A write that fails changes nothing here, and its caller gets the error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminParts:
-    """What the verbs are made of."""
+    """What the verbs use."""
 
     store: AdminStore
     gate: GateHere
@@ -75,7 +75,7 @@ class AdminParts:
 
 
 class Admin:
-    """All verbs; each takes the caller and checks what they may."""
+    """All verbs; each checks the rights of its caller."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._store, self._gate = parts.store, parts.gate
@@ -83,24 +83,24 @@ class Admin:
         self._presence, self._endings = parts.presence, parts.endings
         self._retention = parts.retention
 
-    # ------------------------------------------------------------------ what is dispatched
+    # ------------------------------------------------------------------ dispatch
 
     async def pause(
         self, caller: Identity, target: Target, *, reason: str = "", until: datetime | None = None
     ) -> Pause:
-        """Stop dispatch of a target; when this returns, none of its jobs enters `running` on any instance."""
+        """Stop dispatch of a target; after this returns, none of its jobs enters `running` on any instance."""
         _check_target(caller, target)
         _check_reason(reason)
         if until is not None:
             check_aware(until, field="until")
         row, paused = await self._store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
-        self._gate.pause_changed(row, paused=True)  # after the commit: a write that failed leaves the gate as it was
+        self._gate.pause_changed(row, paused=True)  # after the commit: a failed write leaves the gate unchanged
         await self._announce([ControlChanged()])
         log.warning("paused target=%s who=%s reason=%s", target, caller.subject, reason)
         return paused
 
     async def resume(self, caller: Identity, target: Target, *, reason: str = "") -> bool:
-        """Let a target run again, here at once; says whether it was paused."""
+        """Resume dispatch of a target, on this instance at once; returns whether it was paused."""
         _check_target(caller, target)
         _check_reason(reason)
         row, changed = await self._store.resume(caller.tenant, target, reason=reason, who=caller.subject)
@@ -110,7 +110,7 @@ class Admin:
         return changed
 
     async def status(self, caller: Identity) -> Status:
-        """What is paused and why; each topic's jobs by state and how long they wait; the instances."""
+        """Pauses, job counts and waiting times by topic, instances, retention."""
         caller.require(Scope.READ, Scope.SYSTEM)
         status = await self._store.status(caller.tenant)
         if caller.topics is None:
@@ -127,7 +127,7 @@ class Admin:
     async def set_retention(
         self, caller: Identity, changes: Mapping[str, timedelta], *, reason: str = ""
     ) -> RetentionRules:
-        """Change how long finished jobs of all tenants are kept where their topic has no rule; needs `system`."""
+        """Change how long finished jobs of all tenants are kept if their topic has no rule; requires `system`."""
         caller.require(Scope.SYSTEM)
         _check_reason(reason)
         rules = await self._retention.set_rules(changes, actor=caller.subject, reason=reason)
@@ -135,12 +135,12 @@ class Admin:
         return rules
 
     async def run_retention(self, caller: Identity) -> Removed:
-        """Make one bounded pass now, as every instance does by itself; needs `system`, for it reaches all tenants."""
+        """Run one bounded retention pass now, as every instance does periodically; requires `system`."""
         caller.require(Scope.SYSTEM)
         return await self._retention.run_pass()
 
     async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
-        """What was changed and by whom, newest first."""
+        """Audit entries, newest first."""
         caller.require(Scope.READ, Scope.SYSTEM)
         if caller.topics is not None:
             raise PermissionDenied(f"the audit covers all topics, and the token of {caller.subject} permits only some")
@@ -149,7 +149,7 @@ class Admin:
     # ------------------------------------------------------------------ jobs by id
 
     async def cancel(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
-        """End queued jobs at once; tell the workers of running ones to stop."""
+        """Cancel queued jobs at once; request workers to stop running ones."""
         tenant_no, known = await self._known(caller, ids, reason)
         done = await self._store.cancel(tenant_no, list(known), who=caller.subject, reason=reason)
         for job_id, change in done.items():
@@ -171,9 +171,9 @@ class Admin:
         per_second: float = 0.0,
         reason: str = "",
     ) -> list[JobAnswer]:
-        """Put finished jobs back; with `per_second`, spread over time. An edited payload is for one job alone."""
+        """Return finished jobs to their topics, at most `per_second`. A new payload is for a single job."""
         if payload is not None and len(ids) != 1:
-            raise InvalidInput("payload", f"is for one job, and {len(ids)} were given")
+            raise InvalidInput("payload", f"is for a single job, but {len(ids)} were given")
         if payload is not None:
             check_payload(payload)
         check_delay(delay)
@@ -197,7 +197,7 @@ class Admin:
     async def reprioritise(
         self, caller: Identity, ids: Sequence[UUID], *, priority: int, reason: str = ""
     ) -> list[JobAnswer]:
-        """Give queued jobs another priority, from the next claim on; their age stays."""
+        """Change the priority of queued jobs, from the next claim on; their age stays."""
         check_priority(priority)
         tenant_no, known = await self._known(caller, ids, reason)
         done = await self._store.reprioritise(
@@ -207,7 +207,7 @@ class Admin:
         return _answers(ids, done, verb="reprioritise", allowed=_QUEUED)
 
     async def move(self, caller: Identity, ids: Sequence[UUID], *, topic: str, reason: str = "") -> list[JobAnswer]:
-        """Put queued jobs on another topic; priority and age stay."""
+        """Move queued jobs to another topic; priority and age stay."""
         check_topic(topic)
         caller.require(Scope.OPERATE)
         caller.allowed([topic])
@@ -217,7 +217,7 @@ class Admin:
         return _answers(ids, done, verb="move", allowed="pending, scheduled or retrying")
 
     async def discard(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
-        """Remove dead and cancelled jobs for good; their history stays."""
+        """Delete dead and cancelled jobs; their history stays."""
         tenant_no, known = await self._known(caller, ids, reason)
         gone = await self._store.discard(tenant_no, list(known), who=caller.subject, reason=reason)
         return _answers(
@@ -230,11 +230,11 @@ class Admin:
     # ------------------------------------------------------------------ workers
 
     async def workers(self, caller: Identity) -> list[WorkerView]:
-        """Who is connected: to this instance as it is, to others as they said some seconds ago."""
+        """The connected workers: of this instance as they are, of others as reported some seconds ago."""
         caller.require(Scope.READ)
         here = self._presence.workers(await self._store.tenant_no(caller.tenant))
-        # One that has just come over from another instance may still be in the summary of that one. Another process
-        # with the same worker id is a worker of its own; without an incarnation the two cannot be distinguished.
+        # A worker that has just moved here can still be in the summary of another instance. Another process with the
+        # same worker id is another worker; without an incarnation the two cannot be distinguished.
         moved = {(one.worker, one.incarnation) for one in here}
         unclear = {one.worker for one in here if not one.incarnation}
         elsewhere = [
@@ -253,7 +253,7 @@ class Admin:
         return sorted(found, key=lambda one: (one.instance, one.worker))
 
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
-        """Give a worker no more jobs, wherever it connects; what it holds it finishes. Ends by itself after `span`."""
+        """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""
         _check_whole_tenant(caller)
         check_worker_id(worker)
         _check_reason(reason)
@@ -263,7 +263,7 @@ class Admin:
         return quiet
 
     async def resume_worker(self, caller: Identity, worker: str, *, reason: str = "") -> bool:
-        """Let a worker have jobs again; says whether it was quiet."""
+        """Resume deliveries to a worker; returns whether it was quiet."""
         _check_whole_tenant(caller)
         check_worker_id(worker)
         _check_reason(reason)
@@ -274,7 +274,7 @@ class Admin:
     # ------------------------------------------------------------------ helpers
 
     async def _known(self, caller: Identity, ids: Sequence[UUID], reason: str) -> tuple[int, dict[UUID, Standing]]:
-        """The jobs that exist, as far as this caller may know."""
+        """The jobs that exist for this caller."""
         caller.require(Scope.OPERATE)
         _check_reason(reason)
         if not ids:
@@ -285,7 +285,7 @@ class Admin:
             raise InvalidInput("ids", "the same id is given twice")
         tenant_no = await self._store.tenant_no(caller.tenant)
         found = await self._store.standings(tenant_no, ids)
-        # In the caller's order: a redrive spreads them by it.
+        # In the order of the request: a redrive spreads due times by it.
         return tenant_no, {
             job_id: found[job_id]
             for job_id in ids
@@ -293,7 +293,7 @@ class Admin:
         }
 
     async def _placed_anew(self, done: Mapping[UUID, Change]) -> None:
-        """Jobs stand elsewhere in the order: here they are looked for by id, elsewhere from the head of their topic."""
+        """Jobs have another rank: here they are claimed by id, on other instances from the head of their topic."""
         topics: set[int] = set()
         for job_id, change in done.items():
             if change.changed and change.topic_no is not None:
@@ -337,7 +337,7 @@ def _apart(per_second: float) -> timedelta:
 
 
 def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, allowed: str) -> list[JobAnswer]:
-    """One answer for each id, in the caller's order."""
+    """One answer for each id, in the order of the request."""
     found: list[JobAnswer] = []
     for job_id in ids:
         change = done.get(job_id)
@@ -346,7 +346,7 @@ def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, all
             error = NotFound("job", str(job_id))
         elif not change.changed and change.keyed:
             error = Refused(
-                f"job {job_id} has a limit key of its topic: cannot {verb} it; cancel it and submit it anew"
+                f"job {job_id} has a limit key of its topic: cannot {verb} it; cancel it and submit it again"
             )
         elif not change.changed and not (verb == "cancel" and not change.state.is_final):
             error = WrongState(job_id, verb=verb, state=change.state.label, allowed=allowed)

@@ -1,7 +1,7 @@
-"""Operations over everything a filter matches: their verbs, what those reach, and how an operation stands.
+"""Bulk operations: one verb for every job that matches a filter; the verbs, the states they apply to, the progress.
 
-An operation is a row that any instance may carry on with, chunk by chunk, until the list it walks has ended. What it
-walks is fixed at its start: jobs submitted later, or ended later, are not part of it.
+An operation is a row that any instance can continue, chunk by chunk. Its jobs are fixed at its start: jobs submitted or
+ended later are not part of it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_integer, check_priority, check_text, check_topic, shown, to_ms
 
 CHUNK: Final = 500
-"""Jobs per transaction: some tens of milliseconds, so that a cancel and other operations get their turn."""
+"""Jobs per transaction: some tens of milliseconds, so that a cancel and other operations are not delayed."""
 COUNT_UP_TO: Final = 100_000
-"""A preview counts this far and no further; past it the answer is "more than"."""
+"""A preview counts up to this; beyond it the count is a lower bound."""
 SAMPLE: Final = 10
 ACTIVE_MAX: Final = 100
-"""Operations of one tenant that are not over yet."""
+"""Maximum operations of one tenant that are not over."""
 PER_SECOND_MAX: Final = 100_000
 
 
 class Verb(IntEnum):
-    """What is done to each job; the number is stored and sent."""
+    """The verb applied to each job; the number is stored and sent."""
 
     CANCEL = 1
     REDRIVE = 2
@@ -40,17 +40,17 @@ class Verb(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word people use."""
+        """The name as displayed."""
         return self.name.lower()
 
     @property
     def reaches(self) -> frozenset[State]:
-        """The states in which a job can be changed by it; in all others it is skipped."""
+        """The states in which the verb changes a job; jobs in other states are skipped."""
         return _REACHES[self]
 
     @property
     def means(self) -> frozenset[State]:
-        """The states that are meant when a filter names none: `redrive topic:mail` must not repeat what succeeded."""
+        """The states selected if a filter names none: `redrive topic:mail` must not repeat completed jobs."""
         return frozenset({State.DEAD}) if self is Verb.REDRIVE else self.reaches
 
 
@@ -61,12 +61,12 @@ _REACHES: Final[Mapping[Verb, frozenset[State]]] = {
     Verb.REDRIVE: _FINAL,
     Verb.DISCARD: frozenset({State.DEAD, State.CANCELLED}),
     Verb.REPRIORITISE: _QUEUED,
-    Verb.MOVE: _QUEUED - {State.BLOCKED},  # what waits belongs to what it waits for
+    Verb.MOVE: _QUEUED - {State.BLOCKED},  # a blocked job stays with the jobs that it depends on
 }
 
 
 class Progress(IntEnum):
-    """How an operation stands; the number is stored and sent."""
+    """The state of an operation; the number is stored and sent."""
 
     PENDING = 0
     RUNNING = 1
@@ -76,28 +76,28 @@ class Progress(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word people see."""
+        """The name as displayed."""
         return self.name.lower()
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more will be changed."""
+        """True once it changes no more jobs."""
         return self >= Progress.DONE
 
 
 class BulkConflict(HeadgateError):
-    """The id of an operation was used before, for another one; nothing was started."""
+    """The id was used before for another operation; nothing was started."""
 
     code = "bulk_conflict"
 
     def __init__(self, operation_id: UUID) -> None:
-        super().__init__(f"operation {operation_id} exists and is another one; use a new id")
+        super().__init__(f"bulk operation {operation_id} exists with another plan; use a new id")
         self.operation_id = operation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done: a verb, its filter and what the verb needs to know. Checked when it is made."""
+    """A verb, its filter and its parameters; checked when constructed."""
 
     verb: Verb
     matching: JobFilter
@@ -122,18 +122,18 @@ class Plan:
         if not named & self.verb.reaches:
             raise InvalidInput(
                 "filter",
-                f"asks for {_words(named) or 'no state at all'} jobs, and {self.verb.label} changes none of them",
+                f"selects {_words(named) or 'no state at all'}, and {self.verb.label} changes none of them",
                 hint=f"it applies to {_words(self.verb.reaches)}",
             )
-        parse(str(self.effective))  # it is stored as text: what could not be read again is refused now
+        parse(str(self.effective))  # it is stored as text: one that could not be parsed again is refused now
 
     def _check_parameters(self) -> None:
         if (self.verb is Verb.REPRIORITISE) != (self.priority is not None):
-            raise InvalidInput("priority", "is needed by reprioritise, and by nothing else")
+            raise InvalidInput("priority", "is required by reprioritise, and only there")
         if self.priority is not None:
             check_priority(self.priority)
         if (self.verb is Verb.MOVE) != (self.topic is not None):
-            raise InvalidInput("topic", "is needed by move, and by nothing else")
+            raise InvalidInput("topic", "is required by move, and only there")
         if self.topic is not None:
             check_topic(self.topic)
         check_delay(self.delay)
@@ -142,14 +142,14 @@ class Plan:
 
     @property
     def effective(self) -> JobFilter:
-        """The filter with the states that are meant, when it names none."""
+        """The filter, with the default states of the verb if it names none."""
         if self.matching.of(Field.STATE):
             return self.matching
         return self.matching.also(Term(field=Field.STATE, values=tuple(sorted(self.verb.means))))
 
     @property
     def parameters(self) -> dict[str, object]:
-        """What the verb needs, as it is stored."""
+        """The parameters of the verb, as stored."""
         given = {"priority": self.priority, "topic": self.topic, "delay_ms": to_ms(self.delay) or None}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -160,7 +160,7 @@ def _words(states: frozenset[State]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkOperation:
-    """An operation as it stands. `expected` is what the start counted, `expected_exactly` whether it counted all."""
+    """An operation. `expected` was counted at its start; `expected_exactly`: all jobs were counted."""
 
     id: UUID
     verb: Verb
@@ -189,7 +189,7 @@ class BulkOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One line of a list."""
+    """One job of a list."""
 
     id: UUID
     topic: str
@@ -207,7 +207,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """A page of jobs, newest first. Only an empty cursor is the end: a page may be short although more follows."""
+    """A page of jobs. Only an empty cursor is the end: a page can be short although more pages follow."""
 
     jobs: list[JobLine]
     cursor: str
@@ -215,7 +215,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How many jobs match, by state; `exact` False means that there are at least so many."""
+    """The number of jobs that match, by state; `exact` False: there are at least this many."""
 
     by_state: Mapping[State, int]
     exact: bool
@@ -228,7 +228,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What an operation would meet."""
+    """What an operation would change."""
 
     filter: str
     counted: Counted
@@ -238,7 +238,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
-    """Dead jobs of one topic whose errors are alike."""
+    """Dead jobs of one topic with similar errors."""
 
     topic: str
     group: str
@@ -252,7 +252,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroups:
-    """Groups of the newest dead letters, largest first. `exact` False: there are older ones that were not looked at."""
+    """Groups of the newest dead letters, largest first. `exact` False: older ones were not read."""
 
     groups: list[DeadGroup] = field(default_factory=list)
     looked_at: int = 0
