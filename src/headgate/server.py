@@ -76,17 +76,22 @@ from headgate.ops.files import connections_allowed
 from headgate.ops.loop_lag import LoopLag
 from headgate.ops.readiness import Readiness
 from headgate.ops.services import Services, report_callback_errors
+from headgate.store.admin import AdminStore
+from headgate.store.batches import BatchStore
+from headgate.store.bulk import BulkStore
+from headgate.store.bulk_chunks import BulkChunks
 from headgate.store.control import controls
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.migrate import check_schema
-from headgate.store.operating import OperatorStore
-from headgate.store.operation_service import OperationStore
 from headgate.store.partitions import ensure_partitions
 from headgate.store.preflight import inspect, require_durable
 from headgate.store.quiet import quiet_set
+from headgate.store.reads import JobStore
 from headgate.store.retention import RetentionStore
-from headgate.store.schedule_lanes import ScheduleLanes
-from headgate.store.service import Store
-from headgate.store.upkeep_rounds import UpkeepRounds
+from headgate.store.schedule_firing import FiringStore
+from headgate.store.schedules import ScheduleStore
+from headgate.store.topics import TopicStore
+from headgate.store.upkeep import UpkeepRounds
 
 log = logging.getLogger("headgate.server")
 SERVICES = (
@@ -162,7 +167,7 @@ class Server:
             )
         self.options = options
         self.validator: TokenValidator = AllowAll() if options.tokens_file is None else TokenFile(options.tokens_file)
-        self.store = Store(
+        self.store = DispatchStore(
             options.database_url,
             direct_dsn=options.direct_database_url,
             pooler=options.pooler,
@@ -170,7 +175,8 @@ class Server:
         )
         self.sessions = WorkerSessions()
         self.lease_ms = int(options.lease.total_seconds() * 1000)
-        self.waiters = Waiters(self.store)
+        self.jobs = JobStore(self.store)
+        self.waiters = Waiters(self.jobs)
         self.times = TickTimes(options.tick_seconds)
         self.outcomes, self.unmatched_outcomes = (
             OutcomeWriter(
@@ -178,6 +184,7 @@ class Server:
                 # Late bound: what is claimed and not delivered is settled by these writers.
                 on_returned=lambda tenant_no, job_id: self.demands.wake_for_job(tenant_no, job_id),
                 on_limit_opened=lambda topic_nos: self.wakes.topics_ready(topic_nos),
+                on_unblock=lambda: self.unblocker.wake(),
                 on_final=self.waiters.ended,
                 awaited=self.waiters.any,
                 on_due=self.times.due_at,
@@ -201,7 +208,15 @@ class Server:
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
         self.ticker = Ticker(
-            self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=watchdog
+            self.store,
+            self.times,
+            self.demands,
+            self.gate,
+            self.wakes,
+            self.limits.timers,
+            watchdog=watchdog,
+            on_unblock=lambda: self.unblocker.wake(),
+            on_bulk=lambda: self.operations.wake(),
         )
         self.listener = Listener(self.store, follow=self.wakes.follow, follow_all=self.demands.wake_all)
         self.submitter = Submitter(
@@ -210,16 +225,16 @@ class Server:
             self.times,
             claimer=self.claimer,
             outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
+            on_unblock=lambda: self.unblocker.wake(),
+            on_passed_over=self.demands.wake_for_job,
         )
         self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
-        self.store.on_checks = self.unblocker.wake
-        self.store.on_locked = self.demands.wake_for_job
         self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
-        self.operating = OperatorStore(self.store)
+        self.admin_store = AdminStore(self.store)
         self.presence = Presence(
-            self.operating,
+            self.admin_store,
             self.sessions,
             topic_name=self.store.topic_name,
             now=time.monotonic,
@@ -229,7 +244,7 @@ class Server:
         self.retention = Retention(retention, look_seconds=options.retention_seconds)
         self.admin = Admin(
             AdminParts(
-                store=self.operating,
+                store=self.admin_store,
                 gate=self.gate,
                 wake=self.demands.wake,
                 announce=self.wakes.announce,
@@ -238,19 +253,17 @@ class Server:
                 retention=retention,
             )
         )
-        self.operations = BulkRunner(OperationStore(self.store), on_requeued=self.wakes.jobs_returned)
-        self.store.on_operations = self.operations.wake
+        self.operations = BulkRunner(BulkChunks(self.store), on_requeued=self.wakes.jobs_returned)
         self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()
         self.revocation = Revocation(
             self.validator,
             holders=self.sessions.with_calls,
             calls=self.open_calls,
-            operations=OperationStore(self.store),
+            operations=BulkStore(self.store),
             exposed=self._exposed_tokens,
         )
-        self.schedule_lanes = ScheduleLanes(self.store)
-        self.scheduler = Scheduler(self.schedule_lanes, topics_ready=self.wakes.topics_ready)
+        self.scheduler = Scheduler(FiringStore(self.store), topics_ready=self.wakes.topics_ready)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
         self._grpc: grpc.aio.Server | None = None
@@ -397,8 +410,9 @@ class Server:
             version=self.options.version,
         )
         submits = Submits(self.store, self.submitter, make_id=self.ids.next_id)
+        batches = Batches(BatchStore(self.store), submits, make_id=self.ids.next_id, on_sealed=self.unblocker.wake)
         jobs = Jobs(
-            store=self.store,
+            store=self.jobs,
             waiters=self.waiters,
             calls=self.open_calls,
             validator=self.validator,
@@ -416,9 +430,9 @@ class Server:
             )
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
-        bulk = Bulk(OperationStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
+        bulk = Bulk(BulkStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
-            Schedules(self.schedule_lanes, fed=self.wakes.topics_ready, wake=self.scheduler.wake)
+            Schedules(ScheduleStore(self.store), fed=self.wakes.topics_ready, wake=self.scheduler.wake)
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         guard = Guard(self.validator, rules, self.failed_logins)
@@ -429,10 +443,10 @@ class Server:
                 worker_methods(worker, peers),
                 producer_methods(producer, peers),
                 admin_service.methods(self.admin),
-                batch_methods(BatchService(Batches(self.store, submits, make_id=self.ids.next_id))),
+                batch_methods(BatchService(batches)),
                 bulk_methods(BulkService(bulk)),
                 schedule_methods(schedules),
-                topic_methods(TopicService(Topics(self.store, on_change=self.limits.limits_changed))),
+                topic_methods(TopicService(Topics(TopicStore(self.store), on_change=self.limits.limits_changed))),
                 self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),
                 *self.extra_services,
             )

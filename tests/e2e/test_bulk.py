@@ -375,7 +375,8 @@ async def test_an_operation_outlives_the_server_that_ran_it(serve: Serve, databa
     server = first
     for least in (500, 1_500):
         await until_async(
-            lambda least=least: db.fetchval("SELECT changed >= $1 FROM headgate.operations", least), "a part is done"
+            lambda least=least: db.fetchval("SELECT changed >= $1 FROM headgate.bulk_operations", least),
+            "a part is done",
         )
         server.kill()
         server = await asyncio.to_thread(serve)
@@ -385,6 +386,8 @@ async def test_an_operation_outlives_the_server_that_ran_it(serve: Serve, databa
     rows = await db.fetch("SELECT job_id FROM headgate.job_events WHERE kind = 8")
     assert set(Counter(row[0] for row in rows).values()) == {1}
     assert len(rows) == 3_000
-    by = await db.fetchval("SELECT count(DISTINCT instance_no) FROM headgate.operations WHERE instance_no IS NOT NULL")
+    by = await db.fetchval(
+        "SELECT count(DISTINCT instance_no) FROM headgate.bulk_operations WHERE instance_no IS NOT NULL"
+    )
     assert by == 1
     await db.close()

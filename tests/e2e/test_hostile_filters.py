@@ -25,7 +25,7 @@ SUBMITS = "a-token-that-may-do-the-rest"
 WITHIN = 20.0
 """Seconds for an answer that takes milliseconds: the backtracking matcher would take longer than anything lives."""
 OPERATION = """
-INSERT INTO headgate.operations (tenant_no, id, verb, filter, parameters, as_of, expected, expected_exactly, who,
+INSERT INTO headgate.bulk_operations (tenant_no, id, verb, filter, parameters, as_of, expected, expected_exactly, who,
                                  reason, created_at, touched_at, rest_until)
 SELECT tenant_no, $1, 1, $2, '{}', now(), 0, true, 'nobody', '', now(), now(), now() FROM headgate.tenants
  WHERE name = 'alpha'"""

@@ -28,7 +28,8 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome
 from headgate.store import verbs
-from headgate.store.service import Store
+from headgate.store.batches import BatchStore
+from headgate.store.dispatch_store import DispatchStore
 from tests.fault.lab.proxy import FaultProxy
 from tests.support.queue import new_id
 from tests.support.waiting import until_async
@@ -63,11 +64,10 @@ class Hammer:
     """One store, and what is done to it and by it."""
 
     def __init__(self, dsn: str, luck: Random, known: list[UUID]) -> None:
-        self.store = Store(dsn)
+        self.store = DispatchStore(dsn)
         self.luck, self.known = luck, known  # jobs there are or were: parents, and what operators pick from
         self.mended: list[str] = []
         self.unblocker = Unblocker(self.store, on_unblocked=lambda _: None)
-        self.store.on_checks = self.unblocker.wake
         self.over = False  # no new work; what is there is finished
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -87,10 +87,13 @@ class Hammer:
 
         async def send() -> object:
             try:
-                return await self.store.submit(flush)
+                answers = await self.store.submit(flush)
             except HeadgateError:
-                flush.never_fresh()
+                flush.mark_resent()
                 raise
+            if flush.may_unblock:
+                self.unblocker.wake()
+            return answers
 
         await self.insist(send)
         self.known.append(job.id)
@@ -118,10 +121,11 @@ class Hammer:
             on_failure=self.luck.choice([OnParentFailure.CANCEL, OnParentFailure.IGNORE]),
         )
         callback = Submission(tenant=TenantName("acme"), topic=TopicName("mail"), id=new_id(), max_attempts=2)
-        await self.insist(lambda: self.store.open_batch("acme", batch, callback=callback))
+        await self.insist(lambda: BatchStore(self.store).open_batch("acme", batch, callback=callback))
         for _ in range(self.luck.randint(0, 4)):
             await self.submit(batch=batch.id)
-        await self.insist(lambda: self.store.seal_batch("acme", batch.id))
+        await self.insist(lambda: BatchStore(self.store).seal_batch("acme", batch.id))
+        self.unblocker.wake()
         self.known.append(callback.id)
 
     async def work(self) -> None:
@@ -146,6 +150,8 @@ class Hammer:
                         flush.add(tenant_no, job_id, epoch, outcome)
                 if len(flush):
                     await self.store.settle(flush)
+                    if flush.unblocks:
+                        self.unblocker.wake()
             except HeadgateError:
                 pass  # the leases bring them back
             await asyncio.sleep(0.02)
@@ -167,7 +173,7 @@ class Hammer:
             job_id = JobId(self.luck.choice(self.known[-100:]))
             verb = self.luck.choice([verbs.cancel, verbs.redrive, verbs.discard])
             try:
-                async with self.store.lane("operate").use() as db:
+                async with self.store.lane("admin").use() as db:
                     await verb(db, tenant_no, [job_id], who="test", reason="")  # type: ignore[operator]
             except HeadgateError:
                 continue

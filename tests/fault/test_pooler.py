@@ -19,7 +19,7 @@ import pytest
 
 from headgate.store.connect import connect
 from headgate.store.control import pause, resume
-from headgate.store.service import Store
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.upkeep import vacuum_hot_tables
 from tests.fault.conftest import Servers, Workers
 from tests.fault.history import (
@@ -103,7 +103,7 @@ async def test_commits_through_a_pooler_wait_for_the_disk_whatever_the_default_i
 ) -> None:
     async with connected(database) as db:
         await db.execute(f'ALTER DATABASE "{urlsplit(database).path[1:]}" SET synchronous_commit = off')
-    store = Store(pooler.dsn, pooler=True)
+    store = DispatchStore(pooler.dsn, pooler=True)
     store.checks_durability = True
     try:
         for lane in ("submit", "settle", "tick"):

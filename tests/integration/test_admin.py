@@ -17,6 +17,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
+from headgate.store.reads import JobStore
 from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
 from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
 from tests.support.epochs import claims, counted
@@ -58,7 +59,7 @@ async def test_a_queued_job_is_cancelled_at_once_and_whoever_waits_for_it_is_tol
     assert [answer.id for answer in answers] == [pending, unknown, timed], "in the order asked"
     assert desk.endings.ids == [pending, timed]
     (event,) = (await still.job(pending)).events
-    assert (event.kind, event.actor, event.reason) == ("cancelled", "ana", "typo")
+    assert (event.kind.label, event.actor, event.reason) == ("cancelled", "ana", "typo")
     assert told(await desk.verbs.cancel(OPERATOR, [pending])) == [(False, State.CANCELLED, "wrong_state")]
 
 
@@ -101,7 +102,7 @@ async def test_a_redrive_starts_anew_and_tells_what_it_cannot(still: Instance) -
     assert "completed, dead or cancelled" in str(answers[0].error)
     job = await still.job(dead)
     assert (job.attempt, claims(job.epoch)) == (0, 1)
-    assert [event.kind for event in job.events] == ["failed", "redriven"]
+    assert [event.kind.label for event in job.events] == ["failed", "redriven"]
     assert (job.events[1].actor, job.events[1].reason) == ("ana", "fixed")
 
 
@@ -109,7 +110,7 @@ async def test_one_job_can_be_redriven_with_another_body(still: Instance) -> Non
     desk = Desk(still)
     dead, other = await finished(still, 2)
     assert told(await desk.verbs.redrive(OPERATOR, [dead], payload=b"mended")) == [(True, State.PENDING, "")]
-    found = await still.store.job("acme", dead, payload=True, result=False, events=False)
+    found = await JobStore(still.store).job("acme", dead, payload=True, result=False, events=False)
     assert found.payload == b"mended"
     with pytest.raises(InvalidInput, match="payload: is for a single job"):
         await desk.verbs.redrive(OPERATOR, [dead, other], payload=b"mended")
@@ -178,7 +179,7 @@ async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_water
     await still.claimer.run_once()
     assert low[1] in worker.session.held
     (event,) = (await still.job(low[1])).events
-    assert (event.kind, event.actor, event.reason) == ("reprioritised", "ana", "vip")
+    assert (event.kind.label, event.actor, event.reason) == ("reprioritised", "ana", "vip")
 
 
 async def test_another_instance_looks_from_the_head_after_a_new_priority(one: Instance, database: str) -> None:
@@ -216,7 +217,7 @@ async def test_a_moved_job_keeps_priority_and_age_and_ranks_as_its_new_topic_ran
     ]
     job = await still.job(old)
     assert (job.topic, job.priority) == ("ageing", 3)
-    assert (job.events[-1].kind, job.events[-1].actor, job.events[-1].reason) == ("moved", "ana", "wrong place")
+    assert (job.events[-1].kind.label, job.events[-1].actor, job.events[-1].reason) == ("moved", "ana", "wrong place")
     order = (await queue.claim(10, "ageing")).ids
     assert order == (old, middle, young)
     assert (await queue.claim(10, "mail")).ids == ()

@@ -18,6 +18,7 @@ from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
 from headgate.store import control, dependencies, leases, topics, verbs
 from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_arrivals
+from tests.support import store_calls
 from tests.support.dispatching import Instance, Worker
 from tests.support.queue import Clock, Queue, links
 
@@ -106,7 +107,7 @@ async def promoted(queue: Queue, other: Other, clock: Clock) -> UUID:
     (job,) = await queue.add(delay=timedelta(seconds=5))
     await passed(queue, other, clock)
     await clock.advance(seconds=5)
-    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    assert [one.id for one in await store_calls.promote(queue.db)] == [job]
     return job
 
 
@@ -116,7 +117,7 @@ async def retried(queue: Queue, other: Other, clock: Clock) -> UUID:
     await passed(queue, other, clock)
     await queue.settle((job, epoch, BOOM))
     await clock.advance(seconds=20)
-    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    assert [one.id for one in await store_calls.promote(queue.db)] == [job]
     return job
 
 
@@ -127,7 +128,7 @@ async def reaped(queue: Queue, other: Other, clock: Clock) -> UUID:
     await clock.advance(seconds=10)
     assert [one.id for one in await leases.reap(queue.db)] == [job]
     await clock.advance(seconds=20)
-    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    assert [one.id for one in await store_calls.promote(queue.db)] == [job]
     return job
 
 

@@ -22,10 +22,11 @@ from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
-from headgate.store import audit, listing, matching, operation_chunks, operations, reads
+from headgate.store import audit, bulk, bulk_chunks, listing, matching, reads
+from headgate.store.bulk import BulkStore
+from headgate.store.bulk_chunks import BulkChunks
 from headgate.store.connect import Connection, connect
-from headgate.store.operation_service import OperationStore
-from headgate.store.service import Store
+from headgate.store.dispatch_store import DispatchStore
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
 
@@ -55,19 +56,19 @@ async def dead(queue: Queue, count: int, topic: str = "mail", **options: Any) ->
 async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> BulkOperation:
     plan = Plan(verb=verb, matching=parse(text), reason=more.pop("reason", "since"), **more)
     tenant = await queue.tenant_no()
-    expected = await operations.expected(queue.db, tenant, plan)
-    return await operations.start(queue.db, queue.names, tenant, new_id(), plan, who="ana", expected=expected)
+    expected = await bulk.expected(queue.db, tenant, plan)
+    return await bulk.start(queue.db, queue.names, tenant, new_id(), plan, who="ana", expected=expected)
 
 
-async def chunk(queue: Queue) -> operation_chunks.Chunk | None:
-    return await operation_chunks.run_chunk(queue.db, queue.names, instance_no=0)
+async def chunk(queue: Queue) -> bulk_chunks.Chunk | None:
+    return await bulk_chunks.run_chunk(queue.db, queue.names, instance_no=0)
 
 
 async def finish(queue: Queue, one: BulkOperation) -> BulkOperation:
     async with asyncio.timeout(60):
         while await chunk(queue) is not None:
             pass
-    return await operations.get(queue.db, await queue.tenant_no(), one.id)
+    return await bulk.get(queue.db, await queue.tenant_no(), one.id)
 
 
 async def changes(queue: Queue, kind: EventKind) -> Counter[UUID]:
@@ -179,14 +180,14 @@ async def test_what_comes_after_the_start_is_not_part_of_it(queue: Queue) -> Non
 async def test_an_operation_ends_although_its_verb_makes_new_matches(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operation_chunks, "SMALLER", (5, 2, 1))
+    monkeypatch.setattr(bulk_chunks, "SMALLER", (5, 2, 1))
     ids = await dead(queue, 20)
     one = await start(queue, Verb.REDRIVE, "state:dead,pending,completed,cancelled,running,retrying")
     while (done := await chunk(queue)) is not None and not done.over:
         claimed = await queue.claim(100)  # each redriven job dies at once, and matches again
         await queue.settle(*((i, e, BOOM) for i, e in zip(claimed.ids, claimed.epochs, strict=True)))
     assert await changes(queue, EventKind.REDRIVEN) == Counter(ids)
-    assert (await operations.get(queue.db, await queue.tenant_no(), one.id)).state is Progress.DONE
+    assert (await bulk.get(queue.db, await queue.tenant_no(), one.id)).state is Progress.DONE
 
 
 async def test_what_no_longer_matches_when_its_turn_comes_is_left_alone(queue: Queue, database: str) -> None:
@@ -223,7 +224,7 @@ async def test_a_preview_counts_by_state_and_shows_the_newest(queue: Queue) -> N
     await queue.add(12, tags=["red"])
     await queue.claim(2)
     plan = Plan(verb=Verb.REPRIORITISE, matching=parse("tag:red state:pending,running"), priority=3)
-    seen = await operations.preview(queue.db, queue.names, await queue.tenant_no(), plan)
+    seen = await bulk.preview(queue.db, queue.names, await queue.tenant_no(), plan)
     assert (seen.counted.by_state, seen.counted.exact, seen.eligible) == (
         {State.PENDING: 10, State.RUNNING: 2},
         True,
@@ -231,7 +232,7 @@ async def test_a_preview_counts_by_state_and_shows_the_newest(queue: Queue) -> N
     )
     assert len(seen.sample) == 10
     assert seen.sample[0].topic == "mail"
-    assert await queue.db.fetchval("SELECT count(*) FROM headgate.operations") == 0
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.bulk_operations") == 0
 
 
 async def test_the_same_start_again_is_the_same_operation_and_another_is_a_conflict(queue: Queue) -> None:
@@ -239,14 +240,14 @@ async def test_the_same_start_again_is_the_same_operation_and_another_is_a_confl
     await queue.add(3)
     same = new_id()
     plan = Plan(verb=Verb.CANCEL, matching=parse("topic:mail"))
-    first = await operations.start(queue.db, queue.names, tenant, same, plan, who="ana")
+    first = await bulk.start(queue.db, queue.names, tenant, same, plan, who="ana")
     await finish(queue, first)
-    again = await operations.start(queue.db, queue.names, tenant, same, plan, who="ana")
+    again = await bulk.start(queue.db, queue.names, tenant, same, plan, who="ana")
     assert (again.id, again.state, again.changed) == (first.id, Progress.DONE, 3)
     assert len(await audit.entries(queue.db, tenant)) == 2
     other = Plan(verb=Verb.CANCEL, matching=parse("topic:sms"))
     with pytest.raises(BulkConflict, match="exists with another plan"):
-        await operations.start(queue.db, queue.names, tenant, same, other, who="ana")
+        await bulk.start(queue.db, queue.names, tenant, same, other, who="ana")
 
 
 async def test_no_more_operations_are_kept_waiting_than_the_limit(queue: Queue) -> None:
@@ -259,15 +260,15 @@ async def test_no_more_operations_are_kept_waiting_than_the_limit(queue: Queue) 
 async def test_operations_are_listed_newest_first_and_only_to_their_tenant(queue: Queue) -> None:
     tenant = await queue.tenant_no()
     made = [await start(queue, Verb.CANCEL, f"topic:t{n}") for n in range(4)]
-    await operations.cancel(queue.db, tenant, made[1].id, who="ben")
-    listed = await operations.list_operations(queue.db, tenant, limit=3)
+    await bulk.cancel(queue.db, tenant, made[1].id, who="ben")
+    listed = await bulk.list_operations(queue.db, tenant, limit=3)
     assert [one.id for one in listed] == [one.id for one in made[:0:-1]]
-    rest = await operations.list_operations(queue.db, tenant, before=listed[-1].id)
+    rest = await bulk.list_operations(queue.db, tenant, before=listed[-1].id)
     assert [one.id for one in rest] == [made[0].id]
-    assert len(await operations.list_operations(queue.db, tenant, active=True)) == 3
+    assert len(await bulk.list_operations(queue.db, tenant, active=True)) == 3
     other = await Queue(queue.db, tenant="other").tenant_no()
-    assert await operations.list_operations(queue.db, other) == []
-    for verb in (operations.get(queue.db, other, made[0].id), operations.cancel(queue.db, other, made[0].id, who="x")):
+    assert await bulk.list_operations(queue.db, other) == []
+    for verb in (bulk.get(queue.db, other, made[0].id), bulk.cancel(queue.db, other, made[0].id, who="x")):
         with pytest.raises(NotFound):
             await verb
 
@@ -278,28 +279,28 @@ async def test_operations_that_are_long_over_are_forgotten(queue: Queue) -> None
     await finish(queue, await start(queue, Verb.CANCEL, "topic:a"))
     await clock.advance(days=29)
     kept = [await finish(queue, await start(queue, Verb.CANCEL, "topic:b")), await start(queue, Verb.CANCEL, "topic:c")]
-    await operations.forget_old(queue.db)
-    assert len(await operations.list_operations(queue.db, tenant)) == 3
+    await bulk.forget_old(queue.db)
+    assert len(await bulk.list_operations(queue.db, tenant)) == 3
     await clock.advance(days=2)
-    await operations.forget_old(queue.db)
-    assert {one.id for one in await operations.list_operations(queue.db, tenant)} == {one.id for one in kept}
+    await bulk.forget_old(queue.db)
+    assert {one.id for one in await bulk.list_operations(queue.db, tenant)} == {one.id for one in kept}
 
 
 # --- cancel, rate, trouble --------------------------------------------------------------------------------------------
 
 
 async def test_after_a_cancel_nothing_more_is_changed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation_chunks, "SMALLER", (4, 2, 1))
+    monkeypatch.setattr(bulk_chunks, "SMALLER", (4, 2, 1))
     await queue.add(20)
     tenant = await queue.tenant_no()
     one = await start(queue, Verb.CANCEL, "topic:mail")
     await chunk(queue)
-    assert (await operations.get(queue.db, tenant, one.id)).state is Progress.RUNNING
-    ended = await operations.cancel(queue.db, tenant, one.id, who="ben", reason="enough")
+    assert (await bulk.get(queue.db, tenant, one.id)).state is Progress.RUNNING
+    ended = await bulk.cancel(queue.db, tenant, one.id, who="ben", reason="enough")
     assert (ended.state, ended.changed) == (Progress.CANCELLED, 4)
     assert await chunk(queue) is None
     assert len(await changes(queue, EventKind.CANCELLED)) == 4
-    again = await operations.cancel(queue.db, tenant, one.id, who="ben")
+    again = await bulk.cancel(queue.db, tenant, one.id, who="ben")
     assert again.finished_at == ended.finished_at
     told = [(entry.actor, entry.verb, entry.reason) for entry in await audit.entries(queue.db, tenant)]
     assert told == [("ben", "cancel_operation", "enough"), ("ana", "start_operation", "since")]
@@ -312,7 +313,7 @@ async def test_a_rate_limit_is_kept_over_any_second(queue: Queue) -> None:
     for _ in range(200):
         await chunk(queue)
         await clock.advance(milliseconds=50)
-    one = await operations.get(queue.db, await queue.tenant_no(), one.id)
+    one = await bulk.get(queue.db, await queue.tenant_no(), one.id)
     assert (one.state, one.changed) == (Progress.DONE, 100)
     times = sorted(
         row[0] for row in await queue.db.fetch("SELECT at FROM headgate.job_events WHERE kind = 8 ORDER BY at")
@@ -330,8 +331,8 @@ async def test_a_slow_operation_does_not_hold_up_another(queue: Queue) -> None:
     await chunk(queue)
     await chunk(queue)
     tenant = await queue.tenant_no()
-    assert (await operations.get(queue.db, tenant, quick.id)).state is Progress.DONE
-    assert (await operations.get(queue.db, tenant, slow.id)).changed == 1
+    assert (await bulk.get(queue.db, tenant, quick.id)).state is Progress.DONE
+    assert (await bulk.get(queue.db, tenant, slow.id)).changed == 1
 
 
 async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Queue) -> None:
@@ -347,7 +348,7 @@ async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Qu
     for _ in range(100):
         await chunk(queue)
         await clock.advance(seconds=1)
-    one = await operations.get(queue.db, await queue.tenant_no(), one.id)
+    one = await bulk.get(queue.db, await queue.tenant_no(), one.id)
     assert (one.state, counts(one)) == (Progress.DONE, (60, 59, 0, 1))
     assert "broken row" in one.error
     assert await changes(queue, EventKind.REDRIVEN) == Counter(set(ids) - {poison})
@@ -370,9 +371,9 @@ async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(
     tenant = await queue.tenant_no()
     await queue.add(1, "a" * 200)
     one = await start(queue, Verb.CANCEL, "topic:mail")
-    await queue.db.execute("UPDATE headgate.operations SET filter = $1", stored)
+    await queue.db.execute("UPDATE headgate.bulk_operations SET filter = $1", stored)
     began = clock.now
-    while not (seen := await operations.get(queue.db, tenant, one.id)).state.is_over:
+    while not (seen := await bulk.get(queue.db, tenant, one.id)).state.is_over:
         await chunk(queue)
         await clock.advance(seconds=1)
     assert seen.state is Progress.FAILED
@@ -392,11 +393,11 @@ async def test_an_operation_that_is_always_too_slow_fails_and_lets_others_go_on(
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE headgate.archive IN ACCESS EXCLUSIVE MODE")
             await queue.db.execute("SET statement_timeout = '300ms'")
-            for _ in range(operation_chunks.SLOW_MOST + 1):
-                assert (seen := await operations.get(queue.db, tenant, slow.id)).state is Progress.PENDING
+            for _ in range(bulk_chunks.SLOW_MOST + 1):
+                assert (seen := await bulk.get(queue.db, tenant, slow.id)).state is Progress.PENDING
                 await chunk(queue)
                 await clock.advance(seconds=4)
-        seen = await operations.get(queue.db, tenant, slow.id)
+        seen = await bulk.get(queue.db, tenant, slow.id)
         assert (seen.state, seen.changed) == (Progress.FAILED, 0)
         assert "too broad" in seen.error
     finally:
@@ -435,19 +436,19 @@ CREATE TRIGGER kill BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCT
 
 
 @asynccontextmanager
-async def instances(database: str, count: int) -> AsyncIterator[list[tuple[BulkRunner, Store, list[int]]]]:
+async def instances(database: str, count: int) -> AsyncIterator[list[tuple[BulkRunner, DispatchStore, list[int]]]]:
     """Runners of their own, each with its own connections; the lists hold the topics they were told to look at."""
     made = []
     try:
         for n in range(count):
-            store = Store(database)
+            store = DispatchStore(database)
             await store.register(f"instance-{n}", "test")
             heard: list[int] = []
 
             def hear(pairs: Sequence[tuple[int, UUID]], heard: list[int] = heard) -> None:
                 heard.extend(topic_no for topic_no, _ in pairs)
 
-            made.append((BulkRunner(OperationStore(store), on_requeued=hear, poll=0.05), store, heard))
+            made.append((BulkRunner(BulkChunks(store), on_requeued=hear, poll=0.05), store, heard))
         yield made
     finally:
         for _, store, _ in made:
@@ -470,12 +471,12 @@ async def test_20_000_jobs_are_changed_once_each_although_the_runner_is_killed(q
     async with instances(database, 1) as [(runner, _, heard)]:
         task = asyncio.create_task(runner.run())
         await until_async(
-            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.operations"),
+            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.bulk_operations"),
             "the operation is over",
         )
         runner.stop()
         await task
-    one = await operations.get(queue.db, tenant, one.id)
+    one = await bulk.get(queue.db, tenant, one.id)
     assert (one.state, counts(one)) == (Progress.DONE, (JOBS, JOBS, 0, 0))
     assert await queue.db.fetchval("SELECT last_value FROM public.kills") >= 2 * KILLS  # each was met, and met again
     await all_changed_once(queue.db, EventKind.REDRIVEN)
@@ -491,17 +492,17 @@ async def test_three_instances_share_one_operation_and_one_that_is_dropped_is_re
     async with instances(database, 3) as made:
         tasks = [asyncio.create_task(runner.run()) for runner, _, _ in made]
         await until_async(
-            lambda: queue.db.fetchval("SELECT changed > 2000 FROM headgate.operations"), "some of it is done"
+            lambda: queue.db.fetchval("SELECT changed > 2000 FROM headgate.bulk_operations"), "some of it is done"
         )
         tasks[0].cancel()  # in the middle of whatever it does
         await until_async(
-            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.operations"),
+            lambda: queue.db.fetchval("SELECT state >= 2 FROM headgate.bulk_operations"),
             "the operation is over",
         )
         for runner, _, _ in made:
             runner.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
-    one = await operations.get(queue.db, tenant, one.id)
+    one = await bulk.get(queue.db, tenant, one.id)
     assert (one.state, counts(one)) == (Progress.DONE, (JOBS, JOBS, 0, 0))
     await all_changed_once(queue.db, EventKind.DISCARDED)
     ends = [entry for entry in await audit.entries(queue.db, tenant) if entry.verb == "end_operation"]
@@ -518,8 +519,8 @@ def identity(*topics: str, tenant: str = "acme") -> Identity:
 async def test_a_token_of_some_topics_reaches_those_only(queue: Queue, database: str) -> None:
     for topic in ("mail", "sms"):
         await queue.add(3, topic)
-    store = Store(database)
-    many = Bulk(OperationStore(store), started=lambda: None, recheck=lambda who: who)
+    store = DispatchStore(database)
+    many = Bulk(BulkStore(store), started=lambda: None, recheck=lambda who: who)
     mail, everything = identity("mail"), identity()
     try:
         assert {job.topic for job in (await many.list_jobs(mail, "")).jobs} == {"mail"}
@@ -554,7 +555,7 @@ async def test_a_token_of_some_topics_reaches_those_only(queue: Queue, database:
 async def test_finding_the_next_operation_reads_few_rows_among_many_that_are_over(queue: Queue) -> None:
     tenant = await queue.tenant_no()
     await queue.db.execute(
-        """INSERT INTO headgate.operations (tenant_no, id, verb, state, filter, as_of, who, created_at, touched_at,
+        """INSERT INTO headgate.bulk_operations (tenant_no, id, verb, state, filter, as_of, who, created_at, touched_at,
                                             rest_until, finished_at)
            SELECT $1, gen_random_uuid(), 1, 2, 'topic:x', now(), 'a', now(), now(), now(), now()
              FROM generate_series(1, 5000)""",
@@ -562,9 +563,10 @@ async def test_finding_the_next_operation_reads_few_rows_among_many_that_are_ove
     )
     await start(queue, Verb.CANCEL, "topic:mail")
     async with queue.db.transaction():
-        assert await queue.db.fetchrow(operation_chunks.TAKE, operation_chunks.KNOWN) is not None
+        assert await queue.db.fetchrow(bulk_chunks.TAKE, bulk_chunks.KNOWN) is not None
         read: int = await queue.db.fetchval(
-            "SELECT seq_tup_read + idx_tup_fetch FROM pg_catalog.pg_stat_xact_all_tables WHERE relname = 'operations'"
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_catalog.pg_stat_xact_all_tables"
+            " WHERE relname = 'bulk_operations'"
         )
     assert read <= 3
 
@@ -576,7 +578,7 @@ async def test_a_chunk_ends_with_the_connection_that_did_it(queue: Queue, databa
     holder = await asyncpg.connect(database)
     holding = holder.transaction()
     await holding.start()
-    assert await holder.fetchrow(operation_chunks.TAKE, operation_chunks.KNOWN) is not None
+    assert await holder.fetchrow(bulk_chunks.TAKE, bulk_chunks.KNOWN) is not None
     assert await chunk(queue) is None
     holder.terminate()
 

@@ -31,18 +31,20 @@ from headgate.domain.limits import PRIORITY_MAX
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
 from headgate.domain.topic_limits import Rate
-from headgate.store import leases, settle, submit, topics
+from headgate.store import settle, submit, topics
 from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush
-from headgate.store.leases import BEGINNING, PROMOTE, REAP, RENEW
+from headgate.store.leases import REAP, RENEW
 from headgate.store.names import Names
-from headgate.store.service import TICK
+from headgate.store.new_ids import BEGINNING
 from headgate.store.settle import SETTLE, OutcomeFlush
-from tests.support import explain
+from headgate.store.tick import TICK
+from tests.support import explain, store_calls
 from tests.support.database import Server
 from tests.support.explain import PLAN_MODES, Cost, Node, PlanMode
 from tests.support.queue import Queue, make_ids
+from tests.support.store_calls import PROMOTE
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -629,7 +631,7 @@ async def test_dead_rows_under_a_held_snapshot_cost_no_other_call_anything(
         table.judge("settle: 100 k dead rows", settles, usual=usual.settle, growth=usual.growth)
         table.judge("renew: 100 k dead rows", renewals, usual=usual.renew, growth=OLD_VERSIONS_GROWTH)
         began = await with_lapsed_rows(yard, running=1_000)
-        floor = await leases.oldest_running(db, floor=began)
+        floor = await store_calls.oldest_running(db, floor=began)
         assert floor is not None
         table.judge(
             "reap: 100 k dead rows, floor", await yard.counted(REAP, N, floor), usual=usual.reap, growth=usual.growth

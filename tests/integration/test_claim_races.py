@@ -27,6 +27,7 @@ from headgate.domain.states import Receipt, State
 from headgate.store import leases, reads, settle, upkeep, verbs
 from headgate.store.claim import Claimed
 from headgate.store.connect import Connection, connect
+from tests.support import store_calls
 from tests.support.epochs import claims, counted, epochs_of
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
@@ -331,7 +332,7 @@ async def test_nothing_is_lost_or_doubled_when_everything_happens_at_the_same_ti
                 asyncio.create_task(keep(done, step))
                 for step in (
                     lambda: leases.reap(reaper.db, limit=200),
-                    lambda: leases.promote(promoter.db, limit=200),
+                    lambda: store_calls.promote(promoter.db, limit=200),
                     renew_some,
                     cancel_some,
                     move_some,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headgate.control.admin_ports import Redrive
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
+from headgate.domain.views import Redrive
+from headgate.store.admin import AdminStore
 from headgate.store.connect import Connection
-from headgate.store.operating import OperatorStore
 from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
@@ -49,7 +49,7 @@ async def test_a_job_past_its_deadline_is_not_delivered_and_its_neighbours_are(s
         assert (job.state, job.attempt) == (State.DEAD, 1)
         assert job.deadline.isoformat().replace("+00:00", "")[:22] in job.last_error
         assert "it was not started" in job.last_error
-        assert [(event.kind, event.error_type) for event in job.events] == [("failed", "deadline_exceeded")]
+        assert [(event.kind.label, event.error_type) for event in job.events] == [("failed", "deadline_exceeded")]
         assert job_id in still.ended  # a caller who waits for its result gets it
     assert (await still.states())[State.RUNNING] == 4
 
@@ -153,7 +153,7 @@ async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
     await still.flushed()
     assert (await still.job(job_id)).state is State.DEAD
     how = Redrive()
-    await OperatorStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
+    await AdminStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
     job = await still.job(job_id)
     assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
     still.demands.wake_all()

@@ -18,13 +18,13 @@ from headgate.domain.jobs import Submission
 from headgate.ops import readiness
 from headgate.server import Server, ServerOptions
 from headgate.store import preflight
-from headgate.store.service import Store
+from headgate.store.dispatch_store import DispatchStore
 from tests.support.dispatching import soon
 
-LANES = ("submit", "claim", "settle", "leases", "tick", "operate", "free", "schedule")
+LANES = ("submit", "claim", "settle", "leases", "tick", "admin", "unblock", "schedule")
 
 
-async def commit_levels(store: Store) -> set[str]:
+async def commit_levels(store: DispatchStore) -> set[str]:
     """What the sessions of a store wait for at a commit."""
     levels = set()
     for name in LANES:
@@ -37,9 +37,9 @@ async def test_no_default_of_the_database_makes_our_commits_wait_for_less(
     database: str, db: asyncpg.Connection
 ) -> None:
     name = urlsplit(database).path[1:]
-    store = Store(database)
+    store = DispatchStore(database)
     store.checks_durability = True
-    unsafe = Store(database, unsafe=True)
+    unsafe = DispatchStore(database, unsafe=True)
     try:
         assert await commit_levels(store) == {"on"}
         await db.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')

@@ -14,6 +14,8 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store import dependencies, leases, reads, verbs
 from headgate.store.connect import Connection, connect
+from headgate.store.topics import TopicStore
+from tests.support import store_calls
 from tests.support.dispatching import Instance, ManualClock, completing, soon, waiting_for
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
@@ -55,7 +57,9 @@ async def test_a_lease_begins_after_the_claim_has_waited(
 ) -> None:
     async with Instance(database, running=False) as one:
         if behind == "a limit":
-            await one.store.set_topic(one.tenant, "mail", rules={}, limits={"max_running": 5}, actor="", reason="")
+            await TopicStore(one.store).set_topic(
+                one.tenant, "mail", rules={}, limits={"max_running": 5}, actor="", reason=""
+            )
         (job,) = await one.submit(1)
         await one.worker(slots=1)
         lock = await connect(database, application_name="a stranger")
@@ -90,9 +94,9 @@ async def test_a_lease_begins_after_a_submit_that_claims_has_waited(
 async def test_a_job_is_due_at_its_very_microsecond_and_not_before(queue: Queue, clock: Clock) -> None:
     (job,) = await queue.add(1, delay=SECOND)
     await clock.advance(seconds=1, microseconds=-1)
-    assert await leases.promote(queue.db) == []
+    assert await store_calls.promote(queue.db) == []
     await clock.advance(microseconds=1)
-    assert [one.id for one in await leases.promote(queue.db)] == [job]
+    assert [one.id for one in await store_calls.promote(queue.db)] == [job]
 
 
 async def test_a_lease_that_ends_now_is_not_over(queue: Queue, clock: Clock) -> None:
@@ -110,13 +114,13 @@ async def test_what_lies_exactly_on_a_floor_is_found(queue: Queue, clock: Clock)
     await queue.claim(lease=MINUTE)
     (waits,) = await queue.add(1, delay=SECOND)
     due = began + SECOND
-    assert await leases.next_due(queue.db, floor=due) == due
-    assert await leases.next_due(queue.db, floor=due + MICRO) is None
-    assert await leases.oldest_running(queue.db, floor=began) == began
-    assert await leases.oldest_running(queue.db, floor=began + MICRO) is None
+    assert await store_calls.next_due(queue.db, floor=due) == due
+    assert await store_calls.next_due(queue.db, floor=due + MICRO) is None
+    assert await store_calls.oldest_running(queue.db, floor=began) == began
+    assert await store_calls.oldest_running(queue.db, floor=began + MICRO) is None
     await clock.advance(minutes=2)
-    assert await leases.promote(queue.db, floor=due + MICRO) == []
-    assert [one.id for one in await leases.promote(queue.db, floor=due)] == [waits]
+    assert await store_calls.promote(queue.db, floor=due + MICRO) == []
+    assert [one.id for one in await store_calls.promote(queue.db, floor=due)] == [waits]
     assert await leases.reap(queue.db, floor=began + MICRO) == []
     assert [one.id for one in await leases.reap(queue.db, floor=began)] == [runs]
 
@@ -126,7 +130,7 @@ async def test_exactly_as_many_as_asked_are_promoted_and_reaped(queue: Queue, cl
     await queue.claim(lease=MINUTE)
     await queue.add(3, delay=SECOND)
     await clock.advance(minutes=2)
-    assert [len(await leases.promote(queue.db, limit=2)) for _ in range(3)] == [2, 1, 0]
+    assert [len(await store_calls.promote(queue.db, limit=2)) for _ in range(3)] == [2, 1, 0]
     assert [len(await leases.reap(queue.db, limit=2)) for _ in range(3)] == [2, 1, 0]
 
 
@@ -140,13 +144,13 @@ async def test_of_one_id_under_two_tenants_each_is_promoted_in_its_own_time(db: 
     await two.submit(two.job(id=job, delay=MINUTE))
     (other,) = await two.add(1, delay=SECOND)  # so that the call is about both tenants
     await clock.advance(seconds=1)
-    found = {(got.tenant_no, got.topic_no, got.id) for got in await leases.promote(db)}
+    found = {(got.tenant_no, got.topic_no, got.id) for got in await store_calls.promote(db)}
     mine, theirs = await one.topic(), await two.topic()
     assert found == {(mine.tenant_no, mine.no, job), (theirs.tenant_no, theirs.no, other)}
     view = await reads.get(db, theirs.tenant_no, job)
     assert view.state is State.SCHEDULED
     await clock.advance(minutes=1)
-    assert [(got.tenant_no, got.id) for got in await leases.promote(db)] == [(theirs.tenant_no, job)]
+    assert [(got.tenant_no, got.id) for got in await store_calls.promote(db)] == [(theirs.tenant_no, job)]
 
 
 async def test_a_promotion_wakes_the_topic_of_its_own_tenant(database: str, clock: Clock) -> None:

@@ -138,7 +138,7 @@ async def test_epochs_far_beyond_32_bits_pass_through_every_call(database: str, 
         assert (await worker.report(done, epochs[done], Completed())).receipt is Receipt.APPLIED
         assert (await worker.report(back, epochs[back], DEAD)).receipt is Receipt.APPLIED
         assert (await worker.report(done, epochs[done], Completed())).receipt is Receipt.DUPLICATE
-        async with one.store.lane("operate").use() as link:
+        async with one.store.lane("admin").use() as link:
             await verbs.cancel(link, await one.store.tenant_no("acme"), [stops])
         tick = await one.ticker.run_once()
         assert tick.cancels == [(await one.store.tenant_no("acme"), stops, epochs[stops])]

@@ -13,19 +13,19 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import SubmitReceipt
-from headgate.store import service
+from headgate.store import new_ids
 from headgate.store.connect import Connection
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.flush import SubmitFlush
-from headgate.store.service import Store
 from tests.support.queue import Clock, Queue
 
 ROWS = "SELECT (SELECT count(*) FROM headgate.jobs), (SELECT count(*) FROM headgate.archive)"
 
 
 @pytest.fixture
-async def store(database: str, clock: Clock) -> AsyncIterator[Store]:
+async def store(database: str, clock: Clock) -> AsyncIterator[DispatchStore]:
     """An instance that ticks when the test says so."""
-    store = Store(database)
+    store = DispatchStore(database)
     await store.register("one", "0")
     await store.tick([])
     yield store
@@ -42,7 +42,7 @@ async def run_elsewhere(queue: Queue, job: Submission, clock: Clock, *, minutes:
     await queue.db.execute("DELETE FROM headgate.resent_ids")
 
 
-async def late(store: Store, queue: Queue, clock: Clock, *, minutes: int) -> tuple[Submission, SubmitFlush]:
+async def late(store: DispatchStore, queue: Queue, clock: Clock, *, minutes: int) -> tuple[Submission, SubmitFlush]:
     job = queue.job()
     flush = await store.fill([job])
     await run_elsewhere(queue, job, clock, minutes=minutes)
@@ -50,17 +50,17 @@ async def late(store: Store, queue: Queue, clock: Clock, *, minutes: int) -> tup
 
 
 async def test_a_flush_that_waited_for_over_an_hour_makes_no_second_job(
-    store: Store, db: Connection, clock: Clock
+    store: DispatchStore, db: Connection, clock: Clock
 ) -> None:
     queue = Queue(db)
     job, flush = await late(store, queue, clock, minutes=70)
-    assert flush.stale_ords == []
+    assert flush.resent_indexes == []
     answers = await store.submit(flush)
     assert [(answer.receipt, answer.job_id) for answer in answers.values()] == [(SubmitReceipt.DUPLICATE, job.id)]
     assert tuple(await db.fetchrow(ROWS)) == (0, 1)
 
 
-async def test_nor_does_one_that_is_handed_over(store: Store, db: Connection, clock: Clock) -> None:
+async def test_nor_does_one_that_is_handed_over(store: DispatchStore, db: Connection, clock: Clock) -> None:
     queue = Queue(db)
     topic = await queue.topic()
     _, flush = await late(store, queue, clock, minutes=70)
@@ -74,7 +74,7 @@ async def test_nor_does_one_that_is_handed_over(store: Store, db: Connection, cl
 
 
 async def test_a_flush_that_is_older_than_anything_is_kept_is_refused(
-    store: Store, db: Connection, clock: Clock
+    store: DispatchStore, db: Connection, clock: Clock
 ) -> None:
     """The archive may have been dropped meanwhile, so it cannot be known whether it has run."""
     queue = Queue(db)
@@ -83,11 +83,13 @@ async def test_a_flush_that_is_older_than_anything_is_kept_is_refused(
     for _ in range(2):
         with pytest.raises(StoreBusy, match="send it again"):
             await store.submit(flush)
-        flush.never_fresh()
+        flush.mark_resent()
     assert tuple(await db.fetchrow(ROWS)) == (0, 0)
 
 
-async def test_what_is_in_time_is_believed_and_costs_nothing_more(store: Store, db: Connection, clock: Clock) -> None:
+async def test_what_is_in_time_is_believed_and_costs_nothing_more(
+    store: DispatchStore, db: Connection, clock: Clock
+) -> None:
     queue = Queue(db)
     flush = await store.fill([queue.job(), queue.job()])
     await clock.advance(minutes=14)
@@ -95,7 +97,9 @@ async def test_what_is_in_time_is_believed_and_costs_nothing_more(store: Store, 
     assert await db.fetchval("SELECT count(*) FROM headgate.resent_ids") == 0  # none was taken for a repeat
 
 
-async def test_the_oldest_of_several_frames_decides_for_their_flush(store: Store, db: Connection, clock: Clock) -> None:
+async def test_the_oldest_of_several_frames_decides_for_their_flush(
+    store: DispatchStore, db: Connection, clock: Clock
+) -> None:
     queue = Queue(db)
     job, old = await late(store, queue, clock, minutes=14)
     await store.tick([])
@@ -107,7 +111,7 @@ async def test_the_oldest_of_several_frames_decides_for_their_flush(store: Store
 
 
 async def test_after_a_tick_that_came_much_too_late_nothing_counts_as_new_for_a_minute(
-    store: Store, db: Connection, clock: Clock
+    store: DispatchStore, db: Connection, clock: Clock
 ) -> None:
     """What lay in the socket when the server was frozen is read after it thawed, and after its first tick."""
     queue = Queue(db)
@@ -120,16 +124,16 @@ async def test_after_a_tick_that_came_much_too_late_nothing_counts_as_new_for_a_
         await clock.advance(seconds=25)
         await store.tick([])
     flush = await store.fill([queue.job()])
-    assert flush.fresh_until == clock.now + timedelta(minutes=15)
+    assert flush.new_id_until == clock.now + timedelta(minutes=15)
     assert await store.submit(flush) == {}
 
 
 async def test_submits_go_on_while_all_ticks_fail(
-    store: Store, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: DispatchStore, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They ask for the clock themselves, so an instance without ticks takes no submit for one of long ago."""
     queue = Queue(db)
-    monkeypatch.setattr(service, "BELIEF_SECONDS", 0.0)  # the test's time is the database's
+    monkeypatch.setattr(new_ids, "ASK_AFTER_SECONDS", 0.0)  # the test's time is the database's
     for _ in range(9):
         await clock.advance(minutes=10)
         assert await store.submit(await store.fill([queue.job()])) == {}
@@ -140,17 +144,17 @@ async def test_submits_go_on_while_all_ticks_fail(
 
 
 async def test_a_submit_that_asks_for_the_clock_after_a_long_freeze_doubts_as_a_tick_does(
-    store: Store, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: DispatchStore, db: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(db)
-    monkeypatch.setattr(service, "BELIEF_SECONDS", 0.0)
+    monkeypatch.setattr(new_ids, "ASK_AFTER_SECONDS", 0.0)
     job = queue.job()
     await run_elsewhere(queue, job, clock, minutes=120)
     answers = await store.submit(await store.fill([job]))
     assert [answer.receipt for answer in answers.values()] == [SubmitReceipt.DUPLICATE]
 
 
-async def test_a_submit_between_ticks_asks_for_no_clock(store: Store, db: Connection) -> None:
+async def test_a_submit_between_ticks_asks_for_no_clock(store: DispatchStore, db: Connection) -> None:
     queue = Queue(db)
     await store.submit(await store.fill([queue.job()]))
     sent: list[str] = []

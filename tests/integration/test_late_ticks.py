@@ -11,6 +11,7 @@ import pytest
 
 from headgate.domain.states import State
 from headgate.store.connect import Connection
+from headgate.store.topics import TopicStore
 from tests.support.dispatching import Hold, Instance, ManualClock
 from tests.support.queue import Clock, Queue, stranger
 
@@ -95,7 +96,7 @@ async def test_a_lock_on_a_keys_usage_delays_only_the_promotion_of_its_jobs(
     database: str, still: Instance, clock: Clock
 ) -> None:
     limits = {"max_running_per_key": 1}
-    await still.store.set_topic(still.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
+    await TopicStore(still.store).set_topic(still.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
     (keyed,) = await still.submit(1, "keyed", limit_key="k", delay=SECOND)
     (plain,) = await still.submit(1, delay=SECOND)
     await still.submit(1, "keyed", limit_key="k")  # the key has its row
@@ -110,7 +111,9 @@ async def test_a_lock_on_a_keys_usage_delays_only_the_promotion_of_its_jobs(
 async def test_a_lock_on_a_limits_usage_delays_only_the_reaping_of_who_is_counted(
     database: str, still: Instance, clock: Clock
 ) -> None:
-    await still.store.set_topic(still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    await TopicStore(still.store).set_topic(
+        still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    )
     for topic in ("limited", "mail"):
         await still.submit(2, topic)
         await still.worker("", topic, slots=2)

@@ -35,7 +35,7 @@ from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
 from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import verbs
 from headgate.store.connect import Connection
-from headgate.store.service import REAP_AT_ONCE
+from headgate.store.tick import REAP_AT_ONCE
 from tests.support.dispatching import Hold, Instance, ManualClock, Worker, completing, failing_with, settle_down, soon
 from tests.support.epochs import claims, counted
 from tests.support.queue import Clock
@@ -234,7 +234,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     assert (await still.ticker.run_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")
-    assert [event.kind for event in view.events] == [EventKind.LAPSED.label]
+    assert [event.kind for event in view.events] == [EventKind.LAPSED]
 
 
 @pytest.mark.req("O15")
@@ -480,7 +480,7 @@ async def test_a_job_that_kills_its_worker_each_time_is_dead_after_its_attempts(
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.DEAD, 3, "LeaseExpired")
     assert view.finished_at is not None
-    assert [event.kind for event in view.events] == [EventKind.LAPSED.label] * 3
+    assert [event.kind for event in view.events] == [EventKind.LAPSED] * 3
     await still.worker("next", slots=1)
     await still.ticker.run_once()
     assert await still.claimer.run_once() == 0

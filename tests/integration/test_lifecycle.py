@@ -10,6 +10,7 @@ from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
 from headgate.store import leases, reads, verbs
 from headgate.store.connect import Connection
+from tests.support import store_calls
 from tests.support.epochs import claims
 from tests.support.queue import Clock, Queue
 
@@ -150,9 +151,9 @@ async def test_a_lapsed_lease_ends_the_attempt_and_the_job_comes_back(queue: Que
     assert (reaped.id, reaped.state, reaped.run_at) == (job_id, State.RETRYING, clock.now + timedelta(seconds=1))
     (late,) = await queue.settle((job_id, 1, Completed()))
     assert late.receipt is Receipt.STALE
-    assert await leases.promote(queue.db) == []
+    assert await store_calls.promote(queue.db) == []
     await clock.advance(seconds=1)
-    (promoted,) = await leases.promote(queue.db)
+    (promoted,) = await store_calls.promote(queue.db)
     assert promoted.id == job_id
     await queue.claim()
     await clock.advance(seconds=61)

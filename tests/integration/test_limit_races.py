@@ -11,10 +11,11 @@ from uuid import UUID
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
-from headgate.store import leases, topics, verbs
+from headgate.store import topics, verbs
 from headgate.store.connect import Connection, connect
 from tests.integration.test_claim_races import UNHARMED, damage, queues
 from tests.integration.test_limits import no_drift
+from tests.support import store_calls
 from tests.support.queue import Queue
 
 KEYS = 6
@@ -70,7 +71,7 @@ async def race(queue: Queue, seed: int, names: Sequence[str], made: set[UUID], r
             await submit_some(queue, dice, names, made)
         got = await queue.claim(dice.randrange(1, 8), *names)
         if dice.random() < 0.2:
-            await leases.promote(queue.db)
+            await store_calls.promote(queue.db)
         if dice.random() < 0.1:
             await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
         if dice.random() < 0.2 and made:
@@ -84,7 +85,7 @@ async def race(queue: Queue, seed: int, names: Sequence[str], made: set[UUID], r
 
 async def work_off(queue: Queue, names: Sequence[str]) -> None:
     while await queue.db.fetchval("SELECT count(*) FROM headgate.jobs"):
-        await leases.promote(queue.db)
+        await store_calls.promote(queue.db)
         await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
         got = await queue.claim(20, *names)
         await queue.settle(*((job, epoch, Completed()) for job, epoch in zip(got.ids, got.epochs, strict=True)))

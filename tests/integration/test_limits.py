@@ -20,8 +20,9 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import audit, leases, reads, topics, verbs
 from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.flush import fill
-from headgate.store.service import Store
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue, new_id
 
 BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
@@ -233,7 +234,7 @@ async def test_redriven_and_due_jobs_go_into_their_line(db: Connection) -> None:
     await queue.settle((ids[0], 1, BOOM))
     await verbs.redrive(db, await queue.tenant_no(), [ids[0]])
     await clock.advance(seconds=2)
-    await leases.promote(db)
+    await store_calls.promote(db)
     assert await states(queue) == {State.PENDING: 1, State.BLOCKED: 2}
     order = []
     while got := (await queue.claim(10)).ids:
@@ -287,7 +288,7 @@ async def test_a_key_in_strict_order_waits_for_the_one_before_to_end_for_good(db
     urgent = (await queue.add(1, limit_key="a", priority=10))[0]
     assert len(await queue.claim(10)) == 0
     await clock.advance(seconds=100)
-    await leases.promote(db)
+    await store_calls.promote(db)
     assert (await queue.claim(10)).ids == (ids[0],)
     await queue.settle((ids[0], 2, Snooze(delay=SECOND)))
     assert len(await queue.claim(10)) == 0
@@ -378,7 +379,7 @@ async def test_a_submit_in_a_long_transaction_holds_up_nobody_of_its_key(db: Con
             async with asyncio.timeout(60):
                 await queue.settle((ids[0], 1, Completed()))  # would wait for ever, were the key's row locked
                 assert (await queue.claim(1)).ids == (ids[1],)
-        await leases.promote(db)
+        await store_calls.promote(db)
         assert (await reads.get(db, await queue.tenant_no(), mine)).state is State.BLOCKED
         await queue.add(2)
         with pytest.raises(asyncpg.ConfigurationLimitExceededError, match='"mail" has 3 jobs waiting'):
@@ -465,7 +466,7 @@ async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Conne
     await queue.add(3, limit_key="a")
     (later,) = await queue.add(1, limit_key="b", delay=timedelta(seconds=5))
     await queue.claim(1, lease=SECOND)
-    store = Store(database)
+    store = DispatchStore(database)
     try:
         await store.register("one", "test")
         no = (await queue.topic()).no
@@ -512,7 +513,7 @@ async def test_a_paced_redrive_of_jobs_with_keys_lines_each_up_when_it_is_due(db
     epoch = (await reads.get(db, tenant, order[0])).epoch
     for place in range(1, 6):
         await clock.advance(seconds=10)
-        assert [job.id for job in await leases.promote(db)] == [order[place]]
+        assert [job.id for job in await store_calls.promote(db)] == [order[place]]
         assert len(await queue.claim(10)) == 0  # its key is taken
         assert (await reads.get(db, tenant, order[place])).state is State.BLOCKED
         await no_drift(db)

@@ -15,6 +15,7 @@ from headgate.domain.states import Receipt, State
 from headgate.store import leases
 from headgate.store.connect import Connection, connect
 from headgate.store.leases import Renewal
+from headgate.store.topics import TopicStore
 from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
 from tests.support.queue import Clock, stranger
 
@@ -129,7 +130,9 @@ async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_bel
 async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
     database: str, still: Instance, db: Connection
 ) -> None:
-    await still.store.set_topic(still.tenant, "mail", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    await TopicStore(still.store).set_topic(
+        still.tenant, "mail", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    )
     worker, (job,) = await holding(still, 1)
     worker.lose()
     back = await still.worker("w")

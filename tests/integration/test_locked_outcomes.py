@@ -17,6 +17,7 @@ from headgate.domain.states import Receipt, State
 from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
 from headgate.store.settle import OutcomeFlush
+from headgate.store.topics import TopicStore
 from tests.support.dispatching import Instance, Worker, soon
 from tests.support.queue import Queue, stranger
 
@@ -160,7 +161,9 @@ async def test_who_does_not_skip_is_told_within_the_time_it_waits(database: str,
 
 
 async def test_a_lock_on_what_a_limit_counts_delays_only_who_is_counted(database: str, still: Instance) -> None:
-    await still.store.set_topic(still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason="")
+    await TopicStore(still.store).set_topic(
+        still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    )
     plain, free, epoch = await holding(still, 30)
     counted, (one, *_), first = await holding(still, 3, "limited")
     lock = "SELECT FROM headgate.limit_usage WHERE topic_no = $1 FOR UPDATE"

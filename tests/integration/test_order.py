@@ -10,9 +10,10 @@ import pytest
 from headgate.domain.errors import InvalidInput
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import EventKind, Receipt, State
+from headgate.domain.views import JobView
 from headgate.store import leases, reads, verbs
 from headgate.store.connect import Connection, connect
-from headgate.store.reads import JobView
+from tests.support import store_calls
 from tests.support.effort import processor_seconds
 from tests.support.epochs import claims, epochs_of
 from tests.support.queue import Clock, Queue
@@ -232,11 +233,11 @@ async def test_a_backed_off_urgent_job_waits_until_it_is_due_and_is_first_again_
     await queue.settle((urgent, 1, BOOM))
     (other,) = await queue.add(priority=5)
     await clock.advance(seconds=1, microseconds=-1)
-    assert await leases.promote(queue.db) == []
+    assert await store_calls.promote(queue.db) == []
     assert (await queue.claim(1)).ids == (other,), "not due: it does not run, and does not hold up others"
     (late,) = await queue.add(priority=5)
     await clock.advance(microseconds=1)
-    assert [one.id for one in await leases.promote(queue.db)] == [urgent]
+    assert [one.id for one in await store_calls.promote(queue.db)] == [urgent]
     assert (await queue.claim(10)).ids == (urgent, late)
 
 
@@ -245,7 +246,7 @@ async def test_a_promoted_job_outranks_younger_work_of_its_priority(queue: Queue
     await clock.advance(seconds=5)
     (young,) = await queue.add()
     await clock.advance(seconds=5)
-    assert len(await leases.promote(queue.db)) == 1
+    assert len(await store_calls.promote(queue.db)) == 1
     assert (await queue.claim()).ids == (delayed, young)
 
 
@@ -283,7 +284,7 @@ async def test_a_snooze_costs_nothing_and_the_job_is_as_old_as_before_when_it_is
     assert (answer.state, answer.run_at) == (State.SCHEDULED, clock.now + timedelta(seconds=5))
     (young,) = await queue.add()
     await clock.advance(seconds=5)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     claimed = await queue.claim()
     assert (claimed.ids, claimed.attempts) == ((job_id, young), (1, 1))
 
@@ -378,7 +379,7 @@ async def test_a_zombies_beat_and_outcomes_change_nothing_for_its_successor(queu
     await clock.advance(seconds=61)
     await leases.reap(queue.db)
     await clock.advance(seconds=1)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     await queue.claim(workers=["successor"])
     before = await view(queue, job_id)
     await clock.advance(seconds=5)
@@ -448,7 +449,7 @@ async def test_a_worker_that_crashes_in_silence_pays_with_its_attempts(queue: Qu
         (reaped,) = await leases.reap(queue.db)
         assert (reaped.id, reaped.state) == (job_id, end)
         await clock.advance(seconds=attempt**2)
-        await leases.promote(queue.db)
+        await store_calls.promote(queue.db)
     dead = await view(queue, job_id)
     assert (dead.attempt, dead.finished_at) == (2, clock.now - timedelta(seconds=4))
     assert dead.last_error is not None
@@ -484,7 +485,7 @@ async def test_a_failed_job_waits_for_the_square_of_its_attempts_with_its_lease_
             "ValueError: boom",
         )
         await clock.advance(seconds=wait.total_seconds())
-        await leases.promote(queue.db)
+        await store_calls.promote(queue.db)
 
 
 @pytest.mark.req("R4", "T32")
@@ -503,7 +504,7 @@ async def test_the_last_attempts_failure_makes_a_dead_letter_with_its_error(queu
         "ValueError: boom",
     )
     assert len(await queue.claim()) == 0
-    assert await leases.promote(queue.db) == []
+    assert await store_calls.promote(queue.db) == []
 
 
 @pytest.mark.req("R5", "T32")
@@ -513,9 +514,9 @@ async def test_a_retrying_job_is_the_same_row_and_promotion_is_a_bounded_update(
     await queue.settle(*((job_id, 1, BOOM) for job_id in ids))
     rows = await queue.db.fetch("SELECT id, state FROM headgate.jobs")
     assert {row["id"]: State(row["state"]) for row in rows} == dict.fromkeys(ids, State.RETRYING)
-    assert await leases.next_due(queue.db) == clock.now + timedelta(seconds=1)
+    assert await store_calls.next_due(queue.db) == clock.now + timedelta(seconds=1)
     await clock.advance(seconds=1)
-    assert [len(await leases.promote(queue.db, limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(await store_calls.promote(queue.db, limit=2)) for _ in range(4)] == [2, 2, 1, 0]
     claimed = await queue.claim()
     assert (list(claimed.ids), set(claimed.attempts)) == (ids, {2})
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from headgate.control.admin_ports import Pause, Status, Target, TargetKind
 from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, StoreUnavailable
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
+from headgate.domain.views import Pause, Status, Target, TargetKind
 from headgate.server import ServerOptions
 from headgate.store import leases
 from headgate.store.connect import Connection

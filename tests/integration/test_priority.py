@@ -8,8 +8,9 @@ import pytest
 
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.rank import ageing_wait_bound
-from headgate.store import leases, verbs
+from headgate.store import verbs
 from headgate.store.connect import Connection, connect
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue
 
 
@@ -58,7 +59,7 @@ async def test_timed_retried_and_redriven_jobs_are_ordinary_rows_under_the_same_
     await queue.settle((retried, 1, boom), (dead, 1, boom))
     await verbs.redrive(queue.db, await queue.tenant_no(), [dead])
     await clock.advance(minutes=2)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     plain = [(await queue.add(priority=priority))[0] for priority in (8, 7, 6, 5, 4)]
     claimed = await queue.claim(10)
     assert list(claimed.priorities) == [8, 7, 7, 6, 6, 5, 5, 4]

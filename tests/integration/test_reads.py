@@ -17,9 +17,10 @@ from headgate.domain.errors import InvalidInput, NotFound, StoreBusy
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, State
-from headgate.store import leases, listing, reads, upkeep, verbs
+from headgate.store import listing, reads, upkeep, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.listing import LOOK_AT, Filter
+from tests.support import store_calls
 from tests.support.epochs import claims
 from tests.support.queue import Clock, Queue, links, new_id
 
@@ -80,7 +81,7 @@ async def test_a_job_can_be_read_in_every_state(queue: Queue) -> None:
         State.SCHEDULED, attempt=0, epoch=0, run_at=begin + SECOND, claimed_at=None, worker=None, **nobody, **rank
     )
     await clock.advance(seconds=1)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     await see(State.PENDING, attempt=0, epoch=0, run_at=begin + SECOND, last_outcome=None, **nobody, **rank)
     await queue.claim()
     now = begin + SECOND
@@ -98,7 +99,7 @@ async def test_a_job_can_be_read_in_every_state(queue: Queue) -> None:
     failed = {"last_outcome": OutcomeKind.FAILED, "last_error": "ValueError: boom"}
     await see(State.RETRYING, attempt=1, run_at=now + SECOND, finished_at=None, **failed, **nobody, **rank)
     await clock.advance(seconds=1)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     await queue.claim()
     await queue.settle((job_id, 2, Completed(result=b"done")))
     ended = {"finished_at": now + SECOND, "lease_until": None, "rank_class": None, "rank_at": None}
@@ -135,7 +136,7 @@ async def test_the_history_of_a_job_is_told_in_order_and_outlives_it(queue: Queu
         await queue.claim()
         await queue.settle((job_id, epoch, outcome))
         await clock.advance(seconds=wait)
-        await leases.promote(queue.db)
+        await store_calls.promote(queue.db)
     await verbs.redrive(queue.db, tenant, [job_id], who="ana", reason="once more", payloads=[b"new"])
     await verbs.reprioritise(queue.db, tenant, [job_id], priority=3, who="ben", reason="vip")
     await verbs.cancel(queue.db, tenant, [job_id], who="ana", reason="no")

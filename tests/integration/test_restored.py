@@ -11,8 +11,8 @@ from headgate.domain.errors import InstanceForgotten
 from headgate.domain.outcomes import Completed, Snooze
 from headgate.domain.states import Receipt
 from headgate.store.connect import Connection
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.restore_fence import fence_restore
-from headgate.store.service import Store
 from tests.support.queue import Queue
 
 
@@ -35,7 +35,7 @@ async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection
 
 @pytest.mark.req("F47")
 async def test_an_instance_that_the_database_does_not_know_is_told_so(database: str, db: Connection) -> None:
-    store = Store(database)
+    store = DispatchStore(database)
     try:
         await store.register("one", "0")
         await store.tick([])

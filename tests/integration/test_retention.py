@@ -23,13 +23,14 @@ from headgate.domain.schedules import At, Every, Overlap, ScheduleSpec, plan
 from headgate.domain.states import State, SubmitReceipt
 from headgate.server import Server, ServerOptions
 from headgate.store import (
+    bulk,
     control,
     dependencies,
-    operations,
     partitions,
     quiet,
     reads,
     retention,
+    schedule_firing,
     schedules,
     topics,
     upkeep,
@@ -243,7 +244,7 @@ CLEARED = {
     "flow_deltas",
     "flow_minutes",
     "quiet_names",
-    "operations",
+    "bulk_operations",
     "audit",
     "instances",
     "retention_days",
@@ -288,8 +289,8 @@ async def everything(queue: Queue, clock: Clock) -> None:
         spec = ScheduleSpec(topic="mail", timing=timing, overlap=Overlap.SKIP).checked(now=clock.now)
         await schedules.put(db, queue.names, tenant, name, spec, expected=None, who="ana")
     await later(clock, db, days=1)
-    due = await schedules.due(db, limit=10)
-    assert (await schedules.fire(db, [plan(one, now=due.now) for one in due.schedules])).made == 2
+    due = await schedule_firing.due(db, limit=10)
+    assert (await schedule_firing.fire(db, [plan(one, now=due.now) for one in due.schedules])).made == 2
     await end_all(queue, "mail", Completed())
     await schedules.delete(db, queue.names, tenant, "often", expected=None, who="ana", reason="")
 
@@ -303,10 +304,10 @@ async def verbs_of_operators(queue: Queue) -> None:
     await verbs.redrive(db, tenant, [old])
     await end_all(queue, "mail", DIES)
     await verbs.discard(db, tenant, [old])
-    made = await operations.start(
+    made = await bulk.start(
         db, queue.names, tenant, new_id(), Plan(verb=Verb.CANCEL, matching=parse("topic:mail")), who="ana"
     )
-    await operations.cancel(db, tenant, made.id, who="ana", reason="")
+    await bulk.cancel(db, tenant, made.id, who="ana", reason="")
 
 
 async def end_all(queue: Queue, topic: str, outcome: Outcome | None, jobs: Sequence[UUID] = ()) -> None:
@@ -346,7 +347,7 @@ async def test_when_everything_is_old_no_row_is_left_in_any_table_of_the_schema(
     assert (await rows(db))["jobs"] == 0
     await aged(queue, clock, days=366)
     await quiet.forget_quiet(db)
-    await schedules.forget_ended(db)
+    await schedule_firing.forget_ended(db)
     forgotten, _ = await retention.forget_batches(db)
     assert forgotten == filled["batches"]
     await upkeep.mend_limits(db)

@@ -11,6 +11,7 @@ from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store import leases, reads, verbs
 from headgate.store.connect import Connection
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback="Traceback …"))
@@ -48,7 +49,7 @@ async def test_a_topic_lends_its_policy_and_a_job_may_bring_its_own(db: Connecti
             assert answer.state is (State.DEAD if attempt == most else State.RETRYING)
             assert attempt == most or answer.run_at == clock.now + wait
         await clock.advance(seconds=5)
-        await leases.promote(db)
+        await store_calls.promote(db)
     # A new life is under the same policy.
     await verbs.redrive(db, tenant, [lent])
     claimed = await queue.claim(1, "mail")
@@ -72,7 +73,7 @@ async def test_jitter_spreads_jobs_that_failed_together_and_the_cap_holds(db: Co
     assert 900 * MS < max(waits) <= 1_000 * MS
     for attempt in range(2, 6):
         await clock.advance(seconds=4)
-        await leases.promote(db)
+        await store_calls.promote(db)
         await queue.claim(200, "mail")
         answers = await queue.settle(*((job_id, attempt, BOOM) for job_id in ids))
     assert 2_900 * MS < max((answer.run_at or clock.now) - clock.now for answer in answers) <= 3_000 * MS

@@ -10,20 +10,20 @@ import pytest
 
 from headgate.control.auth import TokenFile
 from headgate.control.bulk import Bulk, Request
-from headgate.control.revocation import OpenCalls, Revocation, StartedBulk
-from headgate.domain.bulk import Progress
+from headgate.control.revocation import OpenCalls, Revocation
+from headgate.domain.bulk import Progress, StartedBulk
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.identity import Identity, TokenRevoked
+from headgate.store.bulk import BulkStore
 from headgate.store.connect import Connection
-from headgate.store.operation_service import OperationStore
-from headgate.store.service import Store
+from headgate.store.dispatch_store import DispatchStore
 from tests.support.queue import Queue, new_id
 
 ONE, OTHER = "a-token-number-one", "a-token-number-two"
 OPERATES = {"tenant": "acme", "name": "ana", "scopes": ["operate"]}
 
 
-class Watched(OperationStore):
+class Watched(BulkStore):
     """Counts how often it is asked; fails when told to."""
 
     asked = 0
@@ -39,7 +39,7 @@ class Watched(OperationStore):
 class Stand:
     """A file of tokens, and operations started with them."""
 
-    def __init__(self, path: Path, store: Store) -> None:
+    def __init__(self, path: Path, store: DispatchStore) -> None:
         self.path = path
         self.now = 1_000_000_000.0  # 2001-09-09T01:46:40Z
         self.write({ONE: OPERATES, OTHER: OPERATES})
@@ -78,7 +78,7 @@ def queue(db: Connection) -> Queue:
 @pytest.fixture
 async def stand(queue: Queue, database: str, tmp_path: Path) -> AsyncIterator[Stand]:
     await queue.add(1, "mail")
-    store = Store(database)
+    store = DispatchStore(database)
     try:
         yield Stand(tmp_path / "tokens.json", store)
     finally:

@@ -9,19 +9,21 @@ from uuid import uuid4
 
 import pytest
 
-from headgate.dispatch.scheduler import LOOK_SECONDS, Fired, Scheduler
+from headgate.dispatch.scheduler import Scheduler
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import AlreadyExists, HeadgateError, InvalidInput, NotFound, VersionConflict
 from headgate.domain.ids import JobId, derived_job_id
 from headgate.domain.outcomes import Completed
 from headgate.domain.rank import unix_us
 from headgate.domain.schedules import (
+    LOOK_SECONDS,
     After,
     At,
     CatchUp,
     Cron,
     DueSchedule,
     Every,
+    Fired,
     Firing,
     Overlap,
     ScheduleSpec,
@@ -30,7 +32,7 @@ from headgate.domain.schedules import (
     plan,
 )
 from headgate.domain.states import State
-from headgate.store import audit, control, listing, reads, schedules, verbs
+from headgate.store import audit, control, listing, reads, schedule_firing, schedules, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
@@ -49,16 +51,16 @@ class Bench:
         self.scheduler = Scheduler(self, topics_ready=self.fed.extend)
 
     async def due(self, *, limit: int) -> Any:
-        return await schedules.due(self.db, limit=limit)
+        return await schedule_firing.due(self.db, limit=limit)
 
     async def fire(self, firings: Any) -> Fired:
-        return await schedules.fire(self.db, firings)
+        return await schedule_firing.fire(self.db, firings)
 
     async def postpone(self, schedule: DueSchedule, error: HeadgateError) -> None:
-        await schedules.postpone(self.db, schedule, error)
+        await schedule_firing.postpone(self.db, schedule, error)
 
     async def forget_ended(self) -> int:
-        return await schedules.forget_ended(self.db)
+        return await schedule_firing.forget_ended(self.db)
 
     async def put(self, name: str = "nightly", *, expected: int | None = None, who: str = "ana", **spec: Any) -> Any:
         values: dict[str, Any] = {"topic": "mail", "timing": Every(interval=MINUTE)} | spec
@@ -213,9 +215,11 @@ async def test_of_several_instances_with_the_same_plan_one_fires(bench: Bench, d
     await bench.clock.advance(minutes=1)
     others = [await connect(database, application_name="headgate test") for _ in range(3)]
     try:
-        dues = [await schedules.due(db, limit=1000) for db in others]
+        dues = [await schedule_firing.due(db, limit=1000) for db in others]
         plans = [[plan(one, now=due.now) for one in due.schedules] for due in dues]
-        done = await asyncio.gather(*(schedules.fire(db, firings) for db, firings in zip(others, plans, strict=True)))
+        done = await asyncio.gather(
+            *(schedule_firing.fire(db, firings) for db, firings in zip(others, plans, strict=True))
+        )
     finally:
         for db in others:
             await db.close()
@@ -271,8 +275,8 @@ async def test_mark_and_job_are_one_a_backend_killed_in_between_leaves_neither(b
     )
     await bench.db.execute("SELECT pg_advisory_lock(7, 7)")
     victim = await connect(database, application_name="headgate test")
-    due = await schedules.due(victim, limit=10)
-    firing = asyncio.create_task(schedules.fire(victim, [plan(one, now=due.now) for one in due.schedules]))
+    due = await schedule_firing.due(victim, limit=10)
+    firing = asyncio.create_task(schedule_firing.fire(victim, [plan(one, now=due.now) for one in due.schedules]))
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
     pid = await until_async(lambda: bench.db.fetchval(waiting), "the firing waits between job and cursor")
     await bench.db.execute("SELECT pg_terminate_backend($1)", pid)
@@ -662,7 +666,7 @@ async def test_a_look_takes_what_is_due_and_not_paused_by_its_index_and_no_more_
     assert looks[-1].wait == LOOK_SECONDS == 1.0
     assert await bench.jobs("paused") == []
     assert await bench.jobs("later") == []
-    plan = await bench.db.fetch("EXPLAIN " + schedules.DUE.replace("$1", "'2030-01-01'").replace("$2", "5"))
+    plan = await bench.db.fetch("EXPLAIN " + schedule_firing.DUE.replace("$1", "'2030-01-01'").replace("$2", "5"))
     assert any("schedules_due" in row[0] for row in plan), plan
 
 
@@ -769,7 +773,7 @@ async def test_firing_reads_no_more_for_a_long_history_a_deep_backlog_and_no_sta
         firings = [plan(one, now=due.now) for one in due.schedules]
         assert len(firings) == 21
         await bench.db.execute("SELECT set_config('plan_cache_mode', $1, false)", plans)
-        return (await cost(bench.db, schedules.FIRE, *schedules._arguments(firings))).pages
+        return (await cost(bench.db, schedule_firing.FIRE, *schedule_firing._arguments(firings))).pages
 
     await pages()
     before = await pages()  # from here on each has a live job: ten are skipped, ten replaced

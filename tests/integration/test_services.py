@@ -47,7 +47,7 @@ CALLS = {
     "submits": ("submitter.writer", "_take"),
     "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
-    "results": ("store", "finished"),
+    "results": ("jobs", "finished"),
     "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
     "presence": ("presence", "run_once"),

@@ -303,13 +303,13 @@ async def test_a_lost_answer_of_submit_and_claim_is_asked_for_as_a_repeat_and_ne
         write = one.store.submit
 
         async def watched(rows: Any) -> Any:
-            sent.append(list(rows.stale_ords))
+            sent.append(list(rows.resent_indexes))
             return await write(rows)
 
         monkeypatch.setattr(one.store, "submit", watched)
         rows = await one.store.fill([job("acme")])
         told = await asyncio.wait_for(one.submitter.submit(rows, size=100), SOON.total_seconds())
-        assert sent == [[1]]  # not as new
+        assert sent == [[0]]  # not as new
         assert [each.receipt for each in told.values()] == ([DUPLICATE] if committed else [])
         assert (await one.states()).total() == 1
 

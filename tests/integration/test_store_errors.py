@@ -24,8 +24,8 @@ from headgate.domain.errors import (
 )
 from headgate.store import connect as connecting
 from headgate.store.connect import connect, open_pool
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
-from headgate.store.service import Store
 from tests.fault.lab.proxy import FaultProxy
 from tests.support.ports import deaf_port
 
@@ -314,7 +314,7 @@ async def test_a_session_that_began_read_only_does_not_outlive_the_reason(databa
     async with opened(database) as link:
         await link.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
         await link.execute("SET default_transaction_read_only = off")
-        store = Store(database)
+        store = DispatchStore(database)
         try:
             with pytest.raises(ReadOnly):
                 await store.tick([])

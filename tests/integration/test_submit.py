@@ -21,10 +21,11 @@ from headgate.domain.jobs import Submission, Submitted, TopicRules
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of, unix_us
 from headgate.domain.states import State, SubmitReceipt
-from headgate.store import leases, reads, submit, upkeep, verbs
+from headgate.store import reads, submit, upkeep, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush, fill
 from headgate.store.names import Names
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue, new_id
 
 CREATED, DUPLICATE, CONFLICT = SubmitReceipt.CREATED, SubmitReceipt.DUPLICATE, SubmitReceipt.CONFLICT
@@ -323,7 +324,7 @@ async def test_sixteen_submits_of_one_key_at_once_make_one_job(database: str, qu
         jobs.append(queue.job(key=f"only-{attempt}", payload=b"different"))
 
         def send(job: Submission) -> Callable[[Connection], Coroutine[Any, Any, list[Submitted]]]:
-            return lambda link: submit.submit_all(link, Names(), [job])
+            return lambda link: store_calls.submit_all(link, Names(), [job])
 
         answers = [answer for (answer,) in await together(database, [send(job) for job in jobs])]
         (winner,) = {answer.id for answer in answers}
@@ -341,7 +342,7 @@ async def test_the_same_flush_sent_by_four_at_once_makes_each_job_once(database:
     jobs = [queue.job(id=new_id(), key=f"k{n}", payload=b"x" * (n % 3 * 1_000), tags=["t"]) for n in range(200)]
 
     def send(order: int) -> Callable[[Connection], Coroutine[Any, Any, list[Submitted]]]:
-        return lambda link: submit.submit_all(link, Names(), jobs[order:] + jobs[:order])
+        return lambda link: store_calls.submit_all(link, Names(), jobs[order:] + jobs[:order])
 
     answers = await together(database, [send(order) for order in (0, 50, 100, 150)])
     assert {answer.id for some in answers for answer in some} == {job.id for job in jobs}
@@ -369,9 +370,9 @@ async def test_delay_and_run_at_decide_when_a_job_is_due(queue: Queue) -> None:
     for answer, (_, run_at, state) in zip(answers, cases, strict=True):
         job = await reads.get(queue.db, await queue.tenant_no(), answer.id)
         assert (job.run_at, job.state, job.created_at) == (run_at, state, now)
-    assert await leases.next_due(queue.db) == now + MICRO
+    assert await store_calls.next_due(queue.db) == now + MICRO
     await clock.advance(milliseconds=1)
-    assert {job.id for job in await leases.promote(queue.db)} == {answers[2].id, answers[7].id}
+    assert {job.id for job in await store_calls.promote(queue.db)} == {answers[2].id, answers[7].id}
 
 
 @pytest.mark.parametrize("size", [0, 1, 1_023, 1_024, 1_025, 2**20 - 1, 2**20])

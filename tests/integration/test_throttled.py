@@ -14,6 +14,7 @@ from headgate.domain.states import State
 from headgate.domain.topic_limits import Rate
 from headgate.store import topics
 from headgate.store.connect import Connection
+from headgate.store.topics import TopicStore
 from tests.integration.test_limits import no_drift
 from tests.support.dispatching import Instance, Run
 from tests.support.waiting import until_async
@@ -67,7 +68,7 @@ async def instances(
         ]
         first = made[0].store
         await first.topics(made[0].tenant, list(limits))
-        async with first.lane("operate").use() as db:
+        async with first.lane("admin").use() as db:
             tenant_no = TenantNo(await first.tenant_no(made[0].tenant))
             for name, changes in limits.items():
                 await topics.set_topic(db, first.names, tenant_no, name, changes=changes)
@@ -185,7 +186,7 @@ async def test_rules_and_limits_set_on_one_instance_hold_on_all(database: str, d
     work = Work()
     async with instances(database, 2, {"mail": {}}, work) as (first, second):
         await second.store.topics(second.tenant, ["mail"])
-        await first.store.set_topic(
+        await TopicStore(first.store).set_topic(
             first.tenant,
             "mail",
             rules={"max_attempts": 3, "ageing_step": timedelta(minutes=1)},
@@ -202,7 +203,7 @@ async def test_rules_and_limits_set_on_one_instance_hold_on_all(database: str, d
         (job_id,) = await second.submit(1, priority=5)
         row = await db.fetchrow("SELECT max_attempts, rank_class, state FROM headgate.jobs WHERE id = $1", job_id)
         assert tuple(row) == (3, -1, State.PENDING)  # ageing: the class of priority 0
-        await first.store.set_topic(
+        await TopicStore(first.store).set_topic(
             first.tenant, "mail", rules={}, limits={"max_running": None}, actor="eve", reason="go"
         )
         await ended(first, 1)

@@ -11,7 +11,7 @@ import pytest
 from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.states import State
 from headgate.store.connect import Connection, connect
-from headgate.store.service import CHANNEL
+from headgate.store.notifications import CHANNEL
 from tests.support.dispatching import Instance, completing, settle_down, soon
 from tests.support.queue import Queue
 

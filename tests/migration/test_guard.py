@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from headgate.domain.errors import MigrationFailed
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.migrate import migrate
 from headgate.store.migration_files import load
-from headgate.store.service import Store
 from tests.migration.test_migrate import Link, Source, open_link, rows
 
 INSTANCES = """\
@@ -133,7 +133,7 @@ async def test_the_operator_may_break_them_all_the_same(link: Link, running: Sou
 
 
 async def test_a_server_tells_the_newest_migration_that_it_knows(database: str) -> None:
-    store = Store(database)
+    store = DispatchStore(database)
     try:
         number = await store.register("here", "1.0")
     finally:

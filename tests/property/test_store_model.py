@@ -38,11 +38,12 @@ from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, reads, topics, upkeep, verbs
 from headgate.store import settle as settling
-from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
+from headgate.store.new_ids import BEGINNING
 from tests.property.store_model import WAITING, Answer, Asked, Event, Job, Ref, StoreModel, Target
 from tests.property.strategies import job_ids, policies
+from tests.support import store_calls
 from tests.support.database import Server
 from tests.support.queue import Clock
 
@@ -476,7 +477,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @verb(4, batch=batches())
     def submit(self, batch: list[Submission]) -> None:
-        answers = self.run(submitting.submit_all(self.db, self.names, batch))
+        answers = self.run(store_calls.submit_all(self.db, self.names, batch))
         expected = self.model.submit([self._numbered(asked) for asked in batch])
         assert answers == expected
         self.sent |= dict.fromkeys(Ref(self.tenant_nos[asked.tenant], asked.id) for asked in batch)
@@ -680,11 +681,11 @@ class StoreMachine(RuleBasedStateMachine):
     def _reap(self, *, limit: int, floored: bool = False) -> None:
         """The oldest attempts first. The start of the oldest one that runs is a floor that hides nothing."""
         running = [job.claimed_at for job in self.model.jobs.values() if job.state is State.RUNNING and job.claimed_at]
-        oldest = self.run(leases.oldest_running(self.db))
+        oldest = self.run(store_calls.oldest_running(self.db))
         assert oldest == min(running, default=None)
         lapsed, ahead = self.model.lapsed(), self.model.ahead()
         began = {ref: self.model.jobs[ref].claimed_at or self.model.now for ref in (*lapsed, *ahead)}
-        floor = oldest if floored and oldest else leases.BEGINNING
+        floor = oldest if floored and oldest else BEGINNING
         reaped = self.run(leases.reap(self.db, limit=limit, floor=floor))
         refs = [Ref(one.tenant_no, one.id) for one in reaped]
         assert set(refs) <= set(lapsed)
@@ -709,12 +710,12 @@ class StoreMachine(RuleBasedStateMachine):
     def _promote(self, *, limit: int, floored: bool = False, known: bool) -> None:
         """The longest due first. The next due time is a floor that hides nothing."""
         waiting = [job.record.run_at for job in self.model.jobs.values() if job.state in WAITING]
-        next_due = self.run(leases.next_due(self.db))
+        next_due = self.run(store_calls.next_due(self.db))
         assert next_due == min(waiting, default=None)
         due = self.model.due()
         times = [self.model.jobs[ref].record.run_at for ref in due]
-        floor = next_due if floored and next_due else leases.BEGINNING
-        promoted = self.run(leases.promote(self.db, limit=limit, floor=floor))
+        floor = next_due if floored and next_due else BEGINNING
+        promoted = self.run(store_calls.promote(self.db, limit=limit, floor=floor))
         refs = [Ref(one.tenant_no, one.id) for one in promoted]
         assert set(refs) <= set(due)
         assert sorted(one.run_at for one in promoted) == times[:limit]

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from headgate.control.admin import Admin, AdminParts
-from headgate.control.admin_ports import Target, TargetKind
 from headgate.dispatch.presence import Presence
 from headgate.domain.identity import Identity, Scope
-from headgate.store.operating import OperatorStore
+from headgate.domain.views import Target, TargetKind
+from headgate.store.admin import AdminStore
 from headgate.store.retention import RetentionStore
 from tests.support.dispatching import Instance
 
@@ -37,7 +37,7 @@ class Desk:
 
     def __init__(self, instance: Instance) -> None:
         self.instance, self.endings = instance, Endings()
-        self.store = OperatorStore(instance.store)
+        self.store = AdminStore(instance.store)
         self.presence = Presence(
             self.store,
             instance.sessions,

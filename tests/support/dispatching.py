@@ -50,7 +50,8 @@ from headgate.domain.limits import SUBMIT_FLUSH_MAX_ROWS
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import Receipt, State
 from headgate.domain.wakes import Wake
-from headgate.store.service import Store
+from headgate.store.dispatch_store import DispatchStore
+from headgate.store.reads import JobStore
 from tests.support.epochs import RANGE, epochs_of
 from tests.support.waiting import PATIENCE, until_async
 
@@ -139,7 +140,7 @@ class Asked:
         return self.ranges == KeyRanges.whole(self.topic_nos)
 
 
-class WatchedStore(Store):
+class WatchedStore(DispatchStore):
     """A real store. `before[verb]` and `after[verb]` run around a verb's call to PostgreSQL."""
 
     def __init__(self, dsn: str) -> None:
@@ -503,7 +504,13 @@ class Instance:
         self.ticker = Ticker(
             self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=self.watchdog
         )
-        self.submitter = Submitter(self.store, self.wakes, self.times, claimer=self.claimer if claims_along else None)
+        self.submitter = Submitter(
+            self.store,
+            self.wakes,
+            self.times,
+            claimer=self.claimer if claims_along else None,
+            on_passed_over=self.demands.wake_for_job,
+        )
         self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=now, watchdog=self.watchdog)
         self.rules = SessionRules(
@@ -641,7 +648,7 @@ class Instance:
         await until_async(there, f"{count} jobs are {state.label}", within=within)
 
     async def job(self, job_id: UUID) -> Any:
-        return await self.store.job(self.tenant, job_id, payload=False, result=False, events=True)
+        return await JobStore(self.store).job(self.tenant, job_id, payload=False, result=False, events=True)
 
     async def flushed(self) -> None:
         """Wait until everything handed to the outcome writer is committed."""

@@ -18,10 +18,10 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
 from headgate.store import claim as claiming
 from headgate.store import settle as settling
-from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
 from headgate.store.settle import OutcomeFlush, Settled
+from tests.support import store_calls
 from tests.support.epochs import RANGE, epochs_of
 
 make_ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=urandom)
@@ -79,7 +79,7 @@ class Queue:
         return Submission(tenant=self.tenant, topic=TopicName(topic), **values)
 
     async def submit(self, *jobs: Submission) -> list[Submitted]:
-        return await submitting.submit_all(self.db, self.names, jobs)
+        return await store_calls.submit_all(self.db, self.names, jobs)
 
     async def add(self, count: int = 1, topic: str = "mail", **options: Any) -> list[JobId]:
         """Submit new jobs, all alike; their ids in order of submission."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from headgate.store.floor import Floor
-from headgate.store.leases import BEGINNING
+from headgate.store.new_ids import BEGINNING
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -20,20 +20,11 @@ from uuid import UUID
 from headgate.control.admin_ports import (
     AdminStore,
     Announces,
-    AuditView,
-    Change,
     Endings,
     GateHere,
     JobAnswer,
-    Pause,
     Presence,
-    Quiet,
-    Redrive,
     RetentionStore,
-    Standing,
-    Status,
-    Target,
-    TargetKind,
     Wakes,
 )
 from headgate.domain import limits
@@ -50,6 +41,7 @@ from headgate.domain.validation import (
     check_topic,
     check_worker_id,
 )
+from headgate.domain.views import AuditView, Change, Pause, Quiet, Redrive, Standing, Status, Target, TargetKind
 from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
 from headgate.domain.workers import WorkerView
 

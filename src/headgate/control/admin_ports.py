@@ -1,109 +1,19 @@
-"""What the operator's verbs ask of the store and of this instance's dispatch, and the values they answer with."""
+"""What the operator's verbs ask of the store and of this instance's dispatch."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError
-from headgate.domain.retention import Removed, RetentionRules, RetentionStatus
+from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.states import State
+from headgate.domain.views import AuditView, Change, Pause, Quiet, Redrive, Standing, Status, Target
 from headgate.domain.wakes import Wake
 from headgate.domain.workers import WorkerView
-
-
-class TargetKind(StrEnum):
-    """How far a pause reaches."""
-
-    EVERYTHING = "everything"
-    TENANT = "tenant"
-    TOPIC = "topic"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a pause covers; the tenant is the caller's."""
-
-    kind: TargetKind
-    topic: str = ""
-
-    def __str__(self) -> str:
-        return f"topic {self.topic}" if self.kind is TargetKind.TOPIC else str(self.kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """A target's row. `since` is when it was last paused, and stays after a resume; a reason does not."""
-
-    target: Target
-    paused: bool
-    reason: str = ""
-    who: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicStatus:
-    """A topic at a glance. `waiting_since` is the due time of the oldest job that is next in its priority."""
-
-    topic: str
-    paused: bool
-    counts: Mapping[State, int]
-    waiting_since: datetime | None = None
-    ageing_step: timedelta | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceView:
-    """A server process that was seen lately."""
-
-    name: str
-    version: str
-    started_at: datetime
-    seen_at: datetime
-    workers: int
-    stuck: int = 0  # jobs and pages that it cannot promote or reap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What is dispatched, what is not, and why."""
-
-    now: datetime
-    pauses: Sequence[Pause]
-    topics: Sequence[TopicStatus]
-    instances: Sequence[InstanceView]
-    retention: RetentionStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quiet:
-    """A worker that gets no more jobs until then, wherever it connects."""
-
-    worker: str
-    reason: str
-    who: str
-    since: datetime
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditView:
-    """One change that was not about a single job."""
-
-    no: int
-    at: datetime
-    everything: bool
-    actor: str
-    verb: str
-    target: str
-    reason: str
-    detail: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,35 +24,6 @@ class JobAnswer:
     changed: bool = False
     state: State | None = None
     error: HeadgateError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a job stands."""
-
-    state: State
-    topic_no: int
-    topic: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What the store did to one job that exists."""
-
-    changed: bool
-    state: State
-    topic_no: int | None = None
-    keyed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redrive:
-    """How jobs are put back: after a delay, at most so many a second, one of them perhaps with another body."""
-
-    delay: timedelta = timedelta(0)
-    apart: timedelta = timedelta(0)
-    payloads: Mapping[UUID, bytes] = field(default_factory=dict)
 
 
 class AdminStore(Protocol):

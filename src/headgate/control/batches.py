@@ -19,8 +19,16 @@ from headgate.domain.ids import JobId, parse_job_id
 class Batches(Generic[Rows, Account]):
     """Batches of the caller's tenant; one of topics that its token does not permit does not exist for it."""
 
-    def __init__(self, store: BatchStore, submits: Submits[Rows, Account], *, make_id: Callable[[], JobId]) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        submits: Submits[Rows, Account],
+        *,
+        make_id: Callable[[], JobId],
+        on_sealed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store, self._submits, self._make_id = store, submits, make_id
+        self._on_sealed = on_sealed  # the batch's callback may be claimable
 
     async def open(
         self,
@@ -50,7 +58,9 @@ class Batches(Generic[Rows, Account]):
         """Take no more members."""
         if caller.topics is not None:
             await self.get(caller, batch_id)
-        return await self._store.seal_batch(caller.tenant, batch_id)
+        status = await self._store.seal_batch(caller.tenant, batch_id)
+        self._on_sealed()
+        return status
 
     async def get(self, caller: Identity, batch_id: UUID) -> BatchStatus:
         """One batch. Raises NotFound, also for a batch of topics that the token does not permit."""

@@ -8,11 +8,12 @@ from typing import Final
 from uuid import UUID
 
 from headgate.control.auth import TokenValidator
-from headgate.control.ports import JobDetails, JobStore
+from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCall, OpenCalls
 from headgate.domain.errors import NotFound, ShuttingDown
 from headgate.domain.identity import Identity, Scope
+from headgate.domain.views import JobView
 
 WAIT_MAX_SECONDS: Final = 60.0
 
@@ -29,14 +30,14 @@ class Jobs:
 
     async def get(
         self, caller: Identity, job_id: UUID, *, payload: bool = False, result: bool = False, events: bool = False
-    ) -> JobDetails:
+    ) -> JobView:
         """One job. Raises NotFound."""
         found = await self.store.job(caller.tenant, job_id, payload=payload, result=result, events=events)
         if caller.topics is not None and found.topic not in caller.topics:
             raise NotFound("job", str(job_id))  # as if it were another tenant's
         return found
 
-    async def wait(self, caller: Identity, job_id: UUID, *, seconds: float) -> JobDetails:
+    async def wait(self, caller: Identity, job_id: UUID, *, seconds: float) -> JobView:
         """The job with its result when it has ended, or as it stands after `seconds` (at most a minute)."""
         until = asyncio.get_running_loop().time() + min(seconds, WAIT_MAX_SECONDS)
         with self.calls.watched(caller) as call:

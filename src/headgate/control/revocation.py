@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
-from uuid import UUID
 
 from headgate.control.auth import TokenFile, TokenValidator, same_rights
+from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity, Scope, TokenRevoked
 
@@ -72,18 +72,6 @@ class OpenCalls:
 
     def __len__(self) -> int:
         return len(self._open)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedBulk:
-    """A bulk operation that is not over, and what it was started with."""
-
-    tenant_no: int
-    tenant: str
-    id: UUID
-    credential: str
-    topics: frozenset[str] | None
-    who: str
 
 
 class RevokedOperations(Protocol):

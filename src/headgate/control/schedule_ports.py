@@ -3,50 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from headgate.domain.ids import JobId
 from headgate.domain.schedules import ScheduleSpec
-from headgate.domain.states import State
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleView:
-    """A schedule as it stands. `next_at` None: it has ended."""
-
-    schedule_no: int
-    name: str
-    version: int
-    spec: ScheduleSpec
-    next_at: datetime | None
-    last_at: datetime | None
-    last_job_id: JobId | None
-    fired: int
-    skipped: int
-    full_since: datetime | None  # since when the next occurrence waits for room in its topic
-    last_skip: str
-    last_skip_at: datetime | None
-    last_error: str
-    paused: bool
-    paused_by: str
-    paused_at: datetime | None
-    reason: str
-    created_at: datetime
-    changed_at: datetime
-    changed_by: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledJob:
-    """One job a schedule made, and for which occurrences. `state` None: its record was dropped with its day."""
-
-    job_id: JobId
-    occurrence: datetime
-    covers_from: datetime | None
-    triggered: bool
-    state: State | None
+from headgate.domain.views import ScheduledJob, ScheduleView
 
 
 class ScheduleStore(Protocol):

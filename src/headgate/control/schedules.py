@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from headgate.control.schedule_ports import ScheduledJob, ScheduleStore, ScheduleView
+from headgate.control.schedule_ports import ScheduleStore
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.identity import Identity, PermissionDenied
@@ -24,6 +24,7 @@ from headgate.domain.schedules import (
     occurrences,
 )
 from headgate.domain.validation import check_integer, check_page_size, check_text, shown
+from headgate.domain.views import ScheduledJob, ScheduleView
 
 PREVIEW_SPAN: Final = timedelta(days=36_525)
 PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)

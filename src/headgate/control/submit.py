@@ -250,6 +250,7 @@ class Submits(Generic[Rows, Account]):
     async def _write_atomic(self, rows: Rows, account: Account) -> Mapping[int, SubmitAnswer]:
         with self._queue.holding(len(rows), _size(rows), account):
             answers = await self._store.submit_atomic(rows)
+        self._queue.look_again(rows, answers)
         for row, answer in answers.items():
             if answer.error is not None:  # refused, and so nothing was submitted
                 raise answer.error

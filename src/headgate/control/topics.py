@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Final, Protocol
 
-from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity
 from headgate.domain.jobs import TopicRules
-from headgate.domain.retention import KEEP_RULES, check_keep
-from headgate.domain.states import State
+from headgate.domain.retention import KEEP_RULES
 from headgate.domain.topic_limits import TopicLimits
 from headgate.domain.validation import check_topic
+from headgate.domain.views import TopicView
 
 RULES: Final = ("max_attempts", "retry", "ageing_step", *KEEP_RULES)
 LIMITS: Final = tuple(TopicLimits.__slots__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicView:
-    """One topic. `running` and `tokens` are what its own limits count now; None: there is no such limit."""
-
-    no: int
-    name: str
-    created_at: datetime
-    rules: TopicRules
-    limits: TopicLimits
-    changed_at: datetime | None = None
-    running: int | None = None
-    tokens: float | None = None
-    counts: Mapping[State, int] = field(default_factory=dict, hash=False)
 
 
 class TopicStore(Protocol):
@@ -108,21 +90,3 @@ def cleared(name: str) -> object:
         default = TopicRules()
         return {"max_attempts": default.max_attempts, "retry": default.policy}.get(name)
     return getattr(TopicLimits(), name)
-
-
-def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRules:
-    """The rules with some replaced; raises InvalidInput."""
-    attempts = changes.get("max_attempts", rules.max_attempts)
-    policy, step = changes.get("retry", rules.policy), changes.get("ageing_step", rules.ageing_step)
-    if not isinstance(attempts, int):
-        raise InvalidInput("max_attempts", f"must be an int, got {attempts!r}")
-    if not isinstance(policy, RetryPolicy):
-        raise InvalidInput("retry", f"must be a RetryPolicy, got {policy!r}")
-    if step is not None and not isinstance(step, timedelta):
-        raise InvalidInput("ageing_step", f"must be a timedelta, got {step!r}")
-    keep = {
-        name: None if value is None else check_keep(value, field=name)
-        for name in KEEP_RULES
-        for value in [changes.get(name, getattr(rules, name))]
-    }
-    return TopicRules(max_attempts=attempts, policy=policy, ageing_step=step, **keep)

@@ -21,10 +21,11 @@ from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.periodic import wait_at_most
-from headgate.dispatch.ports import ClaimCall, ClaimedJobs, ClaimStore, SubmitRows
+from headgate.dispatch.ports import ClaimedJobs, ClaimStore, SubmitRows
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sweeps import SweepPace
 from headgate.domain import failpoints
+from headgate.domain.dispatching import ClaimCall
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges

@@ -62,9 +62,10 @@ class LockedRows:
         store: SubmitStore,
         *,
         on_submitted: Callable[[SubmitRows], None],
+        on_tried: Callable[[SubmitRows, Mapping[int, SubmitAnswer]], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._on_submitted, self._now = store, on_submitted, now
+        self._store, self._on_submitted, self._on_tried, self._now = store, on_submitted, on_tried, now
         self._parcels: deque[LockedWrite] = deque()  # bounded by `put`
         self._rows = self._bytes = 0
         self._wake = asyncio.Event()
@@ -109,17 +110,19 @@ class LockedRows:
     async def _try(self, write: LockedWrite) -> None:
         before = write.rows
         try:
-            write.take(await self._store.submit_locked(write.rows))
+            answers = await self._store.submit_locked(write.rows)
         except HeadgateError as error:
             if isinstance(error, OutcomeUnknown):
                 write.unknown = True
-                write.rows.never_fresh()
+                write.rows.mark_resent()
             log.warning("locked_submits_delayed rows=%d error=%s", len(write.rows), error)
             return
         except BaseException:  # cancelled during the call: it may have been committed
             write.unknown = True
-            write.rows.never_fresh()
+            write.rows.mark_resent()
             raise
+        self._on_tried(before, answers)
+        write.take(answers)
         if len(write.rows) < len(before):
             self._on_submitted(before)
 

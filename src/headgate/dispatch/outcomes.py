@@ -80,6 +80,7 @@ class OutcomeWriter:
         awaited: Callable[[], bool],
         on_due: Callable[[datetime], None] = lambda _: None,
         on_limit_opened: Callable[[set[int]], None] = lambda _: None,
+        on_unblock: Callable[[], None] = lambda: None,
         unmatched: bool = False,
     ) -> None:
         """`unmatched`: for outcomes of jobs that were not given to their sender here."""
@@ -87,6 +88,7 @@ class OutcomeWriter:
         self._on_returned = on_returned  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
         self._on_limit_opened = on_limit_opened  # topics in which a limit lets others start now
+        self._on_unblock = on_unblock  # jobs that waited for some of these may be claimable
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
         self._locked: set[tuple[int, UUID, int]] = set()  # (tenant, job, epoch): outcomes that are tried again
@@ -290,6 +292,8 @@ class OutcomeWriter:
                 continue
             if flush.topics_with_capacity:
                 self._on_limit_opened(flush.topics_with_capacity)
+            if flush.unblocks:
+                self._on_unblock()
             if exceptions:
                 for (_, rows, answers), indexes in zip(parts, added, strict=True):
                     found = zip(rows, indexes, strict=True)

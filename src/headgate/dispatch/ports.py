@@ -1,4 +1,4 @@
-"""What dispatch asks of the store, and nothing more. store/service.py fits these; server.py joins the two.
+"""What dispatch asks of the store, and nothing more. The classes of store/ fit these; server.py joins the two.
 
 Ids travel as the 16 bytes the wire has; the store turns them into what its driver likes, many at a time.
 """
@@ -6,12 +6,12 @@ Ids travel as the 16 bytes the wire has; the store turns them into what its driv
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Protocol, Self, TypedDict, Unpack
+from datetime import datetime
+from typing import Protocol, Self, Unpack
 from uuid import UUID
 
-from headgate.domain.arrivals import ClaimNews, Seen
+from headgate.domain.arrivals import ClaimNews
+from headgate.domain.dispatching import ClaimCall, Tick
 from headgate.domain.errors import HeadgateError
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
@@ -69,7 +69,7 @@ class OutcomeRows(Protocol):
     """One flush of outcomes, being filled; once it is settled, what it lets others do."""
 
     topics_with_capacity: set[int]  # limits let more jobs of these start, or some became claimable
-    unblocks: bool  # jobs that waited for some of these may be claimable
+    unblocks: bool  # jobs that waited for some of these may be claimable: see UnblockStore
     unmatched: bool  # reported by a caller that was not given these jobs: on a connection of their own
     skip_locked: bool  # answer rows that others have locked with LOCKED; else they fail the call: StoreBusy.locked
 
@@ -95,40 +95,6 @@ class RenewalAnswer(Protocol):
     def cancel(self) -> bool: ...
     @property
     def skipped(self) -> bool: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class Tick:
-    """What one second's call found."""
-
-    pending: list[int] = field(default_factory=list)
-    paused: set[tuple[int, int]] = field(default_factory=set)
-    promoted: list[tuple[int, int, UUID]] = field(default_factory=list)  # tenant, topic, id
-    cancels: list[tuple[int, UUID, int]] = field(default_factory=list)  # tenant, id, epoch
-    oldest_running: datetime | None = None  # when the oldest attempt that runs anywhere began
-    reaped: int = 0
-    next_due: datetime | None = None
-    next_resume: datetime | None = None  # when the first pause that has an end is over
-    quiet_hash: int | None = None
-    quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker
-    now: datetime | None = None
-    stepped_back: timedelta | None = None  # the clock is behind where it was at the last tick
-    others: int = 0
-    limits_open: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
-
-
-class ClaimCall(TypedDict):
-    """What a claim asks for: `runs` says how many of the jobs, in order, each of `workers` gets."""
-
-    tenant_no: int
-    topic_nos: Sequence[int]
-    limit: int
-    lease_ms: int
-    workers: Sequence[str]
-    runs: Sequence[int]
-    ranges: KeyRanges
-    hints: Sequence[UUID]
-    seen: Seen | None
 
 
 class TenantNumbers(Protocol):
@@ -214,8 +180,11 @@ class SubmitRows(Protocol):
     def __len__(self) -> int: ...
     @property
     def plain(self) -> bool: ...
+    @property
+    def may_unblock(self) -> bool: ...
+    def passed_over(self, answers: Mapping[int, SubmitAnswer]) -> Sequence[tuple[int, UUID]]: ...
     def soonest(self) -> tuple[int | None, datetime | None]: ...
-    def never_fresh(self) -> None: ...
+    def mark_resent(self) -> None: ...
     def extend(self, other: Self) -> None: ...
     def pick(self, places: Sequence[int], *, resent: bool = False) -> Self: ...
 

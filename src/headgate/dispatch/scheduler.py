@@ -12,20 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from random import uniform
 from typing import Final, Protocol
 
 from headgate.domain.errors import HeadgateError
-from headgate.domain.schedules import DueSchedule, Firing, plan
+from headgate.domain.schedules import LOOK_SECONDS, Due, DueSchedule, Fired, Firing, plan
 
 log = logging.getLogger("headgate.scheduler")
 AT_ONCE: Final = 1_000
 """Schedules read and fired at a time."""
 JOBS_AT_ONCE: Final = 2_500
 """Jobs of one transaction: schedules that catch up on many are spread over several."""
-LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 5.0
 """Between looks while there is nothing to fire at all: who stores a schedule wakes its own instance."""
 _APART: Final = 0.01
@@ -33,44 +31,6 @@ _CONTENDED: Final = 0.05
 _OFF_LOOP_FROM: Final = 50  # planning takes some 15 µs a schedule, milliseconds when much is caught up
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 5.0
 _TIDY_EVERY: Final = 3_600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """What is due at `now`; when nothing is, the moment at which something will be."""
-
-    now: datetime
-    schedules: Sequence[DueSchedule]
-    next_look: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fired:
-    """What was done: schedules fired here, jobs made, occurrences skipped, schedules put off after an error.
-
-    `waiting` are schedules whose topic has no room for their job: they stay due, and are looked at again later.
-    """
-
-    schedules: int = 0
-    made: int = 0
-    skipped: int = 0
-    postponed: int = 0
-    waiting: int = 0
-    topic_nos: frozenset[int] = field(default_factory=frozenset)
-    seen: int = 0
-    wait: float = LOOK_SECONDS
-
-    def __add__(self, other: Fired) -> Fired:
-        return Fired(
-            schedules=self.schedules + other.schedules,
-            made=self.made + other.made,
-            skipped=self.skipped + other.skipped,
-            postponed=self.postponed + other.postponed,
-            waiting=self.waiting + other.waiting,
-            topic_nos=self.topic_nos | other.topic_nos,
-            seen=self.seen + other.seen,
-            wait=min(self.wait, other.wait),
-        )
 
 
 class FiringStore(Protocol):

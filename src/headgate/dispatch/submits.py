@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import uniform
 from typing import TypeAlias
+from uuid import UUID
 
 from headgate.dispatch.claimer import Claimer
 from headgate.dispatch.locked import LockedRows, LockedWrite
@@ -70,6 +71,8 @@ class Submitter:
         *,
         claimer: Claimer | None = None,
         outcomes_wait: Callable[[], bool] = lambda: False,
+        on_unblock: Callable[[], None] = lambda: None,
+        on_passed_over: Callable[[int, UUID], None] = lambda _tenant_no, _job_id: None,
     ) -> None:
         """Without a claimer, no submit takes along the claim of a demand that waits for its jobs."""
         self._store, self._wakes, self._times, self._claimer = store, wakes, times, claimer
@@ -84,7 +87,9 @@ class Submitter:
         )
         # Raises Overloaded if so much has no place now; and counts what is written without the queue.
         self.admit, self.holding = self.writer.admit, self.writer.holding
-        self.locked = LockedRows(store, on_submitted=self.submitted)
+        self.locked = LockedRows(store, on_submitted=self.submitted, on_tried=self.look_again)
+        self._on_unblock = on_unblock  # jobs that wait for others may be claimable
+        self._on_passed_over = on_passed_over  # (tenant, job): a claim may have passed it over while it was locked
         self._outcomes_wait = outcomes_wait  # whether work that is done waits to be written
         self._callers: dict[str, SubmitAccount] = {}  # by tenant: as many as there are tenants
 
@@ -123,6 +128,13 @@ class Submitter:
             self._times.due_in(delay_ms / 1000)
         if run_at is not None:
             self._times.due_at(run_at)
+
+    def look_again(self, flush: SubmitRows, answers: Mapping[int, SubmitAnswer]) -> None:
+        """Some were submitted with dependencies: follow what that may mean for their parents and for them."""
+        if flush.may_unblock:
+            self._on_unblock()
+            for tenant_no, job_id in flush.passed_over(answers):
+                self._on_passed_over(tenant_no, job_id)
 
     async def submit(
         self, flush: SubmitRows, *, size: int, account: SubmitAccount | None = None, admitted: bool = False
@@ -183,7 +195,7 @@ class Submitter:
                 await asyncio.sleep(0)  # the job is on its way first, then its receipt
         except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
             log.warning("submit_and_claim_failed rows=%d error=%s", len(flush), error)
-            flush.never_fresh()
+            flush.mark_resent()
             return None, isinstance(error, OutcomeUnknown)
         except HeadgateError as error:  # about one of the rows, most likely: by itself, the flush finds which
             log.warning("submit_and_claim_refused rows=%d error=%s", len(flush), error)
@@ -195,7 +207,9 @@ class Submitter:
         deadline, wait = time.monotonic() + GIVE_UP_SECONDS, 0.05
         while True:
             try:
-                return await self._store.submit(flush), unknown
+                answers = await self._store.submit(flush)
+                self.look_again(flush, answers)
+                return answers, unknown
             except HeadgateError as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
                 passing = isinstance(error, StoreUnavailable | OutcomeUnknown | StoreBusy)
@@ -206,6 +220,6 @@ class Submitter:
                         ) from error
                     raise
                 log.warning("submits_delayed rows=%d error=%s", len(flush), error)
-                flush.never_fresh()
+                flush.mark_resent()
                 await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
                 wait = min(1.0, wait * 2)

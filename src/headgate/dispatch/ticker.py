@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
-from headgate.dispatch.ports import Tick, TickStore
+from headgate.dispatch.ports import TickStore
 from headgate.dispatch.sweeps import WholeLooks
 from headgate.dispatch.tick_times import TICKS_APART, TickTimes
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.dispatching import Tick
 from headgate.domain.errors import HeadgateError, InstanceForgotten
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import LEASE_MIN
@@ -40,10 +41,14 @@ class Ticker:
         limit_timers: LimitTimers,
         *,
         watchdog: WatchdogGate | None = None,
+        on_unblock: Callable[[], None] = lambda: None,
+        on_bulk: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._times, self._demands, self._gate, self._wakes = store, times, demands, gate, wakes
         self._limit_timers = limit_timers
         self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
+        self._on_unblock = on_unblock  # jobs that waited for others may be claimable
+        self._on_bulk = on_bulk  # some bulk operations are not over
         self._whole_looks = WholeLooks()
         self._stopped = False
         self.ticks = 0
@@ -138,6 +143,10 @@ class Ticker:
         if tick.limits_open and tick.now is not None:
             at_tick = tick.now
             self._limit_timers.set((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.limits_open)
+        if tick.unblocks:
+            self._on_unblock()
+        if tick.bulk:
+            self._on_bulk()
         for tenant_no, job_id, epoch in tick.cancels:
             self._gate.cancel_requested(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:

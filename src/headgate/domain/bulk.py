@@ -257,3 +257,15 @@ class DeadGroups:
     groups: list[DeadGroup] = field(default_factory=list)
     looked_at: int = 0
     exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedBulk:
+    """A bulk operation that is not over, and what it was started with."""
+
+    tenant_no: int
+    tenant: str
+    id: UUID
+    credential: str
+    topics: frozenset[str] | None
+    who: str

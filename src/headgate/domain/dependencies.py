@@ -150,20 +150,20 @@ def check_parents(value: object, *, field: str = "depends_on") -> tuple[JobId, .
 
 
 def waves(ids: Sequence[UUID], parents: Sequence[Sequence[UUID]]) -> tuple[list[list[int]], list[int]]:
-    """Places in the order in which they can be submitted, parents first, and the places that wait for each other.
+    """Indexes in the order in which they can be submitted, parents first, and the indexes that wait for each other.
 
-    Only parents among `ids` count. The places of one wave are ascending.
+    Only parents among `ids` count. The indexes of one wave are ascending.
     """
-    place_of = {job_id: place for place, job_id in reversed(list(enumerate(ids)))}
+    index_of = {job_id: index for index, job_id in reversed(list(enumerate(ids)))}
     waiting = {
-        place: {place_of[one] for one in mine if one in place_of and place_of[one] != place}
-        for place, mine in enumerate(parents)
+        index: {index_of[one] for one in mine if one in index_of and index_of[one] != index}
+        for index, mine in enumerate(parents)
     }
     found: list[list[int]] = []
-    while ready := [place for place, blockers in waiting.items() if not blockers]:
+    while ready := [index for index, blockers in waiting.items() if not blockers]:
         found.append(ready)
         done = set(ready)
-        waiting = {place: blockers - done for place, blockers in waiting.items() if place not in done}
+        waiting = {index: blockers - done for index, blockers in waiting.items() if index not in done}
     return found, sorted(waiting)
 
 

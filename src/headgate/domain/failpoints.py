@@ -58,8 +58,8 @@ SITES: Final[dict[str, str]] = {
     "abandon_unsent.before_queue": "jobs that never reached a worker are about to be abandoned",
     "undeclared.before_commit": "jobs that a reconnecting worker does not declare are about to be abandoned",
     "undeclared.after_commit": "they are abandoned; no acknowledgement was sent",
-    "free.before_commit": "jobs whose dependencies are fulfilled are about to be unblocked",
-    "free.after_commit": "they are unblocked; dispatch was not notified",
+    "unblock.before_commit": "jobs whose dependencies are fulfilled are about to be unblocked",
+    "unblock.after_commit": "they are unblocked; dispatch was not notified",
     "tick.before_commit": "a tick (promote, reap, read) is about to be sent",
     "tick.after_commit": "it is committed; dispatch was not notified",
     # --- schedules, operations ---

@@ -155,6 +155,24 @@ def body_digest(topic: str, payload: bytes) -> bytes:
     return sha256(topic.encode() + b"\0" + payload).digest()[:DIGEST_BYTES]
 
 
+def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRules:
+    """The rules with some of them replaced; raises InvalidInput."""
+    attempts = changes.get("max_attempts", rules.max_attempts)
+    policy, step = changes.get("retry", rules.policy), changes.get("ageing_step", rules.ageing_step)
+    if not isinstance(attempts, int):
+        raise InvalidInput("max_attempts", f"must be an int, got {attempts!r}")
+    if not isinstance(policy, RetryPolicy):
+        raise InvalidInput("retry", f"must be a RetryPolicy, got {policy!r}")
+    if step is not None and not isinstance(step, timedelta):
+        raise InvalidInput("ageing_step", f"must be a timedelta, got {step!r}")
+    keep = {
+        name: None if value is None else check_keep(value, field=name)
+        for name in KEEP_RULES
+        for value in [changes.get(name, getattr(rules, name))]
+    }
+    return TopicRules(max_attempts=attempts, policy=policy, ageing_step=step, **keep)
+
+
 def _check_policy(value: object) -> None:
     if not isinstance(value, RetryPolicy):
         raise InvalidInput("policy", f"must be a RetryPolicy, got {check.shown(value)}")

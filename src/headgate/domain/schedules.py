@@ -8,7 +8,7 @@ what it read; the store carries it out only if the schedule still stands as it w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -341,3 +341,47 @@ def occurrence_job_id(seed: UUID, occurrence: datetime) -> JobId:
 def triggered_job_id(tenant_no: int, schedule_no: int, request: JobId) -> JobId:
     """The id of the job a trigger makes: asking again with the same request makes no second one."""
     return derived_job_id(f"trigger {tenant_no} {schedule_no}", request.bytes, at_ms=request.int >> 80)
+
+
+# ---------------------------------------------------------------------- between the scheduler and the store
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at what is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What is due at `now`; when nothing is, the moment at which something will be."""
+
+    now: datetime
+    schedules: Sequence[DueSchedule]
+    next_look: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fired:
+    """What was done: schedules fired here, jobs made, occurrences skipped, schedules put off after an error.
+
+    `waiting` are schedules whose topic has no capacity for their job: they stay due, and are looked at again later.
+    """
+
+    schedules: int = 0
+    made: int = 0
+    skipped: int = 0
+    postponed: int = 0
+    waiting: int = 0
+    topic_nos: frozenset[int] = field(default_factory=frozenset)
+    seen: int = 0
+    wait: float = LOOK_SECONDS
+
+    def __add__(self, other: Fired) -> Fired:
+        return Fired(
+            schedules=self.schedules + other.schedules,
+            made=self.made + other.made,
+            skipped=self.skipped + other.skipped,
+            postponed=self.postponed + other.postponed,
+            waiting=self.waiting + other.waiting,
+            topic_nos=self.topic_nos | other.topic_nos,
+            seen=self.seen + other.seen,
+            wait=min(self.wait, other.wait),
+        )

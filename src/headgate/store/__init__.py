@@ -1,13 +1,18 @@
 """The store: all SQL, and the only place that speaks to PostgreSQL.
 
-Who is here
+What is where
 - `migrations/NNNN_name.sql` and `functions/NAME_vN.sql` make the schema. A hot statement is a versioned PL/pgSQL
-  function: one round trip, a fresh snapshot per inner statement, planner settings pinned by the function itself.
-- `submit`, `claim`, `settle`, `leases`: thin callers of the hot functions. They move parallel lists, and return only
-  what is not as expected: no row for a created job, none for an applied completion.
-- `verbs`, `control`: what operators do. `reads`, `listing`: what people look at. `names`: numbers for tenants, topics
-  and retry policies. `partitions`, `upkeep`: what keeps it small. `connect`, `errors`, `preflight`, `migrate`: the
-  edges.
+  function: one round trip, a new snapshot per inner statement, planner settings pinned by the function itself.
+- `database`: the connections of an instance, a lane for each kind of work, and the names it knows.
+- The hot path: `submit` (with `flush`, `submit_calls`, `submit_claim`, `new_ids`), `claim`, `settle`, `leases`, `tick`,
+  `dependencies`, `notifications`; `dispatch_store` puts them together. They move parallel lists, and return only what
+  is not as expected: no row for a created job, none for an applied completion.
+- Administration: `admin`, `verbs`, `control`, `quiet`, `audit`, `topics`, `schedules`, `batches`, `bulk`.
+- Reading: `reads`, `listing`, `matching`, `dead_letters`. Upkeep: `upkeep`, `partitions`, `retention`, `bulk_chunks`,
+  `schedule_firing`, `restore_fence`. The edges: `connect`, `lane`, `errors`, `preflight`, `roles`, `migrate`.
+
+A module has functions that take a connection, and a class that fits a port of `control/` or `dispatch/`: it chooses the
+lane and turns names into numbers.
 
 Who owns which state
 - The row decides, nobody's memory does. A job is in `jobs` (live) or in `archive` (finished), never in both; it moves

@@ -7,12 +7,13 @@ database refuses it, and errors.py says so in terms of the argument's name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.validation import check_integer, shown
 
 INT32_MAX: Final = 2**31 - 1
+_Kind = TypeVar("_Kind")
 
 
 def check_tenant_no(value: object) -> int:
@@ -35,6 +36,13 @@ def check_parallel(field: str, size: int, columns: dict[str, Sequence[Any]], *, 
     for name, column in columns.items():
         if len(column) > size or (len(column) < size and not may_end_early):
             raise InvalidInput(field, f"{name} has {len(column)} elements for {size} rows; give one for each")
+
+
+def checked_kind(value: object, kind: type[_Kind], *, field: str) -> _Kind:
+    """The value, if it is a `kind`."""
+    if not isinstance(value, kind):
+        raise InvalidInput(field, f"must be {kind.__name__}, got {shown(value)}")
+    return value
 
 
 def check_kind(value: object, kind: type, *, field: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from headgate.domain import limits
 from headgate.domain.validation import check_integer, check_text
+from headgate.domain.views import AuditView
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -24,20 +23,6 @@ SELECT audit_no, at, tenant_no, actor, verb, target, reason, detail
   FROM headgate.audit
  WHERE ($1::int IS NULL OR tenant_no IN ($1, 0)) AND ($2::bigint IS NULL OR audit_no < $2)
  ORDER BY audit_no DESC LIMIT $3"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """One change; `no` is the cursor for the page after it."""
-
-    no: int
-    at: datetime
-    tenant_no: int
-    actor: str
-    verb: str
-    target: str
-    reason: str
-    detail: Mapping[str, object]
 
 
 async def record(
@@ -59,7 +44,7 @@ async def record(
 
 async def entries(
     db: Connection, tenant_no: int | None = None, *, before: int | None = None, limit: int = 100
-) -> list[AuditEntry]:
+) -> list[AuditView]:
     """A page of changes, newest first: of one tenant (and of everything), 0: of everything alone, None: of all."""
     if tenant_no:
         check_tenant_no(tenant_no)
@@ -67,7 +52,7 @@ async def entries(
     with translating(writing=False):
         rows = await db.fetch(ENTRIES, tenant_no, before, limit)
     return [
-        AuditEntry(
+        AuditView(
             no=row[0],
             at=row[1],
             tenant_no=row[2],

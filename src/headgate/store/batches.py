@@ -19,6 +19,7 @@ from headgate.domain.jobs import Submission
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.flush import fill
 from headgate.store.names import Names
@@ -160,3 +161,28 @@ async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
     with translating(writing=True):
         done: int = await db.fetchval("SELECT headgate.expire_batches_v1($1)", limit)
     return done
+
+
+class BatchStore:
+    """Fits the port of control's batch verbs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use("batch") as db:
+            await open_batch(db, self._database.names, tenant_no, batch, callback=callback)
+            return await batch_status(db, tenant_no, batch.id)
+
+    async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
+        """Its callback may be unblocked: the caller tells dispatch."""
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use("batch") as db:
+            await seal_batch(db, tenant_no, batch_id)
+            return await batch_status(db, tenant_no, batch_id)
+
+    async def batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await batch_status(db, tenant_no, batch_id)

@@ -1,4 +1,4 @@
-"""Claiming: one call of `headgate.claim_v1`, committed before anybody is told of it."""
+"""Claiming: one call of `headgate.claim_v1`, committed before its jobs are sent."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.arrivals import ClaimNews, RankRange, Seen
+from headgate.domain.dispatching import ClaimCall
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
 from headgate.domain.workers import worker_id_of
 from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 
 # RETURNING has no order, so the rows are sorted here: best first, as the workers are to get them.
@@ -175,15 +177,15 @@ def claimed(rows: Sequence[Any]) -> Claimed:
 def _news(seen: Seen, said: str | None) -> ClaimNews:
     if said is None:
         return ClaimNews(seen=seen)
-    told: dict[str, Any] = json.loads(said)
+    found: dict[str, Any] = json.loads(said)
     return ClaimNews(
         seen=seen,
-        arrived=[RankRange(*one) for one in told.get("arrived", ())],
-        locked=[RankRange(*one) for one in told.get("locked", ())],
-        paused=frozenset(told.get("paused", ())),
-        limited=frozenset(told.get("limited", ())),
-        ended=(ended[0], ended[1]) if (ended := told.get("ended")) else None,
-        restart="restart" in told,
+        arrived=[RankRange(*one) for one in found.get("arrived", ())],
+        locked=[RankRange(*one) for one in found.get("locked", ())],
+        paused=frozenset(found.get("paused", ())),
+        limited=frozenset(found.get("limited", ())),
+        ended=(ended[0], ended[1]) if (ended := found.get("ended")) else None,
+        restart="restart" in found,
     )
 
 
@@ -194,3 +196,26 @@ def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:
     columns = {name: getattr(ranges, name) for name in KeyRanges.__slots__}
     check_parallel("ranges", len(ranges.topic_nos), columns)
     return ranges
+
+
+class ClaimCalls(Database):
+    """Claims of one instance, which owns what it gets; and what a claimer must know of topics."""
+
+    async def claim(self, **asked: Unpack[ClaimCall]) -> Claimed:
+        async with self.lane("claim").use("claim") as db:
+            return await claim(db, owner=self.instance_no, **asked)
+
+    def topic_name(self, topic_no: int) -> str:
+        return self.names.known_topic(topic_no).name
+
+    def topic_no(self, tenant_no: int, name: str) -> int | None:
+        return self.names.topic_no(tenant_no, name)
+
+    def knows_topic(self, topic_no: int) -> bool:
+        return self.names.knows(topic_no)
+
+    def is_ageing(self, topic_no: int) -> bool:
+        return self.names.known_topic(topic_no).rules.ageing_step is not None
+
+    def is_keyed(self, topic_no: int) -> bool:
+        return self.names.known_topic(topic_no).keyed

@@ -16,6 +16,7 @@ from headgate.domain.dependencies import Dependencies, DependencyView, Needs, Re
 from headgate.domain.errors import BatchSealed, HeadgateError, NotFound
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
@@ -75,7 +76,7 @@ async def add(
     asked: Sequence[Dependencies],
     stale: Sequence[bool],
 ) -> dict[int, tuple[int, UUID]]:
-    """Write what new jobs depend on; by 0-based place, what stands in the way of some (see add_dependencies_v1)."""
+    """Write what new jobs depend on; by index, what stands in the way of some (see add_dependencies_v1)."""
     unique = [(ord_, one.unique.key) for ord_, one in enumerate(asked, 1) if one.unique is not None]
     parents = [(ord_, parent) for ord_, one in enumerate(asked, 1) for parent in one.depends_on]
     batches = [(ord_, one.batch) for ord_, one in enumerate(asked, 1) if one.batch is not None]
@@ -209,3 +210,19 @@ async def relations(db: Connection, tenant_no: int, job_id: UUID) -> DependencyV
         child_count=counts["child"],
         batch_id=batch,
     )
+
+
+class UnblockCalls(Database):
+    """Fits dispatch's port for the unblocker."""
+
+    _waits_place = BEGINNING
+
+    async def unblock_ready(self) -> tuple[list[tuple[int, int, UUID]], bool]:
+        async with self.lane("unblock").use("unblock") as db:
+            return await unblock_ready(db)
+
+    async def mend_waits(self, *, limit: int) -> list[str]:
+        """Look at the next `limit` unmet dependencies, and from the beginning after the last; what was mended."""
+        async with self.lane("unblock").use() as db:
+            self._waits_place, mended = await mend_waits(db, self._waits_place, limit=limit)
+        return mended

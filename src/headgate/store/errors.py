@@ -114,7 +114,7 @@ def _not_encoded(error: asyncpg.DataError, cause: BaseException, names: Sequence
 
 
 def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateError:
-    # Only the primary message: DETAIL may carry the values of a row, hence somebody's payload.
+    # Only the primary message: DETAIL may carry the values of a row, hence a payload.
     state, message = error.sqlstate or "", error.args[0] if error.args else ""
     if state == "55P03":
         return RowLocked(
@@ -127,7 +127,7 @@ def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateErro
     if state in _ENDED or state.startswith("08"):
         return _connection_lost(message, writing=writing)
     if state == "53100":
-        return StorageFull(f"the database has no room left: {message}; free or add disk space")
+        return StorageFull(f"the database is out of disk space: {message}; free or add disk space")
     if state == "25006":
         return ReadOnly(f"the database is read-only: {message}; connect to the primary")
     if state in _UNFIT:

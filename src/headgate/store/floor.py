@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from headgate.store.leases import BEGINNING
+from headgate.store.new_ids import BEGINNING
 
 
 class Floor:

@@ -6,7 +6,7 @@ reads as "the default for all".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Final, TypeVar
@@ -16,7 +16,7 @@ from headgate.domain import limits
 from headgate.domain.dependencies import Dependencies
 from headgate.domain.errors import InvalidInput
 from headgate.domain.headers import with_deadline
-from headgate.domain.jobs import Submission, body_digest
+from headgate.domain.jobs import Submission, SubmitAnswer, body_digest
 from headgate.domain.rank import rank_of
 from headgate.domain.validation import check_run_at, to_ms
 from headgate.store.arguments import check_parallel
@@ -30,6 +30,7 @@ _ENDS_EARLY: Final = (
     "flags",
 )
 _KEYED: Final = ("keys", "key_hashes", "key_windows_ms")
+_PARENTS_NAMED: Final = 10
 _Value = TypeVar("_Value")
 
 
@@ -50,20 +51,21 @@ class SubmitFlush:
     max_attempts: list[int | None] = field(default_factory=list)
     policy_nos: list[int | None] = field(default_factory=list)
     headers: list[str | None] = field(default_factory=list)
-    # Sparse: 1-based places in the flush, and what is there.
-    stale_ords: list[int] = field(default_factory=list)
-    key_ords: list[int] = field(default_factory=list)
+    # Sparse: indexes in the flush, and what is there.
+    resent_indexes: list[int] = field(default_factory=list)
+    key_indexes: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     key_hashes: list[bytes] = field(default_factory=list)
     key_windows_ms: list[int] = field(default_factory=list)
-    tag_ords: list[int] = field(default_factory=list)
+    tag_indexes: list[int] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
-    limit_ords: list[int] = field(default_factory=list)
+    limit_indexes: list[int] = field(default_factory=list)
     limit_keys: list[str] = field(default_factory=list)
     flags: list[int | None] = field(default_factory=list)  # ends early: bits of jobs.flags a job begins with
     # By the database's clock: from then on nothing of this counts as never sent before. None: it always does.
-    fresh_until: datetime | None = None
-    dependency_ords: list[int] = field(default_factory=list)  # sparse, too; the last two are not arguments of the call
+    new_id_until: datetime | None = None
+    # Sparse as well. The last two are no arguments of the call.
+    dependency_indexes: list[int] = field(default_factory=list)
     dependencies: list[Dependencies] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class SubmitFlush:
 
     def add(self, job: Submission, topic: Topic, *, policy_no: int | None = None) -> None:
         """Append one job; `policy_no` is the number of the submission's own policy, if it has one."""
-        place = len(self.ids)
+        index = len(self.ids)
         self.tenant_nos.append(topic.tenant_no)
         self.ids.append(job.id)
         self.topic_nos.append(topic.no)
@@ -79,55 +81,55 @@ class SubmitFlush:
         rules = topic.rules
         if job.priority != limits.PRIORITY_DEFAULT:
             rank_class, offset = rank_of(job.priority, rules.ageing_step)
-            _put(self.priorities, place, job.priority)
-            _put(self.rank_classes, place, rank_class)
+            _put(self.priorities, index, job.priority)
+            _put(self.rank_classes, index, rank_class)
             if offset:
-                _put(self.rank_offsets, place, offset)
+                _put(self.rank_offsets, index, offset)
         if job.delay:
-            _put(self.delays_ms, place, to_ms(job.delay))
+            _put(self.delays_ms, index, to_ms(job.delay))
         if job.run_at is not None:
-            _put(self.run_ats, place, job.run_at)
+            _put(self.run_ats, index, job.run_at)
         attempts = job.max_attempts or rules.max_attempts
         if attempts != limits.MAX_ATTEMPTS_DEFAULT:
-            _put(self.max_attempts, place, attempts)
+            _put(self.max_attempts, index, attempts)
         policy_no = policy_no or topic.policy_no
         if policy_no != DEFAULT_POLICY_NO:
-            _put(self.policy_nos, place, policy_no)
+            _put(self.policy_nos, index, policy_no)
         if job.headers or job.deadline is not None:
             headers = with_deadline(job.headers, job.deadline)
-            _put(self.headers, place, json.dumps(headers, ensure_ascii=False))
+            _put(self.headers, index, json.dumps(headers, ensure_ascii=False))
         if not job.new_id:
-            self.stale_ords.append(place + 1)
+            self.resent_indexes.append(index)
         if job.key is not None and job.key_window is not None:
-            self.key_ords.append(place + 1)
+            self.key_indexes.append(index)
             self.keys.append(job.key)
             self.key_hashes.append(body_digest(job.topic, job.payload))
             self.key_windows_ms.append(to_ms(job.key_window))
         for tag in job.tags:
-            self.tag_ords.append(place + 1)
+            self.tag_indexes.append(index)
             self.tags.append(tag)
         if job.dependencies is not None:
-            self.dependency_ords.append(place + 1)
+            self.dependency_indexes.append(index)
             self.dependencies.append(job.dependencies)
-            _put(self.flags, place, job.dependencies.flags)
+            _put(self.flags, index, job.dependencies.flags)
         if job.limit_key is not None:
-            self.limit_ords.append(place + 1)
+            self.limit_indexes.append(index)
             self.limit_keys.append(job.limit_key)
 
     def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, new_id: bool = True) -> None:
         """Append many jobs of one topic with nothing special about them: no work per job."""
-        place = len(self.ids)
+        index = len(self.ids)
         count = len(ids)
         self.tenant_nos += [topic.tenant_no] * count
         self.ids += ids
         self.topic_nos += [topic.no] * count
         self.payloads += payloads
         if topic.rules.max_attempts != limits.MAX_ATTEMPTS_DEFAULT:
-            self.max_attempts += [None] * (place - len(self.max_attempts)) + [topic.rules.max_attempts] * count
+            self.max_attempts += [None] * (index - len(self.max_attempts)) + [topic.rules.max_attempts] * count
         if topic.policy_no != DEFAULT_POLICY_NO:
-            self.policy_nos += [None] * (place - len(self.policy_nos)) + [topic.policy_no] * count
+            self.policy_nos += [None] * (index - len(self.policy_nos)) + [topic.policy_no] * count
         if not new_id:
-            self.stale_ords += range(place + 1, place + count + 1)
+            self.resent_indexes += range(index, index + count)
 
     def extend(self, other: SubmitFlush) -> None:
         """Append another flush's rows behind these."""
@@ -151,31 +153,47 @@ class SubmitFlush:
             if theirs:
                 ours = getattr(self, name)
                 ours += [None] * (start - len(ours)) + theirs
-        if other.fresh_until is not None and (self.fresh_until is None or other.fresh_until < self.fresh_until):
-            self.fresh_until = other.fresh_until
-        self.stale_ords += [place + start for place in other.stale_ords]
-        self.key_ords += [place + start for place in other.key_ords]
+        if other.new_id_until is not None and (self.new_id_until is None or other.new_id_until < self.new_id_until):
+            self.new_id_until = other.new_id_until
+        self.resent_indexes += [index + start for index in other.resent_indexes]
+        self.key_indexes += [index + start for index in other.key_indexes]
         self.keys += other.keys
         self.key_hashes += other.key_hashes
         self.key_windows_ms += other.key_windows_ms
-        self.tag_ords += [place + start for place in other.tag_ords]
+        self.tag_indexes += [index + start for index in other.tag_indexes]
         self.tags += other.tags
-        self.dependency_ords += [place + start for place in other.dependency_ords]
+        self.dependency_indexes += [index + start for index in other.dependency_indexes]
         self.dependencies += other.dependencies
-        self.limit_ords += [place + start for place in other.limit_ords]
+        self.limit_indexes += [index + start for index in other.limit_indexes]
         self.limit_keys += other.limit_keys
 
-    def never_fresh(self) -> None:
+    def mark_resent(self) -> None:
         """These rows are sent again: each may have been committed already."""
-        self.stale_ords = list(range(1, len(self.ids) + 1))
+        self.resent_indexes = list(range(len(self.ids)))
 
     @property
     def plain(self) -> bool:
-        """Nothing but new jobs of one topic that are due now: whoever claims after them finds them all."""
-        odd = self.stale_ords or self.key_ords or self.tag_ords or self.limit_ords or self.dependency_ords
-        if odd or self.delays_ms or self.run_ats:
+        """Nothing but new jobs of one topic that are due now: a claim after them finds them all."""
+        if self.resent_indexes or self.key_indexes or self.tag_indexes or self.limit_indexes or self.dependency_indexes:
+            return False
+        if self.delays_ms or self.run_ats:
             return False
         return len(self.ids) == 1 or (len(set(self.ids)) == len(self.ids) and len(set(self.topic_nos)) == 1)
+
+    @property
+    def may_unblock(self) -> bool:
+        """Whether some have dependencies: parents may have ended before they were noted."""
+        return bool(self.dependencies)
+
+    def passed_over(self, answers: Mapping[int, SubmitAnswer]) -> list[tuple[int, UUID]]:
+        """Jobs, by tenant, that this submit had locked: a claim may have passed over them meanwhile."""
+        found: list[tuple[int, UUID]] = []
+        for index, asked in zip(self.dependency_indexes, self.dependencies, strict=True):
+            tenant_no = self.tenant_nos[index]
+            found += [(tenant_no, parent) for parent in asked.depends_on[:_PARENTS_NAMED]]
+            if asked.unique is not None and index in answers:
+                found.append((tenant_no, answers[index].job_id))
+        return found
 
     def soonest(self) -> tuple[int | None, datetime | None]:
         """When the first job that must wait falls due: the shortest delay and the earliest time given, if any."""
@@ -183,51 +201,57 @@ class SubmitFlush:
         run_ats = [run_at for run_at in self.run_ats if run_at is not None]
         return min(delays, default=None), min(run_ats, default=None)
 
-    def pick(self, places: Sequence[int], *, resent: bool = False) -> SubmitFlush:
-        """The rows at these places (ascending) as a flush of their own; `resent`: none of their ids counts as new."""
-        piece = SubmitFlush(fresh_until=self.fresh_until)
+    def pick(self, indexes: Sequence[int], *, resent: bool = False) -> SubmitFlush:
+        """The rows at these indexes (ascending) as a flush of their own; `resent`: none of their ids counts as new."""
+        part = SubmitFlush(new_id_until=self.new_id_until)
         for name in (*_FULL, *_ENDS_EARLY):
             column = getattr(self, name)
-            setattr(piece, name, [column[place] for place in places if place < len(column)])
-        ords = {place + 1: ord_ for ord_, place in enumerate(places, 1)}
-        piece.stale_ords = list(ords.values()) if resent else [ords[ord_] for ord_ in self.stale_ords if ord_ in ords]
-        for ord_, key, digest, window in zip(
-            self.key_ords, self.keys, self.key_hashes, self.key_windows_ms, strict=True
+            setattr(part, name, [column[index] for index in indexes if index < len(column)])
+        new = {index: at for at, index in enumerate(indexes)}
+        part.resent_indexes = [*new.values()] if resent else [new[at] for at in self.resent_indexes if at in new]
+        for index, key, digest, window in zip(
+            self.key_indexes, self.keys, self.key_hashes, self.key_windows_ms, strict=True
         ):
-            if ord_ in ords:
-                piece.key_ords.append(ords[ord_])
-                piece.keys.append(key)
-                piece.key_hashes.append(digest)
-                piece.key_windows_ms.append(window)
-        for ord_, tag in zip(self.tag_ords, self.tags, strict=True):
-            if ord_ in ords:
-                piece.tag_ords.append(ords[ord_])
-                piece.tags.append(tag)
-        for ord_, dependencies in zip(self.dependency_ords, self.dependencies, strict=True):
-            if ord_ in ords:
-                piece.dependency_ords.append(ords[ord_])
-                piece.dependencies.append(dependencies)
-        for ord_, limit_key in zip(self.limit_ords, self.limit_keys, strict=True):
-            if ord_ in ords:
-                piece.limit_ords.append(ords[ord_])
-                piece.limit_keys.append(limit_key)
-        return piece
+            if index in new:
+                part.key_indexes.append(new[index])
+                part.keys.append(key)
+                part.key_hashes.append(digest)
+                part.key_windows_ms.append(window)
+        for index, tag in zip(self.tag_indexes, self.tags, strict=True):
+            if index in new:
+                part.tag_indexes.append(new[index])
+                part.tags.append(tag)
+        for index, dependencies in zip(self.dependency_indexes, self.dependencies, strict=True):
+            if index in new:
+                part.dependency_indexes.append(new[index])
+                part.dependencies.append(dependencies)
+        for index, limit_key in zip(self.limit_indexes, self.limit_keys, strict=True):
+            if index in new:
+                part.limit_indexes.append(new[index])
+                part.limit_keys.append(limit_key)
+        return part
 
     def check_shape(self) -> None:
         """Refuse lists that do not fit together; looks at their lengths, not at the rows."""
         for names, size, may_end_early in (
             (_FULL, len(self.ids), False),
             (_ENDS_EARLY, len(self.ids), True),
-            (_KEYED, len(self.key_ords), False),
-            (("tags",), len(self.tag_ords), False),
-            (("limit_keys",), len(self.limit_ords), False),
-            (("dependencies",), len(self.dependency_ords), False),
+            (_KEYED, len(self.key_indexes), False),
+            (("tags",), len(self.tag_indexes), False),
+            (("limit_keys",), len(self.limit_indexes), False),
+            (("dependencies",), len(self.dependency_indexes), False),
         ):
             check_parallel("jobs", size, {name: getattr(self, name) for name in names}, may_end_early=may_end_early)
-        for ords in (self.stale_ords, self.key_ords, self.tag_ords, self.limit_ords, self.dependency_ords):
-            if ords and not 1 <= min(ords) <= max(ords) <= len(self.ids):
+        for indexes in (
+            self.resent_indexes,
+            self.key_indexes,
+            self.tag_indexes,
+            self.limit_indexes,
+            self.dependency_indexes,
+        ):
+            if indexes and not 0 <= min(indexes) <= max(indexes) < len(self.ids):
                 raise InvalidInput(
-                    "jobs", f"a place outside of 1 to {len(self.ids)} is marked as resent, keyed or tagged"
+                    "jobs", f"an index outside of 0 to {len(self.ids) - 1} is marked as resent, keyed or tagged"
                 )
 
 
@@ -262,30 +286,35 @@ def submit_arguments(flush: SubmitFlush) -> tuple[object, ...]:
         flush.max_attempts,
         flush.policy_nos,
         flush.headers,
-        flush.stale_ords,
-        flush.key_ords,
+        _subscripts(flush.resent_indexes),
+        _subscripts(flush.key_indexes),
         flush.keys,
         flush.key_hashes,
         flush.key_windows_ms,
-        flush.tag_ords,
+        _subscripts(flush.tag_indexes),
         flush.tags,
-        flush.limit_ords,
+        _subscripts(flush.limit_indexes),
         flush.limit_keys,
         flush.flags,
-        flush.fresh_until,
+        flush.new_id_until,
     )
 
 
-def _put(column: list[_Value | None], place: int, value: _Value) -> None:
-    """Set the value at `place`, leaving defaults in the places that were passed over."""
-    column.extend([None] * (place - len(column)))
+def _subscripts(indexes: list[int]) -> list[int]:
+    """As SQL counts: from 1."""
+    return [index + 1 for index in indexes] if indexes else indexes
+
+
+def _put(column: list[_Value | None], index: int, value: _Value) -> None:
+    """Set the value at `index`, leaving defaults at those that were passed over."""
+    column.extend([None] * (index - len(column)))
     column.append(value)
 
 
-def value_at(column: list[_Value | None], place: int) -> _Value | None:
-    return column[place] if place < len(column) else None
+def value_at(column: list[_Value | None], index: int) -> _Value | None:
+    return column[index] if index < len(column) else None
 
 
-def replace_value(column: list[_Value | None], place: int, value: _Value) -> None:
-    if place < len(column):
-        column[place] = value
+def replace_value(column: list[_Value | None], index: int, value: _Value) -> None:
+    if index < len(column):
+        column[index] = value

@@ -1,26 +1,30 @@
-"""Keeping and ending leases, and making due jobs claimable: the instance's bounded background verbs."""
+"""Keeping and ending leases, and what workers say about jobs they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.errors import TooLarge
+from headgate.domain.errors import RowLocked, TooLarge
 from headgate.domain.states import State
 from headgate.domain.validation import check_aware, check_integer
 from headgate.store.arguments import check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
+from headgate.store.new_ids import BEGINNING
 from headgate.store.partitions import fetch_into_days
 from headgate.store.stuck import Problem
+from headgate.store.verbs import states
 
-BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
+log = logging.getLogger("headgate.store")
 RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5)"
-PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
 REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
 REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, problem FROM headgate.reap_v1($1, $2, true)"
 
@@ -45,18 +49,6 @@ class Renewal:
     lost: bool
     cancel: bool
     skipped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promoted:
-    """A job that has become claimable, with its place in the order: a hint for the next claim."""
-
-    tenant_no: int
-    topic_no: int
-    id: UUID
-    rank_class: int
-    rank_at: int
-    run_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,31 +95,6 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, i
     return {keys[ord_ - 1]: Renewal(lost=lost, cancel=cancel, skipped=skipped) for ord_, lost, cancel, skipped in rows}
 
 
-async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:
-    """Make at most `limit` due jobs claimable, the longest due first."""
-    check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
-    check_aware(floor, field="floor")
-    with translating(writing=True, names=("limit", "floor")):
-        rows = await db.fetch(PROMOTE, limit, floor)
-    return [
-        Promoted(tenant_no=row[0], topic_no=row[1], id=row[2], rank_class=row[3], rank_at=row[4], run_at=row[5])
-        for row in rows
-    ]
-
-
-async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
-    """When the next waiting job falls due: what the promotion timer aims at."""
-    check_aware(floor, field="floor")
-    with translating(writing=False, names=("floor",)):
-        due: datetime | None = await db.fetchval(
-            # The partial index holds exactly these rows, in this order.
-            "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) /* scheduled, retrying */ AND run_at >= $1"
-            " ORDER BY run_at LIMIT 1",
-            floor,
-        )
-    return due
-
-
 async def reap(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Reaped]:
     """End at most `limit` attempts whose lease has run out, as failed attempts."""
     check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
@@ -147,9 +114,52 @@ async def reap_each(
     return reaped, [(row[0], row[1], row[4]) for row in rows if row[4] is not None]
 
 
-async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
-    """When the oldest attempt that still runs began: nothing older need be looked at by the next reap."""
-    check_aware(floor, field="floor")
-    with translating(writing=False, names=("floor",)):
-        began: datetime | None = await db.fetchval("SELECT headgate.oldest_running_v1($1)", floor)
-    return began
+class LeaseCalls(Database):
+    """Fits dispatch/ports.LeaseStore. All but `renew` without `for_call` is done on the lane of heartbeats."""
+
+    async def renew(
+        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
+    ) -> dict[tuple[int, UUID, int], Renewal]:
+        """Push leases forward; `for_call`: a caller waits for it, and renewals must not wait behind it."""
+        async with self.lane("heartbeats" if for_call else "leases").use("renew") as db:
+            return await renew(
+                db,
+                [
+                    Held(tenant_no=tenant_no, ids=ids, epochs=epochs, lease_ms=lease_ms)
+                    for (tenant_no, lease_ms), (ids, epochs) in held.items()
+                ],
+            )
+
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
+        """Note how far jobs of a tenant are, in one statement: by job, its epoch and the newest report."""
+        ids = sorted(reports, key=lambda job_id: job_id.bytes)
+        async with self.lane("heartbeats").use() as db:
+            with translating(writing=True):
+                await db.execute(
+                    "SELECT headgate.progress_v1($1, $2, $3, $4)",
+                    tenant_no,
+                    ids,
+                    [reports[job_id][0] for job_id in ids],
+                    [json.dumps(reports[job_id][1]) for job_id in ids],
+                )
+
+    async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
+        """Give back what a worker was sent and does not declare; says which. See abandon_undeclared_v1."""
+        try:
+            async with self.lane("heartbeats").use("undeclared") as db:
+                with translating(writing=True):
+                    rows = await db.fetch(
+                        "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
+                    )
+        except RowLocked as error:  # the worker is greeted all the same: those jobs come back when their leases end
+            log.warning("undeclared_locked worker=%s error=%s", worker, error)
+            return []
+        return [row[0] for row in rows]
+
+    async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The topics of jobs, live or finished; without those that do not exist."""
+        async with self.lane("heartbeats").use() as db:
+            found = await states(db, tenant_no, list(dict.fromkeys(ids)))
+            return {
+                job_id: (await self.names.topic_by_no(db, topic_no)).name for job_id, (_, topic_no, _) in found.items()
+            }

@@ -14,7 +14,7 @@ in the other runner waits for every older snapshot, so the two would deadlock. R
 
 A step that would break servers that run now is refused while they do (`migration_guard`).
 
-DDL waits for table locks only for `lock_timeout`, since whoever comes after it in the queue, every claim and submit,
+DDL waits for table locks only for `lock_timeout`, since what comes after it in the queue, every claim and submit,
 waits as well; then it steps back, lets the others pass, and tries again. CONCURRENTLY blocks nobody and may wait.
 """
 

@@ -1,4 +1,4 @@
-"""Reading one job, and the counts; lists are in listing.py.
+"""Reading jobs, and the counts; lists are in listing.py.
 
 Live and finished jobs are read in one statement, hence in one snapshot: a job on its way from `jobs` to `archive` is
 seen once, never twice and never not at all.
@@ -8,34 +8,41 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from headgate.domain.dependencies import DependencyView
 from headgate.domain.errors import NotFound
+from headgate.domain.flags import HAS_RELATIONS
 from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.pacing import Pace
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.validation import check_integer
+from headgate.domain.views import JobEvent, JobView
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.database import Database
+from headgate.store.dependencies import relations
 from headgate.store.errors import translating
+from headgate.store.schedules import lineage
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
        j.flags & 16 /* cancel_requested */ <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at,
        j.claimed_at,
-       j.lease_until, NULL::timestamptz, j.last_error, j.headers, j.rank_class, j.rank_at, j.flags
+       j.lease_until, NULL::timestamptz, j.last_error, j.headers, j.rank_class, j.rank_at, j.flags,
+       j.progress
   FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
 SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
        a.flags & 16 /* cancel_requested */ <> 0, a.owner, split_part(a.worker, chr(31), 1), a.created_at, a.run_at,
        a.claimed_at,
-       NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags
+       NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags, a.progress
   FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
 PAYLOAD: Final = """
 SELECT coalesce(f.payload, p.payload)
@@ -51,6 +58,7 @@ EVENTS: Final = """
 SELECT at, kind, epoch, attempt, state, run_at, claimed_at, split_part(worker, chr(31), 1), actor, reason,
        error_type, error_message, error_trace, detail
   FROM headgate.job_events WHERE tenant_no = $1 AND job_id = $2 ORDER BY at, event_no LIMIT $3"""
+FINISHED: Final = "SELECT id FROM headgate.archive WHERE tenant_no = $1 AND id = ANY ($2)"
 # The folded counts and what has not been folded yet: together exact at any moment.
 COUNTS: Final = """
 SELECT s.topic_no, s.state, sum(s.n)::bigint
@@ -64,61 +72,12 @@ _KEY: Final = ("tenant_no", "job_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """One job as it stands. What does not apply to its state is None."""
-
-    id: JobId
-    topic_no: int
-    state: State
-    priority: int
-    attempt: int
-    max_attempts: int
-    epoch: int
-    policy_no: int
-    last_outcome: OutcomeKind | None
-    cancel_requested: bool
-    owner: int | None
-    worker: str | None
-    created_at: datetime
-    run_at: datetime
-    claimed_at: datetime | None
-    lease_until: datetime | None
-    finished_at: datetime | None
-    last_error: str | None
-    headers: Mapping[str, str]
-    deadline: datetime | None
-    rank_class: int | None
-    rank_at: int | None
-    flags: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
     """How a job stands, and what it left behind when it has completed."""
 
     state: State
     result: bytes | None
     last_error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEvent:
-    """One entry of a job's history."""
-
-    at: datetime
-    kind: EventKind
-    epoch: int
-    attempt: int
-    state: State
-    run_at: datetime | None
-    claimed_at: datetime | None
-    worker: str | None
-    actor: str | None
-    reason: str | None
-    error_type: str | None
-    error_message: str | None
-    error_trace: str | None
-    detail: Mapping[str, object]
 
 
 async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
@@ -154,6 +113,7 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         rank_class=row[19],
         rank_at=row[20],
         flags=row[21],
+        progress=json.loads(row[22]) if row[22] else None,
     )
 
 
@@ -217,3 +177,41 @@ async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
         await pace.rest()
         by_topic.setdefault(topic_no, {})[State(state)] = n
     return by_topic
+
+
+read_payload, read_result, read_events = payload, result, events  # the port has arguments of these names
+
+
+class JobStore:
+    """Fits control's port for reading jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def tenant_no(self, tenant: str) -> int:
+        return await self._database.tenant_no(tenant)
+
+    async def job(self, tenant: str, job_id: UUID, *, payload: bool, result: bool, events: bool) -> JobView:
+        """One job, with what was asked for. Raises NotFound."""
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            view = await get(db, tenant_no, job_id)
+            topic = await self._database.names.topic_by_no(db, view.topic_no)
+            related = view.flags & HAS_RELATIONS
+            return replace(
+                view,
+                tenant=tenant,
+                topic=topic.name,
+                payload=await read_payload(db, tenant_no, job_id) if payload else None,
+                result=(await read_result(db, tenant_no, job_id)).result if result else None,
+                events=await read_events(db, tenant_no, job_id) if events else (),
+                dependencies=await relations(db, tenant_no, job_id) if related else DependencyView(),
+                lineage=await lineage(db, tenant_no, job_id),
+            )
+
+    async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]:
+        """Those of these jobs that have ended."""
+        async with self._database.lane("read").use() as db:
+            with translating(writing=False):
+                rows = await db.fetch(FINISHED, tenant_no, list(ids))
+        return [row[0] for row in rows]

@@ -17,7 +17,7 @@ from headgate.store.migrate import check_schema
 
 RANGES_AHEAD = 2**34
 """Each flush of submits takes a range of epochs: 19 days of 10,000 flushes a second. 512 restores fit in."""
-# The whole table at once, before anybody is served; whoever is served all the same waits, rather than deadlocks.
+# The whole table at once, before servers start; a session that works all the same waits, rather than deadlocks.
 _ALONE = "LOCK TABLE headgate.jobs IN EXCLUSIVE MODE"
 _NO_TIMEOUT = "SET LOCAL statement_timeout = 0"
 # Not undone by a rollback: moving on once more does no harm.

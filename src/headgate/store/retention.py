@@ -19,12 +19,12 @@ import asyncpg
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus
 from headgate.domain.validation import MILLISECOND, check_integer, to_ms
-from headgate.store import audit, operations, partitions
+from headgate.store import audit, bulk, partitions
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
 from headgate.store.partitions import IN_THE_WAY, clear_and_drop
-from headgate.store.service import Store
 from headgate.store.upkeep import forget_expired
 
 CHUNK: Final = 1_000
@@ -189,7 +189,7 @@ async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
     """What is not about jobs, a chunk of each: how many rows, and whether some may be left."""
     async with transaction(db):
         counts = [await forget_expired(db, limit=chunk)]
-        await operations.forget_old(db)
+        await bulk.forget_old(db)
         with translating(writing=True):
             for statement, arguments in (
                 (FORGET_MINUTES, (MINUTES_KEPT, chunk)),
@@ -214,8 +214,8 @@ async def forget_batches(
 class RetentionStore:
     """Retention over a lane of its own: a detach may wait for readers, and nothing else should wait for that."""
 
-    def __init__(self, store: Store) -> None:
-        self._lane = store.lane("retention")
+    def __init__(self, database: Database) -> None:
+        self._lane = database.lane("retention")
         self._batches = _BEGINNING
 
     async def run_pass(self) -> Removed:

@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final, assert_never
 from uuid import UUID
 
 import asyncpg
 
-from headgate.control.schedule_ports import ScheduledJob, ScheduleView
-from headgate.dispatch.scheduler import Due, Fired
-from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound, Refused, StoreError, VersionConflict
+from headgate.domain.errors import AlreadyExists, NotFound, Refused, StoreError, VersionConflict
 from headgate.domain.ids import JobId, TenantNo
 from headgate.domain.schedules import (
-    EPOCH,
     After,
     At,
     CatchUp,
     Cron,
-    DueSchedule,
     Every,
-    Firing,
     Overlap,
     ScheduleSpec,
     Timing,
@@ -33,56 +28,17 @@ from headgate.domain.schedules import (
     triggered_job_id,
 )
 from headgate.domain.states import State, SubmitReceipt
-from headgate.domain.validation import MILLISECOND, clean_text, to_ms
+from headgate.domain.validation import MILLISECOND, to_ms
+from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.store import audit
 from headgate.store.connect import Connection
-from headgate.store.errors import translate, translating
+from headgate.store.database import Database
+from headgate.store.errors import translating
 from headgate.store.names import Names
-from headgate.store.partitions import fetch_into_days
 
 OVERLAPS: Final = (Overlap.ALLOW, Overlap.SKIP, Overlap.REPLACE)  # by their numbers in the table
 CATCH_UPS: Final = (CatchUp.ONE, CatchUp.ALL, CatchUp.NONE)
 WHEN_FULLS: Final = (WhenFull.WAIT, WhenFull.SKIP)
-AGAIN_AFTER_ERROR: Final = timedelta(seconds=60)
-KEEP_ENDED: Final = timedelta(days=7)
-
-# index: schedules_due. The one statement of an idle second.
-FIRST: Final = """
-SELECT headgate.clock_v1(),
-       (SELECT look_at FROM headgate.schedules WHERE look_at IS NOT NULL ORDER BY look_at LIMIT 1)"""
-# Unlocked: fire_v1 compares before it swaps, so an instance that stops between the two holds
-# nothing back from the others.
-DUE: Final = """
-SELECT schedule_no, tenant_no, version, kind, at, span_ms, expression, zone, overlap, catch_up, catch_up_most, next_at,
-       ends_at, seed
-  FROM headgate.schedules WHERE look_at <= $1 ORDER BY look_at LIMIT $2"""
-FIRE: Final = """
-SELECT schedule_no, topic_no, made, skipped, waits FROM headgate.fire_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
-# A schedule that replaces its earlier job, and for the new one there is no room: the earlier one stays. As in fire_v1
-# the occurrence waits (when_full 0) or is skipped (1); $4 is the next one then, $5 the newest that was to be fired.
-NO_ROOM: Final = """
-UPDATE headgate.schedules s
-   SET next_at = CASE s.when_full WHEN 0 THEN s.next_at ELSE $4 END,
-       look_at = CASE s.when_full WHEN 0 THEN headgate.look_again_v1(coalesce(s.full_since, c.now), c.now) ELSE $4 END,
-       full_since = CASE s.when_full WHEN 0 THEN coalesce(s.full_since, c.now) END,
-       skipped = s.skipped + s.when_full,
-       last_skip = CASE s.when_full WHEN 0 THEN s.last_skip ELSE 'refused' END,
-       last_skip_at = CASE s.when_full WHEN 0 THEN s.last_skip_at ELSE $5 END,
-       last_at = CASE s.when_full WHEN 0 THEN s.last_at ELSE greatest(s.last_at, $5) END
-  FROM headgate.clock_v1() AS c(now)
- WHERE s.schedule_no = $1 AND s.version = $2 AND s.next_at = $3 AND s.look_at IS NOT NULL
-RETURNING s.when_full"""
-POSTPONE: Final = """
-UPDATE headgate.schedules SET look_at = headgate.clock_v1() + $4, last_error = $5
- WHERE schedule_no = $1 AND version = $2 AND next_at = $3 AND look_at IS NOT NULL"""
-# Once its moment is over, a schedule is of use to nobody but its jobs' history; that is read within days.
-FORGET_ENDED: Final = """
-WITH old AS (SELECT s.schedule_no FROM headgate.schedules s
-              WHERE s.next_at IS NULL AND s.kind IN (0, 1) AND s.source = ''
-                AND s.last_at < headgate.clock_v1() - $1::interval
-              LIMIT 1000 FOR UPDATE SKIP LOCKED),
-     gone AS (DELETE FROM headgate.schedules s USING old o WHERE s.schedule_no = o.schedule_no RETURNING 1)
-SELECT count(*) FROM gone"""
 
 # One statement for one schedule ($2) and for a page of them. index: schedules_tenant_no_name_key
 SHOW: Final = """
@@ -139,112 +95,6 @@ SELECT coalesce(s.name, ''), l.occurrence, l.triggered
   FROM headgate.schedule_jobs l
   LEFT JOIN headgate.schedules s ON s.schedule_no = l.schedule_no AND s.tenant_no = l.tenant_no
  WHERE l.tenant_no = $1 AND l.job_id = $2 LIMIT 1"""
-# Classes of errors that concern the whole call: connection, resources, transaction, locks, operator, database itself.
-_OF_ALL: Final = {"08", "25", "28", "3D", "40", "42", "53", "55", "57", "58", "XX"}
-
-
-# --- firing --------------------------------------------------------------------------------------------------------
-
-
-async def due(db: Connection, *, limit: int) -> Due:
-    """What is due by the database's clock, the longest overdue first; or else when something will be."""
-    with translating(writing=False):
-        now, upcoming = await db.fetchrow(FIRST) or (EPOCH, None)
-        if upcoming is None or upcoming > now:
-            return Due(now=now, schedules=(), next_look=upcoming)
-        rows = await db.fetch(DUE, now, limit)
-    found = [
-        DueSchedule(
-            schedule_no=row[0],
-            tenant_no=row[1],
-            version=row[2],
-            timing=_timing(*row[3:8]),
-            overlap=OVERLAPS[row[8]],
-            catch_up=CATCH_UPS[row[9]],
-            catch_up_most=row[10],
-            due=row[11],
-            ends_at=row[12],
-            seed=row[13],
-        )
-        for row in rows
-    ]
-    return Due(now=now, schedules=found)
-
-
-async def fire(db: Connection, firings: Sequence[Firing]) -> Fired:
-    """Carry out plans in one transaction; a schedule the database cannot fire is found by halving, and put off.
-
-    Its neighbours fire, and its own cursor stays where it was.
-    """
-    if not firings:
-        return Fired()
-    try:
-        with translating(writing=True):
-            try:
-                rows = await fetch_into_days(db, FIRE, *_arguments(firings))
-            except asyncpg.PostgresError as error:
-                if (error.sqlstate or "")[:2] in _OF_ALL:
-                    raise
-                if len(firings) > 1:  # each alone in the end: those that replace a job and find no room, too
-                    middle = len(firings) // 2
-                    first = await fire(db, firings[:middle])
-                    return first + await fire(db, firings[middle:])
-                if error.sqlstate == "HG002":
-                    return await _no_room(db, firings[0])
-                raise Refused(f"schedule cannot be fired: {translate(error, writing=True)}") from error
-    except Refused as error:
-        await postpone(db, firings[0].schedule, error)
-        return Fired(postponed=1)
-    return Fired(
-        schedules=len(rows),
-        made=sum(row[2] for row in rows),
-        skipped=sum(row[3] for row in rows),
-        waiting=sum(row[4] for row in rows),
-        topic_nos=frozenset(row[1] for row in rows if row[2]),
-    )
-
-
-async def _no_room(db: Connection, firing: Firing) -> Fired:
-    one = firing.schedule
-    skips = await db.fetchval(
-        NO_ROOM, one.schedule_no, one.version, one.due, firing.next_at, firing.runs[-1].occurrence
-    )
-    return Fired() if skips is None else Fired(schedules=skips, skipped=skips, waiting=1 - skips)
-
-
-async def postpone(db: Connection, schedule: DueSchedule, error: HeadgateError) -> None:
-    """Look at it again in a minute, its cursor unmoved: else it would stand at the head of the line for ever."""
-    with translating(writing=True):
-        await db.execute(
-            POSTPONE,
-            schedule.schedule_no,
-            schedule.version,
-            schedule.due,
-            AGAIN_AFTER_ERROR,
-            clean_text(str(error), 1_000),
-        )
-
-
-async def forget_ended(db: Connection) -> int:
-    """Delete what ran once, a week later; returns how many."""
-    with translating(writing=True):
-        gone: int = await db.fetchval(FORGET_ENDED, KEEP_ENDED)
-    return gone
-
-
-def _arguments(firings: Sequence[Firing]) -> tuple[list[object], ...]:
-    runs = [(place, run) for place, firing in enumerate(firings, 1) for run in firing.runs]
-    return (
-        [firing.schedule.schedule_no for firing in firings],
-        [firing.schedule.version for firing in firings],
-        [firing.schedule.due for firing in firings],
-        [firing.next_at for firing in firings],
-        [firing.missed for firing in firings],
-        [place for place, _ in runs],
-        [run.id for _, run in runs],
-        [run.occurrence for _, run in runs],
-        [run.covers_from for _, run in runs],
-    )
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -415,7 +265,7 @@ async def jobs(
 
 
 async def lineage(db: Connection, tenant_no: int, job_id: UUID) -> tuple[str, datetime, bool] | None:
-    """The schedule that made a job (empty when it was deleted), the occurrence, and whether somebody triggered it."""
+    """The schedule that made a job (empty when it was deleted), the occurrence, and whether it was triggered."""
     with translating(writing=False):
         row = await db.fetchrow(LINEAGE, tenant_no, job_id)
     return None if row is None else (row[0], row[1], row[2])
@@ -447,7 +297,7 @@ async def _note(
 
 def _stale(view: ScheduleView, expected: int) -> VersionConflict:
     return VersionConflict(
-        f'schedule "{view.name}" has version {view.version}, not {expected}: somebody changed it; read it and try again'
+        f'schedule "{view.name}" has version {view.version}, not {expected}: it was changed; read it and try again'
     )
 
 
@@ -476,7 +326,7 @@ async def _view(db: Connection, names: Names, row: asyncpg.Record) -> ScheduleVi
         payload=row[7],
         headers=json.loads(row[8] or "{}"),
         tags=tuple(row[9]),
-        timing=_timing(*row[10:15]),
+        timing=timing_of(*row[10:15]),
         overlap=OVERLAPS[row[15]],
         catch_up=CATCH_UPS[row[16]],
         catch_up_most=row[17],
@@ -508,7 +358,7 @@ async def _view(db: Connection, names: Names, row: asyncpg.Record) -> ScheduleVi
     )
 
 
-def _timing(kind: int, at: datetime | None, span_ms: int | None, expression: str | None, zone: str | None) -> Timing:
+def timing_of(kind: int, at: datetime | None, span_ms: int | None, expression: str | None, zone: str | None) -> Timing:
     span = (span_ms or 0) * MILLISECOND
     if kind == 3 and expression is not None and zone is not None:
         return Cron(expression=expression, zone=zone)
@@ -593,3 +443,71 @@ def summary(view: ScheduleView) -> dict[str, object]:
         "paused": view.paused,
         "payload_bytes": len(spec.payload),
     }
+
+
+class ScheduleStore:
+    """Fits control/schedule_ports.ScheduleStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def now(self) -> datetime:
+        async with self._database.lane("read").use() as db:
+            with translating(writing=False):
+                at: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+        return at
+
+    async def put(
+        self,
+        tenant: str,
+        name: str,
+        spec: ScheduleSpec,
+        *,
+        expected: int | None,
+        who: str,
+        topics: frozenset[str] | None,
+    ) -> tuple[ScheduleView, bool]:
+        tenant_no = TenantNo(await self._database.tenant_no(tenant))
+        async with self._database.lane("admin").use() as db:
+            return await put(db, self._database.names, tenant_no, name, spec, expected=expected, who=who, topics=topics)
+
+    async def get(self, tenant: str, name: str) -> ScheduleView:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await get(db, self._database.names, tenant_no, name)
+
+    async def listed(
+        self, tenant: str, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
+    ) -> list[ScheduleView]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await listed(
+                db, self._database.names, tenant_no, after=after, limit=limit, topics=topics, source=source
+            )
+
+    async def delete(self, tenant: str, name: str, *, expected: int | None, who: str, reason: str) -> None:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            await delete(db, self._database.names, tenant_no, name, expected=expected, who=who, reason=reason)
+
+    async def pause(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await pause(db, self._database.names, tenant_no, name, who=who, reason=reason)
+
+    async def resume(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await resume(db, self._database.names, tenant_no, name, who=who, reason=reason)
+
+    async def trigger(
+        self, tenant: str, name: str, *, request: JobId, who: str, reason: str
+    ) -> tuple[JobId, bool, int]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await trigger(db, self._database.names, tenant_no, name, request=request, who=who, reason=reason)
+
+    async def jobs(self, tenant: str, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await jobs(db, self._database.names, tenant_no, name, before=before, limit=limit)

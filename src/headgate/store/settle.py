@@ -18,8 +18,9 @@ from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.outcomes import Abandon, Completed, Failed, Nack, Outcome, Snooze, kind_of
 from headgate.domain.states import OutcomeKind, Receipt, State
 from headgate.domain.validation import check_integer, shown, to_ms
-from headgate.store.arguments import check_kind, check_parallel, check_tenant_no
+from headgate.store.arguments import check_parallel, check_tenant_no, checked_kind
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
 
@@ -40,7 +41,7 @@ class Settled:
     run_at: datetime | None = None
 
 
-_Repeat: TypeAlias = tuple[int, int, UUID, int, Outcome]  # place, tenant, job, epoch, outcome
+_Repeat: TypeAlias = tuple[int, int, UUID, int, Outcome]  # index, tenant, job, epoch, outcome
 _NAMES: Final = (
     *("tenant_no", "counts", "ids", "epochs", "results", "tenant_no", "counts", "ids", "epochs", "kinds"),
     *("delays", "permanents", "reasons", "error types", "error messages", "error traces"),
@@ -53,7 +54,7 @@ LOCKED: Final = Settled(receipt=Receipt.LOCKED)
 class _Done:
     """Completions of one tenant."""
 
-    places: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
     ids: list[UUID] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     results: list[bytes] = field(default_factory=list)
@@ -63,7 +64,7 @@ class _Done:
 class _Other:
     """All other outcomes of one tenant."""
 
-    places: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
     ids: list[UUID] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -76,7 +77,7 @@ class _Other:
 
 
 class OutcomeFlush:
-    """Outcomes for one settle call, each at the place in which it was added (from 0)."""
+    """Outcomes for one settle call, each at the index in which it was added (from 0)."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -94,7 +95,7 @@ class OutcomeFlush:
         return self._size
 
     def add(self, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> int:
-        """Append one outcome and return its place. A job's second outcome waits for the verdict on its first."""
+        """Append one outcome and return its index. A job's second outcome waits for the verdict on its first."""
         if self._size >= limits.SETTLE_FLUSH_MAX_ROWS:
             raise TooLarge("outcomes", size=self._size + 1, limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="rows")
         if not isinstance(outcome, Completed | Failed | Nack | Abandon | Snooze):
@@ -103,26 +104,26 @@ class OutcomeFlush:
             check_tenant_no(tenant_no)
         # One that never was is merely stale.
         check_integer(epoch, field="epoch", low=-limits.EPOCH_MAX, high=limits.EPOCH_MAX)
-        place = self._size
+        index = self._size
         self._size += 1
         if (tenant_no, job_id) in self._seen:
-            self._repeats.append((place, tenant_no, job_id, epoch, outcome))
-            return place
+            self._repeats.append((index, tenant_no, job_id, epoch, outcome))
+            return index
         self._seen.add((tenant_no, job_id))
         if isinstance(outcome, Completed):
             done = self._done.setdefault(tenant_no, _Done())
-            done.places.append(place)
+            done.indexes.append(index)
             done.ids.append(job_id)
             done.epochs.append(epoch)
             done.results.append(outcome.result)
         else:
-            self._add_other(place, tenant_no, job_id, epoch, outcome)
-        return place
+            self._add_other(index, tenant_no, job_id, epoch, outcome)
+        return index
 
     def add_completed(
         self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], results: Sequence[bytes]
     ) -> range:
-        """Append many completions, already checked, with no work per job; returns their places."""
+        """Append many completions, already checked, with no work per job; returns their indexes."""
         check_tenant_no(tenant_no)
         check_parallel("outcomes", len(ids), {"epochs": epochs, "results": results})
         start = self._size
@@ -136,18 +137,18 @@ class OutcomeFlush:
         self._seen |= pairs
         self._size += len(ids)
         done = self._done.setdefault(tenant_no, _Done())
-        done.places += range(start, self._size)
+        done.indexes += range(start, self._size)
         done.ids += ids
         done.epochs += epochs
         done.results += results
         return range(start, self._size)
 
     def _add_other(
-        self, place: int, tenant_no: int, job_id: UUID, epoch: int, outcome: Failed | Nack | Abandon | Snooze
+        self, index: int, tenant_no: int, job_id: UUID, epoch: int, outcome: Failed | Nack | Abandon | Snooze
     ) -> None:
         other = self._others.setdefault(tenant_no, _Other())
         error = outcome.error if isinstance(outcome, Failed) else None
-        other.places.append(place)
+        other.indexes.append(index)
         other.ids.append(job_id)
         other.epochs.append(epoch)
         other.kinds.append(int(kind_of(outcome)))
@@ -158,18 +159,18 @@ class OutcomeFlush:
         other.error_messages.append(error.message if error else None)
         other.error_traces.append(error.traceback or None if error else None)
 
-    def _jobs_at(self, places: Container[int]) -> set[tuple[int, UUID]]:
-        """The jobs whose first outcomes are at these places."""
+    def _jobs_at(self, indexes: Container[int]) -> set[tuple[int, UUID]]:
+        """The jobs whose first outcomes are at these indexes."""
         return {
             (tenant_no, job_id)
             for by_tenant in (self._done, self._others)
             for tenant_no, part in by_tenant.items()
-            for place, job_id in zip(part.places, part.ids, strict=True)
-            if place in places
+            for index, job_id in zip(part.indexes, part.ids, strict=True)
+            if index in indexes
         }
 
     def _arguments(self) -> tuple[tuple[object, ...], list[int]]:
-        """The call's arguments, and the place of each of its ords."""
+        """The call's arguments, and the index of each of its ords."""
         # Tenants ascending: everybody who waits for row locks takes them in key order.
         done_by_tenant, others_by_tenant = dict(sorted(self._done.items())), dict(sorted(self._others.items()))
         done, others = list(done_by_tenant.values()), list(others_by_tenant.values())
@@ -192,13 +193,13 @@ class OutcomeFlush:
             [message for part in others for message in part.error_messages],
             [trace for part in others for trace in part.error_traces],
         )
-        places = [place for part in done for place in part.places]
-        return arguments, places + [place for part in others for place in part.places]
+        indexes = [index for part in done for index in part.indexes]
+        return arguments, indexes + [index for part in others for index in part.indexes]
 
 
-async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
-    """Write a flush; returns by place whatever is not simply a completion that was applied."""
-    check_kind(flush, OutcomeFlush, field="outcomes")
+async def settle(db: Connection, rows: object) -> dict[int, Settled]:
+    """Write an OutcomeFlush; returns by index whatever is not simply a completion that was applied."""
+    flush = checked_kind(rows, OutcomeFlush, field="outcomes")
     if not len(flush):
         return {}
     answers = await _settle_firsts(db, flush)
@@ -208,13 +209,13 @@ async def settle(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
 
 
 async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
-    arguments, places = flush._arguments()
+    arguments, indexes = flush._arguments()
     with translating(writing=True, names=_NAMES):
         rows = await fetch_into_days(db, SETTLE_UNLOCKED if flush.skip_locked else SETTLE, *arguments)
     answers: dict[int, Settled] = {}
     for ord_, receipt, state, run_at, note, topic_no in rows:
         if note is None:
-            answers[places[ord_ - 1]] = Settled(
+            answers[indexes[ord_ - 1]] = Settled(
                 receipt=Receipt(receipt), state=None if state is None else State(state), run_at=run_at
             )
         elif note == "capacity":
@@ -224,16 +225,16 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
     return answers
 
 
-async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[int, Settled]) -> dict[int, Settled]:
+async def _settle_repeats(db: Connection, firsts: OutcomeFlush, answered: Mapping[int, Settled]) -> dict[int, Settled]:
     """A job's second and later outcomes, one after the other; equal ones are sent once, or a worker that stutters would
     cost a call for each. If its first one could not be decided, neither are they: the first one counts."""
     answers: dict[int, Settled] = {}
-    locked = firsts._jobs_at({place for place, answer in told.items() if answer.receipt is Receipt.LOCKED})
+    locked = firsts._jobs_at({index for index, answer in answered.items() if answer.receipt is Receipt.LOCKED})
     said: dict[tuple[int, UUID, int, OutcomeKind], list[_Repeat]] = {}
     for row in firsts._repeats:
-        place, tenant_no, job_id, epoch, outcome = row
+        index, tenant_no, job_id, epoch, outcome = row
         if (tenant_no, job_id) in locked:
-            answers[place] = LOCKED
+            answers[index] = LOCKED
             continue
         said.setdefault((tenant_no, job_id, epoch, kind_of(outcome)), []).append(row)
     waiting = list(said.values())
@@ -245,17 +246,17 @@ async def _settle_repeats(db: Connection, firsts: OutcomeFlush, told: Mapping[in
         found = await _settle_firsts(db, flush)
         firsts.topics_with_capacity |= flush.topics_with_capacity
         firsts.unblocks = firsts.unblocks or flush.unblocks
-        later = {place: None for place, *_ in flush._repeats}  # in their order
-        for place, ((first, *_), *copies) in enumerate(waiting):
-            if place in later:
+        later = {index: None for index, *_ in flush._repeats}  # in their order
+        for index, ((first, *_), *copies) in enumerate(waiting):
+            if index in later:
                 continue
-            answer = found.get(place, APPLIED)
-            if place in found:
+            answer = found.get(index, APPLIED)
+            if index in found:
                 answers[first] = answer
             if answer.receipt is Receipt.APPLIED:
                 answer = replace(answer, receipt=Receipt.DUPLICATE)
             answers |= {copy: answer for copy, *_ in copies}
-        waiting = [waiting[place] for place in later]
+        waiting = [waiting[index] for index in later]
     _renew_states(firsts._repeats, answers)
     return answers
 
@@ -264,18 +265,23 @@ def _renew_states(repeats: Sequence[_Repeat], answers: dict[int, Settled]) -> No
     """A copy got the answer of its first one. Tell it the state that an outcome between the two has led to."""
     applied: dict[tuple[int, UUID], Settled] = {}
     asked: set[tuple[int, UUID, int, OutcomeKind]] = set()
-    for place, tenant_no, job_id, epoch, outcome in repeats:
+    for index, tenant_no, job_id, epoch, outcome in repeats:
         job, said = (tenant_no, job_id), (tenant_no, job_id, epoch, kind_of(outcome))
-        answer = answers.get(place, APPLIED)
+        answer = answers.get(index, APPLIED)
         if answer.receipt is Receipt.APPLIED:
             applied[job] = answer
         elif said in asked and job in applied:
-            answers[place] = replace(answer, state=applied[job].state, run_at=applied[job].run_at)
+            answers[index] = replace(answer, state=applied[job].state, run_at=applied[job].run_at)
         asked.add(said)
 
 
-async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:
-    """Settle a single attempt: for scripts and unary calls."""
-    flush = OutcomeFlush()
-    flush.add(tenant_no, job_id, epoch, outcome)
-    return (await settle(db, flush)).get(0, APPLIED)
+class OutcomeCalls(Database):
+    """Fits dispatch/ports.OutcomeStore."""
+
+    def new_outcomes(self) -> OutcomeFlush:
+        return OutcomeFlush()
+
+    async def settle(self, rows: object) -> dict[int, Settled]:
+        flush = checked_kind(rows, OutcomeFlush, field="outcomes")
+        async with self.lane("unmatched" if flush.unmatched else "settle").use("settle") as db:
+            return await settle(db, flush)

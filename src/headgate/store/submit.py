@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,14 +25,13 @@ from headgate.domain.errors import (
     TooLarge,
 )
 from headgate.domain.ids import JobId
-from headgate.domain.jobs import Submission, SubmitAnswer, Submitted
+from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.states import SubmitReceipt
 from headgate.store import dependencies
-from headgate.store.arguments import check_kind
+from headgate.store.arguments import checked_kind
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
-from headgate.store.flush import COLUMNS, SubmitFlush, fill, replace_value, submit_arguments, value_at
-from headgate.store.names import Names
+from headgate.store.flush import COLUMNS, SubmitFlush, replace_value, submit_arguments, value_at
 from headgate.store.partitions import ensure_partitions
 
 SUBMIT: Final = """
@@ -53,16 +51,16 @@ _SEARCH_SECONDS: Final = 0.1
 _SEARCH_LOCK_TIMEOUT: Final = "5ms"
 _SET_LOCK_TIMEOUT: Final = "SELECT pg_catalog.set_config('lock_timeout', $1, $2)"
 _ROUNDS_FOR_DEPENDENCIES: Final = 50  # each means that another submit or the end of a job came first
-_ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and somebody might send five thousand that free the key in turn
+_ROUNDS_FOR_KEYS: Final = 8  # each costs a flush, and a caller might send thousands that release the key in turn
 
 
-async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
-    """Write a flush; returns answers by 0-based place for all that was not simply created.
+async def submit(db: Connection, rows: object) -> dict[int, SubmitAnswer]:
+    """Write a SubmitFlush; returns answers by index for all that was not simply created.
 
     A row the database cannot take is found by halving the flush: its neighbours are written, in their order. Ids that
     occur twice in the flush are sent one after the other, so that the second is answered as a repeat.
     """
-    check_kind(flush, SubmitFlush, field="jobs")
+    flush = checked_kind(rows, SubmitFlush, field="jobs")
     if len(flush) > limits.SUBMIT_FLUSH_MAX_ROWS:
         raise TooLarge(
             "jobs", size=len(flush), limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="rows", hint="send less at once"
@@ -70,11 +68,11 @@ async def submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     flush.check_shape()
     answers: dict[int, SubmitAnswer] = {}
     rounds = _rounds(flush)
-    for nth, places in enumerate(rounds):
+    for nth, indexes in enumerate(rounds):
         # The first copy of an id is committed by the time the next is sent, so that one is a resend whatever it says.
-        part = flush if len(rounds) == 1 else flush.pick(places, resent=nth > 0)
-        for place, answer in (await _or_refused(part, _submit(db, part), first=nth == 0)).items():
-            answers[places[place]] = answer
+        part = flush if len(rounds) == 1 else flush.pick(indexes, resent=nth > 0)
+        for index, answer in (await _or_refused(part, _submit(db, part), first=nth == 0)).items():
+            answers[indexes[index]] = answer
     return answers
 
 
@@ -98,8 +96,8 @@ def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
     if isinstance(error, StoreUnavailable | StoreBusy | ReadOnly):
         raise OutcomeUnknown(f"{error}; a part was committed before: send it again") from error
     return {
-        place: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=error)
-        for place, job_id in enumerate(flush.ids)
+        index: SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=error)
+        for index, job_id in enumerate(flush.ids)
     }
 
 
@@ -107,42 +105,42 @@ async def _submit(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]
     """Write rows with ids that all differ: the plain ones first, then those with dependencies, parents first."""
     if not flush.dependencies:
         return await _submit_plain(db, flush)
-    asked = {ord_ - 1: one for ord_, one in zip(flush.dependency_ords, flush.dependencies, strict=True)}
-    plain = [place for place in range(len(flush)) if place not in asked]
+    asked = dict(zip(flush.dependency_indexes, flush.dependencies, strict=True))
+    plain = [index for index in range(len(flush)) if index not in asked]
     answers: dict[int, SubmitAnswer] = {}
     written = bool(plain)
     if plain:
         found = await _submit_plain(db, flush.pick(plain))
-        answers |= {plain[place]: answer for place, answer in found.items()}
-    locked = {flush.ids[place] for place in plain if _is_locked(answers.get(place))}
+        answers |= {plain[index]: answer for index, answer in found.items()}
+    locked = {flush.ids[index] for index in plain if _is_locked(answers.get(index))}
     by_tenant: dict[int, list[int]] = {}
-    for place in asked:
-        by_tenant.setdefault(flush.tenant_nos[place], []).append(place)
-    for _, places in sorted(by_tenant.items()):
-        order, tangled = waves([flush.ids[place] for place in places], [asked[place].depends_on for place in places])
+    for index in asked:
+        by_tenant.setdefault(flush.tenant_nos[index], []).append(index)
+    for _, indexes in sorted(by_tenant.items()):
+        order, tangled = waves([flush.ids[index] for index in indexes], [asked[index].depends_on for index in indexes])
         for wave in order:
-            theirs = [places[at] for at in wave]
+            theirs = [indexes[at] for at in wave]
             # A child whose parent waits for a lock waits with it: alone it would be refused for an unknown parent.
-            late = [place for place in theirs if locked.intersection(asked[place].depends_on)]
-            answers |= {place: _locked(flush.ids[place]) for place in late}
-            theirs = [place for place in theirs if place not in late]
+            late = [index for index in theirs if locked.intersection(asked[index].depends_on)]
+            answers |= {index: _locked(flush.ids[index]) for index in late}
+            theirs = [index for index in theirs if index not in late]
             found = await _submit_dependent(db, flush.pick(theirs), first=not written) if theirs else {}
             written = written or bool(theirs)
-            answers |= {theirs[place]: answer for place, answer in found.items()}
-            locked |= {flush.ids[place] for place in (*late, *theirs) if _is_locked(answers.get(place))}
+            answers |= {theirs[index]: answer for index, answer in found.items()}
+            locked |= {flush.ids[index] for index in (*late, *theirs) if _is_locked(answers.get(index))}
         for at in tangled:
-            job_id = JobId(flush.ids[places[at]])
+            job_id = JobId(flush.ids[indexes[at]])
             cycle = DependencyCycle(f"job {job_id} waits for a job that waits for it; none of them was made")
-            answers[places[at]] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=job_id, error=cycle)
+            answers[indexes[at]] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=job_id, error=cycle)
     return answers
 
 
 async def _submit_dependent(db: Connection, flush: SubmitFlush, *, first: bool) -> dict[int, SubmitAnswer]:
-    """Write rows of one tenant that have dependencies; those that somebody else was quicker than, once more."""
+    """Write rows of one tenant that have dependencies; those that another submit was quicker than, once more."""
     answers: dict[int, SubmitAnswer] = {}
-    places: Sequence[int] = range(len(flush))
+    indexes: Sequence[int] = range(len(flush))
     for nth in range(_ROUNDS_FOR_DEPENDENCIES):  # nearly always one
-        if not places:
+        if not indexes:
             return answers
         try:
             found, again = await _write_dependent(db, flush)
@@ -150,18 +148,18 @@ async def _submit_dependent(db: Connection, flush: SubmitFlush, *, first: bool) 
             if first and nth == 0:
                 raise
             found, again = _refused(flush, error), []
-        answers |= {places[place]: answer for place, answer in found.items()}
-        places, flush = [places[place] for place in again], flush.pick(again)
-    for place, job_id in zip(places, flush.ids, strict=True):
+        answers |= {indexes[index]: answer for index, answer in found.items()}
+        indexes, flush = [indexes[index] for index in again], flush.pick(again)
+    for index, job_id in zip(indexes, flush.ids, strict=True):
         busy = StoreBusy(f"job {job_id}: others with its unique key came and went all the time; send it again")
-        answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
+        answers[index] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
     return answers
 
 
 async def _write_dependent(
     db: Connection, flush: SubmitFlush, until: float | None = None
 ) -> tuple[dict[int, SubmitAnswer], list[int]]:
-    """Dependencies and jobs in one transaction; answers, and the places that are to be tried again."""
+    """Dependencies and jobs in one transaction; answers, and the indexes that are to be tried again."""
     with translating(writing=True, names=COLUMNS):
         try:
             async with db.transaction():
@@ -178,81 +176,81 @@ async def _write_dependent(
 
             async def write(part: SubmitFlush, start: int, until: float) -> dict[int, SubmitAnswer]:
                 answers, theirs = await _write_dependent(db, part, until)
-                again.extend(start + place for place in theirs)
+                again.extend(start + index for index in theirs)
                 return answers
 
             return await _past_lock(db, flush, write, until), again
 
 
 async def _add_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, SubmitAnswer], list[int]]:
-    tenant_no, stale = flush.tenant_nos[0], set(flush.stale_ords)
-    told = await dependencies.add(
+    tenant_no, resent = flush.tenant_nos[0], set(flush.resent_indexes)
+    noted = await dependencies.add(
         db,
         tenant_no,
         flush.ids,
         flush.topic_nos,
         flush.dependencies,
-        [ord_ in stale for ord_ in range(1, len(flush) + 1)],
+        [index in resent for index in range(len(flush))],
     )
     answers: dict[int, SubmitAnswer] = {}
     again: list[int] = []
     pushed: list[dependencies.Pushed] = []
-    for place, (code, subject) in sorted(told.items()):
+    for index, (code, subject) in sorted(noted.items()):
         if code == dependencies.AGAIN:
-            again.append(place)
+            again.append(index)
         elif code == dependencies.CHANGED_BEFORE:
-            answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
+            answers[index] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
         elif code == dependencies.HELD:
-            answers[place] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
-            pushed.append(_pushed(flush, place, subject))
+            answers[index] = SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=JobId(subject))
+            pushed.append(_pushed(flush, index, subject))
         elif code != dependencies.KNOWN:
             error = dependencies.refusal(code, subject)
-            answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[place]), error=error)
-    left = [place for place in range(len(flush)) if place not in told or told[place][0] == dependencies.KNOWN]
+            answers[index] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(flush.ids[index]), error=error)
+    left = [index for index in range(len(flush)) if index not in noted or noted[index][0] == dependencies.KNOWN]
     if left:
         part = flush.pick(left)
-        for at, place in enumerate(left):
-            if place in told:  # submitted before: without dependencies, and not fresh whatever it says
+        for at, index in enumerate(left):
+            if index in noted:  # submitted before: without dependencies, its id is not new whatever it says
                 replace_value(part.flags, at, 0)
-                part.stale_ords = sorted({*part.stale_ords, at + 1})
-        odd = await answers_of(db, part, await db.fetch(SUBMIT, *submit_arguments(part)))
-        orphans = _orphans(part, odd) if part.keys and odd else []
-        answers |= {left[at]: answer for at, answer in odd.items() if at not in orphans}
+                part.resent_indexes = sorted({*part.resent_indexes, at})
+        exceptions = await answers_of(db, part, await db.fetch(SUBMIT, *submit_arguments(part)))
+        orphans = _orphans(part, exceptions) if part.keys and exceptions else []
+        answers |= {left[at]: answer for at, answer in exceptions.items() if at not in orphans}
         again += [left[at] for at in orphans]
-        not_made = [left[at] for at in odd if left[at] not in told]
-        await dependencies.remove(db, tenant_no, [(flush.ids[place], flush.dependencies[place]) for place in not_made])
+        not_made = [left[at] for at in exceptions if left[at] not in noted]
+        await dependencies.remove(db, tenant_no, [(flush.ids[index], flush.dependencies[index]) for index in not_made])
     await dependencies.push(db, tenant_no, pushed)
     return answers, sorted(again)
 
 
-def _pushed(flush: SubmitFlush, place: int, holder: UUID) -> dependencies.Pushed:
+def _pushed(flush: SubmitFlush, index: int, holder: UUID) -> dependencies.Pushed:
     return dependencies.Pushed(
         holder=holder,
-        call_id=flush.ids[place],
-        asked=flush.dependencies[place],
-        run_at=value_at(flush.run_ats, place),
-        delay_ms=value_at(flush.delays_ms, place),
-        payload=flush.payloads[place],
-        priority=value_at(flush.priorities, place) or 0,
+        call_id=flush.ids[index],
+        asked=flush.dependencies[index],
+        run_at=value_at(flush.run_ats, index),
+        delay_ms=value_at(flush.delays_ms, index),
+        payload=flush.payloads[index],
+        priority=value_at(flush.priorities, index) or 0,
     )
 
 
 async def _submit_plain(db: Connection, flush: SubmitFlush) -> dict[int, SubmitAnswer]:
     """Write rows with ids that all differ; those that met a key held by a row which was then not made, once more."""
     answers: dict[int, SubmitAnswer] = {}
-    places: Sequence[int] = range(len(flush))
+    indexes: Sequence[int] = range(len(flush))
     for nth in range(_ROUNDS_FOR_KEYS):  # nearly always one
-        if not places:
+        if not indexes:
             return answers
         found = await _or_refused(flush, _write(db, flush), first=nth == 0)
         orphans = _orphans(flush, found) if flush.keys and found else []
-        answers |= {places[place]: answer for place, answer in found.items() if place not in orphans}
+        answers |= {indexes[index]: answer for index, answer in found.items() if index not in orphans}
         if not orphans:
             return answers
-        places, flush = [places[place] for place in orphans], flush.pick(orphans)
-    for place, job_id in zip(places, flush.ids, strict=True):
+        indexes, flush = [indexes[index] for index in orphans], flush.pick(orphans)
+    for index, job_id in zip(indexes, flush.ids, strict=True):
         busy = StoreBusy(f"job {job_id}: its key was held again and again by submits that failed; send it again")
-        answers[place] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
+        answers[index] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=busy)
     return answers
 
 
@@ -286,19 +284,17 @@ async def _past_lock(
         async with _hasty(db):
             return await _past_lock(db, flush, write, time.monotonic() + _SEARCH_SECONDS)
     if time.monotonic() > until:
-        suspects = {ord_ - 1 for ord_ in (*flush.stale_ords, *flush.key_ords, *flush.dependency_ords)} or {
-            *range(len(flush))
-        }
-        free = [place for place in range(len(flush)) if place not in suspects]
-        answers = {place: _locked(flush.ids[place]) for place in suspects}
+        suspects = {*flush.resent_indexes, *flush.key_indexes, *flush.dependency_indexes} or {*range(len(flush))}
+        free = [index for index in range(len(flush)) if index not in suspects]
+        answers = {index: _locked(flush.ids[index]) for index in suspects}
         found = await _write(db, flush.pick(free), until) if free else {}
-        return answers | {free[place]: answer for place, answer in found.items()}
+        return answers | {free[index]: answer for index, answer in found.items()}
     half = len(flush) // 2
     answers = await write(flush.pick(range(half)), 0, until)
     rest = flush.pick(range(half, len(flush)))
     nothing = len(answers) == half and all(map(_is_locked, answers.values()))
     later = await _or_refused(rest, write(rest, half, until), first=nothing)
-    return answers | {half + place: answer for place, answer in later.items()}
+    return answers | {half + index: answer for index, answer in later.items()}
 
 
 @asynccontextmanager
@@ -327,7 +323,7 @@ def _is_locked(answer: SubmitAnswer | None) -> bool:
 
 
 async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) -> dict[int, SubmitAnswer]:
-    """Rows of `submit_v1` by 0-based place."""
+    """Rows of `submit_v1` by index, which SQL counts from 1."""
     answers = {
         ord_ - 1: SubmitAnswer(receipt=SubmitReceipt(receipt), job_id=JobId(job_id))
         for ord_, receipt, job_id, _ in rows
@@ -348,54 +344,37 @@ async def _topic_name(db: Connection, topic_no: int) -> str:
         return f"number {topic_no}"
 
 
-async def submit_all(
-    db: Connection, names: Names, jobs: Sequence[Submission], *, now: datetime | None = None
-) -> list[Submitted]:
-    """Submit checked jobs in flushes; one answer per job, in order. A refused row raises its error at the end."""
-    answers: list[Submitted] = []
-    for start in range(0, len(jobs), limits.SUBMIT_FLUSH_MAX_ROWS):
-        flush = await fill(db, names, jobs[start : start + limits.SUBMIT_FLUSH_MAX_ROWS], now=now)
-        odd = await submit(db, flush)
-        for place, job_id in enumerate(flush.ids):
-            answer = odd.get(place)
-            if answer is not None and answer.error is not None:
-                raise answer.error
-            receipt = SubmitReceipt.CREATED if answer is None else answer.receipt
-            answers.append(Submitted(id=JobId(job_id) if answer is None else answer.job_id, receipt=receipt))
-    return answers
-
-
 def _rounds(flush: SubmitFlush) -> list[Sequence[int]]:
-    """The places, by how often their (tenant, id) stood before in this flush: nearly always one round of all."""
+    """The indexes, by how often their (tenant, id) stood before in this flush: nearly always one round of all."""
     if len(set(flush.ids)) == len(flush.ids):
         return [range(len(flush))]
     rounds: list[list[int]] = []
     copies: dict[tuple[int, UUID], int] = {}
-    for place, pair in enumerate(zip(flush.tenant_nos, flush.ids, strict=True)):
+    for index, pair in enumerate(zip(flush.tenant_nos, flush.ids, strict=True)):
         nth = copies.get(pair, 0)
         copies[pair] = nth + 1
         if nth == len(rounds):
             rounds.append([])
-        rounds[nth].append(place)
+        rounds[nth].append(index)
     return [*rounds]
 
 
 def _orphans(flush: SubmitFlush, answers: Mapping[int, SubmitAnswer]) -> list[int]:
     """Places that were taken for repeats of a neighbour with their key, which was then not made.
 
-    That happens when the neighbour's id was there with another body. Its key is free again, so these may try anew.
+    That happens when the neighbour's id was there with another body. Its key is free again, so these may try again.
     """
     topics, ids = flush.topic_nos, flush.ids
-    keys = {ord_ - 1: (topics[ord_ - 1], key) for ord_, key in zip(flush.key_ords, flush.keys, strict=True)}
+    keys = {index: (topics[index], key) for index, key in zip(flush.key_indexes, flush.keys, strict=True)}
     not_made = {
-        (keys[place], ids[place])
-        for place, answer in answers.items()
-        if place in keys and answer.receipt is SubmitReceipt.CONFLICT and answer.job_id == ids[place]
+        (keys[index], ids[index])
+        for index, answer in answers.items()
+        if index in keys and answer.receipt is SubmitReceipt.CONFLICT and answer.job_id == ids[index]
     }
     return sorted(
-        place
-        for place, answer in answers.items()
-        if place in keys and answer.job_id != ids[place] and (keys[place], answer.job_id) in not_made
+        index
+        for index, answer in answers.items()
+        if index in keys and answer.job_id != ids[index] and (keys[index], answer.job_id) in not_made
     )
 
 
@@ -408,4 +387,4 @@ async def _isolate(db: Connection, flush: SubmitFlush, error: asyncpg.PostgresEr
     answers = await _submit(db, flush.pick(range(half)))
     rest = flush.pick(range(half, len(flush)))
     later = await _or_refused(rest, _submit(db, rest), first=False)
-    return answers | {half + place: answer for place, answer in later.items()}
+    return answers | {half + index: answer for index, answer in later.items()}

@@ -65,7 +65,7 @@ def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tup
         flush.max_attempts[0] if flush.max_attempts else None,
         flush.policy_nos[0] if flush.policy_nos else None,
         flush.headers[0] if flush.headers else None,
-        flush.fresh_until,
+        flush.new_id_until,
         request.topic_nos,
         ranges.topic_nos,
         ranges.class_from,

@@ -7,18 +7,19 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from headgate.control.topics import TopicView, changed_rules
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import NotFound
-from headgate.domain.jobs import TopicRules
+from headgate.domain.jobs import TopicRules, changed_rules
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
 from headgate.domain.topic_limits import Rate, TopicLimits
 from headgate.domain.validation import check_integer, check_topic
+from headgate.domain.views import TopicView
 from headgate.store import audit
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
 
@@ -215,3 +216,38 @@ def _rate(count: int | None, period_ms: int | None, burst: int | None) -> Rate |
 
 def _columns(rate: Rate | None) -> tuple[int | None, int | None, int | None]:
     return (None, None, None) if rate is None else (rate.count, rate.period // MILLISECOND, rate.burst)
+
+
+class TopicStore:
+    """Fits control/topics.TopicStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list_topics(self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int) -> list[TopicView]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await topics(db, tenant_no, names=names, after=after, limit=limit)
+
+    async def get_topic(self, tenant: str, name: str) -> TopicView:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await topic(db, tenant_no, name)
+
+    async def set_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        rules: Mapping[str, object],
+        limits: Mapping[str, object],
+        actor: str,
+        reason: str,
+    ) -> TopicView:
+        """Change a topic, made if need be."""
+        await self._database.topics(tenant, [name])
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await set_topic(
+                db, self._database.names, tenant_no, name, rules=rules, changes=limits, actor=actor, reason=reason
+            )

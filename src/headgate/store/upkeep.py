@@ -9,9 +9,13 @@ from datetime import timedelta
 from typing import Final
 
 from headgate.domain.validation import check_integer
+from headgate.store.batches import expire_batches
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.partitions import ensure_partitions
+from headgate.store.quiet import forget_quiet
 
 log = logging.getLogger("headgate.store")
 HOT_TABLES: Final = (
@@ -149,3 +153,28 @@ async def forget_expired(db: Connection, *, limit: int = 1_000) -> int:
         ids: int = await db.fetchval(EXPIRE_RESENT, limit)
         calls: int = await db.fetchval(EXPIRE_CALLS, limit)
     return keys + ids + calls
+
+
+class UpkeepRounds:
+    """Remembers how far the check of limits has come."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._mended = (0, "")
+
+    async def tidy(self, *, thorough: bool) -> None:
+        """Fold counters and forget arrivals; `thorough`: also what is due every minute."""
+        async with self._database.lane("read").use() as db:
+            await fold_flows(db)
+            await forget_arrivals(db)
+            if thorough:
+                await forget_quiet(db)
+                await expire_batches(db)
+                self._mended = await mend_limits(db, self._mended)
+                await ensure_partitions(db)
+                await warn_of_held_snapshots(db)
+
+    async def vacuum(self) -> None:
+        """Vacuum the tables that change most."""
+        async with self._database.lane("read") as db:  # in no transaction, behind a pooler too
+            await vacuum_hot_tables(db)

@@ -12,19 +12,12 @@ from headgate.domain.errors import InvalidInput, UniqueTaken
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
+from headgate.domain.views import Change
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.dependencies import holder_of
 from headgate.store.errors import translating
 from headgate.store.partitions import fetch_into_days
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """What a verb did to one job that exists: `changed` says whether it did, `state` how the job stands now."""
-
-    changed: bool
-    state: State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +32,14 @@ class Requeued:
 
 async def cancel(
     db: Connection, tenant_no: int, ids: Sequence[UUID], *, who: str = "", reason: str = ""
-) -> dict[UUID, Changed]:
+) -> dict[UUID, Change]:
     """Cancel jobs: queued ones end at once, running ones are flagged for their worker. Unknown ids are left out."""
     _check(tenant_no, ids, who, reason)
     with translating(writing=True):
         rows = await fetch_into_days(
             db, "SELECT ord, state, changed FROM headgate.cancel_v1($1, $2, $3, $4)", tenant_no, ids, who, reason
         )
-    return {ids[ord_ - 1]: Changed(changed=changed, state=State(state)) for ord_, state, changed in rows}
+    return {ids[ord_ - 1]: Change(changed=changed, state=State(state)) for ord_, state, changed in rows}
 
 
 async def redrive(
@@ -93,7 +86,7 @@ async def redrive(
 
 async def reprioritise(
     db: Connection, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str = "", reason: str = ""
-) -> dict[UUID, tuple[Changed, Requeued | None]]:
+) -> dict[UUID, tuple[Change, Requeued | None]]:
     """Give queued jobs another priority, keeping their age; running and finished ones are refused, unknown left out."""
     _check(tenant_no, ids, who, reason)
     check_priority(priority)
@@ -110,26 +103,16 @@ async def reprioritise(
         )
     return {
         ids[row[0] - 1]: (
-            Changed(changed=row[1], state=State(row[2])),
+            Change(changed=row[1], state=State(row[2])),
             Requeued(id=ids[row[0] - 1], topic_no=row[3], rank_class=row[4], rank_at=row[5]) if row[1] else None,
         )
         for row in rows
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What became of one job that was to move; `keyed` if a limit key ties it to its topic."""
-
-    changed: bool
-    state: State
-    keyed: bool
-    topic_no: int
-
-
 async def move(
     db: Connection, tenant_no: int, ids: Sequence[UUID], *, topic_no: int, who: str = "", reason: str = ""
-) -> dict[UUID, Moved]:
+) -> dict[UUID, Change]:
     """Put queued jobs on another topic of their tenant, keeping priority and age; unknown ids are left out."""
     _check(tenant_no, ids, who, reason)
     with translating(writing=True):
@@ -142,7 +125,7 @@ async def move(
             who,
             reason,
         )
-    return {ids[row[0] - 1]: Moved(changed=row[1], state=State(row[2]), keyed=row[3], topic_no=row[4]) for row in rows}
+    return {ids[row[0] - 1]: Change(changed=row[1], state=State(row[2]), keyed=row[3], topic_no=row[4]) for row in rows}
 
 
 async def states(db: Connection, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, tuple[State, int, int]]:

@@ -62,7 +62,7 @@ DEPENDENCIES: Final = "SELECT parent_id, child_id, needs, on_failure, met FROM h
 LEFT: Final = "SELECT count(*) AS checks FROM headgate.dependency_checks"
 OPERATIONS: Final = """
 SELECT n.name AS tenant, o.id, o.verb, o.state, o.matched, o.changed, o.skipped, o.errors, o.error, o.as_of,
-       o.finished_at FROM headgate.operations o JOIN headgate.tenants n USING (tenant_no)"""
+       o.finished_at FROM headgate.bulk_operations o JOIN headgate.tenants n USING (tenant_no)"""
 OF_A_JOB: Final = {
     "payloads": "id",
     "job_tags": "job_id",

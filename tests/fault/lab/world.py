@@ -57,7 +57,7 @@ _EMPTY_LOOKS: Final = 3
 Undo = Callable[[], Awaitable[None]]
 BUSY: Final = """
 SELECT EXISTS (SELECT FROM headgate.jobs) OR EXISTS (SELECT FROM headgate.dependency_checks)
-    OR EXISTS (SELECT FROM headgate.operations WHERE state IN (0, 1))"""
+    OR EXISTS (SELECT FROM headgate.bulk_operations WHERE state IN (0, 1))"""
 LEFT: Final = """
 SELECT n.name, t.name, j.state, j.attempt, j.epoch, j.worker, max(j.lease_until - clock_timestamp()) AS lease,
        max(j.run_at - clock_timestamp()) AS due, count(*)

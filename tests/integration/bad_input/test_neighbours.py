@@ -15,6 +15,7 @@ from headgate.store.listing import Filter
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush
 from tests.integration.bad_input.refusals import DAY, NUL, SURROGATE, World, digest
+from tests.support import store_calls
 from tests.support.epochs import epochs_of
 from tests.support.queue import make_ids, new_id
 
@@ -25,7 +26,7 @@ async def test_empty_lists_are_no_error_and_do_nothing(world: World) -> None:
     db, tenant = world.db, world.tenant
     before = await digest(db)
     assert await submit.submit(db, SubmitFlush()) == {}
-    assert await submit.submit_all(db, Names(), []) == []
+    assert await store_calls.submit_all(db, Names(), []) == []
     assert await settle.settle(db, OutcomeFlush()) == {}
     assert await leases.renew(db, []) == {}
     assert await leases.renew(db, [leases.Held(tenant_no=tenant, ids=[], epochs=[], lease_ms=1)]) == {}
@@ -78,7 +79,7 @@ async def test_another_tenants_jobs_are_unknown_to_every_verb(world: World) -> N
     held = leases.Held(tenant_no=tenant, ids=[running], epochs=[1], lease_ms=60_000)
     assert await leases.renew(db, [held]) == {(tenant, running, 1): leases.Renewal(lost=True, cancel=False)}
     for outcome in (Completed(), Failed(error=ErrorInfo(type="E")), Snooze(delay=DAY)):
-        settled = await settle.settle_one(db, tenant, running, 1, outcome)
+        settled = await store_calls.settle_one(db, tenant, running, 1, outcome)
         assert settled == settle.Settled(receipt=Receipt.UNKNOWN)
     claimed = await claiming.claim(
         db, tenant_no=tenant, topic_nos=[world.their_topic], limit=9, owner=1, lease_ms=1, workers=["w"], hints=theirs
@@ -118,7 +119,7 @@ async def test_an_epoch_that_never_was_is_stale(world: World) -> None:
     before = await digest(world.db)
     for epoch in (0, 2, -1, 2**31 - 1):
         for outcome in (Completed(), Failed(error=ErrorInfo(type="E"))):
-            answer = await settle.settle_one(world.db, world.tenant, world.running, epoch, outcome)
+            answer = await store_calls.settle_one(world.db, world.tenant, world.running, epoch, outcome)
             assert answer.receipt is Receipt.STALE
     assert await digest(world.db) == before
 
@@ -126,7 +127,7 @@ async def test_an_epoch_that_never_was_is_stale(world: World) -> None:
 async def test_what_a_worker_says_is_mended_rather_than_refused(world: World) -> None:
     """A NUL or a lone surrogate in an error text must not cost the job its outcome."""
     error = ErrorInfo(type=NUL, message=SURROGATE, traceback="line 1\nline 2\x00")
-    answer = await settle.settle_one(
+    answer = await store_calls.settle_one(
         world.db, world.tenant, world.running, (await epochs_of(world.db, [world.running]))[0], Failed(error=error)
     )
     assert answer.receipt is Receipt.APPLIED

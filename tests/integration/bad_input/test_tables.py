@@ -41,6 +41,7 @@ from tests.integration.bad_input.refusals import (
     bad_texts,
     refuse_all,
 )
+from tests.support import store_calls
 from tests.support.queue import make_ids, new_id
 
 
@@ -89,7 +90,7 @@ def claim_cases(w: World) -> list[Case]:
 
 def submission_cases(w: World) -> list[Case]:
     def call(topic: Any = "mail", **options: Any) -> Awaitable[object]:
-        return submit.submit_all(w.db, w.queue.names, [w.queue.job(topic, **options)], now=LONG_AGO)
+        return store_calls.submit_all(w.db, w.queue.names, [w.queue.job(topic, **options)], now=LONG_AGO)
 
     years = "from 2000-01-01 to 5 years ahead"
     return [
@@ -170,10 +171,10 @@ def flush_cases(w: World) -> list[Case]:
             Case("jobs", (name, "4 elements for 3 rows"), lambda name=name: call(**{name: [None] * 4}))
             for name in ("priorities", "rank_classes", "rank_offsets", "delays_ms", "run_ats", "max_attempts")
         ),
-        Case("jobs", "keys has 0 elements for 1 rows", lambda: call(key_ords=[1])),
+        Case("jobs", "keys has 0 elements for 1 rows", lambda: call(key_indexes=[0])),
         Case("jobs", "keys has 1 elements for 0 rows", lambda: call(keys=["k"])),
-        Case("jobs", "tags has 1 elements for 2 rows", lambda: call(tag_ords=[1, 2], tags=["red"])),
-        *(Case("jobs", "outside of 1 to 3", lambda ord_=ord_: call(stale_ords=[ord_])) for ord_ in (0, 4, -1)),
+        Case("jobs", "tags has 1 elements for 2 rows", lambda: call(tag_indexes=[0, 1], tags=["red"])),
+        *(Case("jobs", "outside of 0 to 2", lambda at=at: call(resent_indexes=[at])) for at in (-1, 3, -2)),
     ]
 
 
@@ -258,12 +259,12 @@ def renew_cases(w: World) -> list[Case]:
 
 def lease_upkeep_cases(w: World) -> list[Case]:
     return [
-        *bad_integers("limit", 1, 5_000, lambda value: leases.promote(w.db, limit=value)),
+        *bad_integers("limit", 1, 5_000, lambda value: store_calls.promote(w.db, limit=value)),
         *bad_integers("limit", 1, 5_000, lambda value: leases.reap(w.db, limit=value)),
-        *bad_moments("floor", lambda value: leases.promote(w.db, floor=value)),
+        *bad_moments("floor", lambda value: store_calls.promote(w.db, floor=value)),
         *bad_moments("floor", lambda value: leases.reap(w.db, floor=value)),
-        *bad_moments("floor", lambda value: leases.next_due(w.db, floor=value)),
-        *bad_moments("floor", lambda value: leases.oldest_running(w.db, floor=value)),
+        *bad_moments("floor", lambda value: store_calls.next_due(w.db, floor=value)),
+        *bad_moments("floor", lambda value: store_calls.oldest_running(w.db, floor=value)),
     ]
 
 

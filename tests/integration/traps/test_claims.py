@@ -11,9 +11,10 @@ from headgate.dispatch.watermark import Watermark
 from headgate.domain.arrivals import RankRange
 from headgate.domain.outcomes import Abandon, Nack
 from headgate.domain.states import State
-from headgate.store import leases, reads, verbs
+from headgate.store import reads, verbs
 from headgate.store.names import Topic
 from tests.integration.traps.rivals import BOOM, Rivals, all_jobs
+from tests.support import store_calls
 from tests.support.epochs import claims
 from tests.support.queue import Clock, Queue
 
@@ -140,7 +141,7 @@ async def test_a_retry_below_the_watermark_is_claimed_at_once_when_it_is_known_h
     queue = claimer.queue
     await queue.settle((ids[2], 1, BOOM), (ids[4], 1, Nack(delay=timedelta(0), reason="busy")), (ids[6], 1, Abandon()))
     await clock.advance(seconds=1)
-    (promoted,) = await leases.promote(queue.db)
+    (promoted,) = await store_calls.promote(queue.db)
     assert promoted.id == ids[2]
     (young,) = await queue.add()
     assert await claimer.claim(hints=[promoted.id, ids[4], ids[6]]) == (ids[2], ids[4], ids[6], young)
@@ -154,7 +155,7 @@ async def test_a_retry_below_the_watermark_is_found_by_one_round_of_sweeps(
     queue = claimer.queue
     await queue.settle((ids[place], 1, BOOM))
     await clock.advance(seconds=1)
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     assert await claimer.claim() == (), "below the mark: the trap is set"
     assert await claimer.sweeps_until(ids[place], sweep_us=SECOND, at_most=10) == 9 - place
 
@@ -184,7 +185,7 @@ async def test_a_job_older_than_every_mark_ends_a_round_of_sweeps(queue: Queue, 
         await queue.add()
         await clock.advance(seconds=1)
     assert len(await claimer.claim()) == 3
-    await leases.promote(queue.db)
+    await store_calls.promote(queue.db)
     assert await claimer.claim() == ()
     assert await claimer.sweeps_until(away, sweep_us=SECOND, at_most=4) <= 3
 

@@ -15,12 +15,13 @@ from headgate.api.grpc.codec import at_us, id_of, moment, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.admin import QUIET_DEFAULT, Admin
-from headgate.control.admin_ports import JobAnswer, Pause, Status, Target, TargetKind
+from headgate.control.admin_ports import JobAnswer
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.rank import MICROSECOND
 from headgate.domain.retention import RetentionRules
 from headgate.domain.validation import check_integer, to_ms
+from headgate.domain.views import Pause, Status, Target, TargetKind
 from headgate.wire import admin_pb2 as pb
 
 NAME: Final = "headgate.v1.AdminService"

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.control.ports import JobDetails
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import ID_BYTES
 from headgate.domain.rank import MICROSECOND, unix_us
 from headgate.domain.states import State
+from headgate.domain.views import JobView
 from headgate.wire import jobs_pb2, producer_pb2
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,7 +77,7 @@ def _relations(found: Sequence[Relation]) -> list[jobs_pb2.Relation]:
     ]
 
 
-def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
+def job_info(job: JobView) -> jobs_pb2.JobInfo:
     """A job as read."""
     progress: Mapping[str, object] = job.progress or {}
     return jobs_pb2.JobInfo(
@@ -90,13 +90,13 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         max_attempts=job.max_attempts,
         epoch=job.epoch,
         cancel_requested=job.cancel_requested,
-        worker=job.worker,
+        worker=job.worker or "",
         created_us=at_us(job.created_at),
         run_at_us=at_us(job.run_at),
         claimed_us=at_us(job.claimed_at),
         lease_until_us=at_us(job.lease_until),
         finished_us=at_us(job.finished_at),
-        last_error=job.last_error,
+        last_error=job.last_error or "",
         headers=job.headers,
         deadline_us=at_us(job.deadline),
         payload=job.payload or b"",
@@ -112,25 +112,25 @@ def job_info(job: JobDetails) -> jobs_pb2.JobInfo:
         events=[
             jobs_pb2.Event(
                 at_us=at_us(event.at),
-                kind=event.kind,
+                kind=event.kind.label,
                 epoch=event.epoch,
                 attempt=event.attempt,
                 state=state_of(event.state),
                 run_at_us=at_us(event.run_at),
                 claimed_us=at_us(event.claimed_at),
-                worker=event.worker,
-                actor=event.actor,
-                reason=event.reason,
-                error_type=event.error_type,
-                error_message=event.error_message,
-                error_trace=event.error_trace,
+                worker=event.worker or "",
+                actor=event.actor or "",
+                reason=event.reason or "",
+                error_type=event.error_type or "",
+                error_message=event.error_message or "",
+                error_trace=event.error_trace or "",
             )
             for event in job.events
         ],
     )
 
 
-def _lineage(job: JobDetails) -> jobs_pb2.Lineage | None:
+def _lineage(job: JobView) -> jobs_pb2.Lineage | None:
     if job.lineage is None:
         return None
     name, occurrence, triggered = job.lineage

@@ -10,8 +10,9 @@ import grpc
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
 from headgate.api.grpc.methods import grpc_service, unary
-from headgate.control.topics import Topics, TopicView
+from headgate.control.topics import Topics
 from headgate.domain.topic_limits import Rate
+from headgate.domain.views import TopicView
 from headgate.wire import topics_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

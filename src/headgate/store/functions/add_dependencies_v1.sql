@@ -2,7 +2,7 @@
 -- writes dependencies and batch membership. Returns the ords that are not to be submitted as they are:
 --   1 job_id is live under the unique key (and locked by us)   2 this very submit has changed job_id before
 --   10 no such parent: job_id   11 no such batch: job_id
---   12 that batch is sealed: job_id                            13 somebody was in between: try again
+--   12 that batch is sealed: job_id                            13 another submit came in between: try again
 --   20 the id is known already, so its dependencies stand: submit it without
 -- scopes_: for each job 0, or a number in scope_nos_: its caller sees the topics scope_topics_ of that number and no others,
 -- so parents and batches of other topics do not exist for it (10, 11). Empty: all callers see everything.
@@ -10,11 +10,11 @@
 -- then finds that it is no new job.
 --
 -- Locks: job rows in id order (holders of unique keys and parents together), then finished parents, batches, and unique
--- keys in their order. All job rows come first, because whoever ends a job holds its row when it comes to the rest. So a
+-- keys in their order. All job rows come first, because what ends a job holds its row when it comes to the rest. So a
 -- holder or parent that we hold is live until we commit, and one that we could not lock has ended and says so in a later
 -- statement: no submit is swallowed by a job that has already ended, and no end of a parent is missed.
 CREATE FUNCTION headgate.add_dependencies_v1(
-    tenant_ int, ids_ uuid[], topics_ int[], stale_ boolean[], unique_ords_ int[], unique_keys_ text[],
+    tenant_ int, ids_ uuid[], topics_ int[], resent_ boolean[], unique_ords_ int[], unique_keys_ text[],
     needs_ smallint[], on_failures_ smallint[], parent_ords_ int[], parents_ uuid[], batch_ords_ int[], batches_ uuid[],
     scopes_ int[], scope_nos_ int[], scope_topics_ text[])
 RETURNS TABLE (ord int, code smallint, job_id uuid)
@@ -52,10 +52,10 @@ BEGIN
                AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = i.id)));
     END IF;
     SELECT array_agg(u.n::int), array_agg(20::smallint), array_agg(u.id) INTO v_new_ords, v_new_codes, v_new_jobs
-      FROM unnest(ids_, stale_) WITH ORDINALITY AS u(id, stale, n)
+      FROM unnest(ids_, resent_) WITH ORDINALITY AS u(id, resent, n)
      WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = u.id)
         OR EXISTS (SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = u.id)
-        OR (u.stale AND EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = u.id));
+        OR (u.resent AND EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = u.id));
     v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
 
     -- Before anything is locked, and what is missing together with what is out of sight: the answer must not differ, whatever

@@ -23,7 +23,7 @@ BEGIN
         DECLARE
             v_keys text[];
         BEGIN
-            -- Behind the last one looked at. A row that is locked just now is seen to by whoever holds it.
+            -- Behind the last one looked at. A row that is locked just now is admitted by the session that holds it.
             SELECT array_agg(d.limit_key) INTO v_keys
               FROM (SELECT u.limit_key FROM headgate.limit_usage u
                      WHERE u.topic_no = v_one.topic_no AND u.limit_key > v_one.swept_to

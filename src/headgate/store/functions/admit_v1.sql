@@ -1,5 +1,5 @@
 -- Lets in who may run, of these keys of one tenant; their usage rows are locked by this transaction. Says which topics got
--- new pending jobs (now) or will have room later (when). A key lets in at most 1,000 at once, or most_; the rest follows.
+-- new pending jobs (now) or will have capacity later (when). A key lets in at most 1,000 at once, or most_; the rest follows.
 CREATE FUNCTION headgate.admit_v1(tenant_ int, topics_ int[], keys_ text[], most_ int[] DEFAULT '{}')
 RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -12,7 +12,7 @@ DECLARE
     v_window int := 10;            -- fair sharing: how many of a key may be pending at once
     v_topics int[];
     v_keys   text[];
-    v_rooms  int[];
+    v_capacities  int[];
     v_hold   uuid[];
     v_ids    uuid[];
     v_nths   int[];
@@ -25,15 +25,15 @@ BEGIN
                l.ordered_by_key, l.fair_by_key
           FROM headgate.topic_limits l
          WHERE l.topic_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(topics_) AS t)) AND l.keyed)
-    SELECT array_agg(r.topic_no), array_agg(r.limit_key), array_agg(r.room), array_agg(r.holder), array_agg(r.fair)
-      INTO v_topics, v_keys, v_rooms, v_hold, v_fairs
+    SELECT array_agg(r.topic_no), array_agg(r.limit_key), array_agg(r.capacity), array_agg(r.holder), array_agg(r.fair)
+      INTO v_topics, v_keys, v_capacities, v_hold, v_fairs
       FROM (SELECT t.topic_no, t.limit_key, CASE WHEN l.ordered_by_key THEN u.holder END AS holder, l.fair_by_key AS fair,
                    greatest(0, least(v_most, t.most, l.max_running_per_key - u.running - u.admitted,
                        CASE WHEN l.key_rate_count IS NOT NULL THEN
                            floor(headgate.tokens_v1(u.tokens, u.refilled_at, l.key_rate_count, l.key_rate_period_ms,
                                                     l.key_rate_burst, v_now)) - u.admitted END,
                        CASE WHEN l.ordered_by_key THEN 1 - u.running - u.admitted END,
-                       CASE WHEN l.fair_by_key THEN v_window - u.admitted END))::int AS room
+                       CASE WHEN l.fair_by_key THEN v_window - u.admitted END))::int AS capacity
               FROM unnest(topics_, keys_, most_) AS t(topic_no, limit_key, most)
              CROSS JOIN LATERAL (SELECT u.running, u.admitted, u.tokens, u.refilled_at, u.holder FROM headgate.limit_usage u
                                   WHERE u.topic_no = t.topic_no AND u.limit_key = t.limit_key LIMIT 1) AS u
@@ -43,18 +43,18 @@ BEGIN
     SELECT array_agg(p.job_id ORDER BY p.job_id), array_agg(p.nth ORDER BY p.job_id), array_agg(p.o ORDER BY p.job_id)
       INTO v_ids, v_nths, v_of
       FROM (SELECT w.job_id, w.nth::int, r.o::int
-              FROM unnest(v_topics, v_keys, v_rooms, v_hold) WITH ORDINALITY AS r(topic_no, limit_key, room, holder, o)
+              FROM unnest(v_topics, v_keys, v_capacities, v_hold) WITH ORDINALITY AS r(topic_no, limit_key, capacity, holder, o)
              CROSS JOIN LATERAL (
                    (SELECT w.job_id, row_number() OVER (ORDER BY w.rank_class, w.rank_at, w.job_id) AS nth
                       FROM headgate.limit_line w                                              -- index: limit_line_order
                      WHERE r.holder IS NULL AND w.topic_no = r.topic_no AND w.limit_key = r.limit_key
-                     ORDER BY w.rank_class, w.rank_at, w.job_id LIMIT r.room)
+                     ORDER BY w.rank_class, w.rank_at, w.job_id LIMIT r.capacity)
                    UNION ALL
                    -- Strict order: while one has begun and not ended, nobody but it.
                    (SELECT w.job_id, 1 FROM headgate.limit_line w
                      WHERE w.tenant_no = tenant_ AND w.job_id = r.holder AND w.topic_no = r.topic_no
-                       AND w.limit_key = r.limit_key LIMIT r.room)) AS w
-             WHERE r.room > 0) AS p;
+                       AND w.limit_key = r.limit_key LIMIT r.capacity)) AS w
+             WHERE r.capacity > 0) AS p;
     IF v_ids IS NOT NULL THEN
         SELECT array_agg(l.id) INTO v_got
           FROM (SELECT j.id FROM headgate.jobs j
@@ -62,7 +62,7 @@ BEGIN
                  ORDER BY j.id FOR UPDATE SKIP LOCKED) AS l;
     END IF;
     IF v_got IS NOT NULL THEN
-        -- Fair: the rank is that of the admission, so keys take turns, whoever came first with how many.
+        -- Fair: the rank is that of the admission, so keys take turns, however many jobs one of them has.
         UPDATE headgate.jobs j
            SET state = 0 /* pending */,
                rank_at = CASE WHEN v_fairs[v_of[width_bucket(j.id, v_ids)]] THEN v_now_us + v_nths[width_bucket(j.id, v_ids)]
@@ -77,7 +77,7 @@ BEGIN
           FROM unnest(v_got) AS g(id) GROUP BY 2;
     END IF;
     IF coalesce(cardinality(v_got), 0) < coalesce(cardinality(v_ids), 0) THEN
-        -- Picked and not got: somebody is at it, or it is not there any more, and must not stand in the others' way.
+        -- Picked and not got: another session has it locked, or it is not there any more, and must not stand in the others' way.
         DELETE FROM headgate.limit_line w
          WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_ids)
            AND NOT EXISTS (SELECT FROM headgate.jobs j
@@ -89,8 +89,8 @@ BEGIN
           FROM headgate.topic_limits l
          WHERE l.topic_no = ANY (ARRAY(SELECT DISTINCT t FROM unnest(v_topics) AS t)) AND l.keyed),
     counted AS MATERIALIZED (
-        SELECT r.topic_no, r.limit_key, r.room, coalesce(g.n, 0) AS n, g.one, coalesce(g.missed, 0) AS missed
-          FROM unnest(v_topics, v_keys, v_rooms) WITH ORDINALITY AS r(topic_no, limit_key, room, o)
+        SELECT r.topic_no, r.limit_key, r.capacity, coalesce(g.n, 0) AS n, g.one, coalesce(g.missed, 0) AS missed
+          FROM unnest(v_topics, v_keys, v_capacities) WITH ORDINALITY AS r(topic_no, limit_key, capacity, o)
           LEFT JOIN (SELECT p.o, count(*) FILTER (WHERE p.id = ANY (v_got)) AS n,
                             count(*) FILTER (WHERE p.id <> ALL (coalesce(v_got, '{}'))) AS missed,
                             min(p.id::text) FILTER (WHERE p.id = ANY (v_got)) AS one

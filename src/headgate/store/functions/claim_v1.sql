@@ -1,5 +1,5 @@
 -- Claims up to n_ due jobs of one tenant, best first over all the topics given, and returns them (unordered: the caller
--- sorts by rank_class, rank_at, id). Never more than n_. Commits before anything is sent: the caller's affair.
+-- sorts by rank_class, rank_at, id). Never more than n_. The caller commits before it sends anything.
 --
 -- Where to look is the caller's choice, as key ranges: one row per (topic, [class_from, rank_from) … [class_to,
 -- rank_to)), in order within a topic. Without a watermark that is one whole range per topic; with one, the ranges leave
@@ -60,7 +60,7 @@ DECLARE
     v_rank     bigint;
     v_sorted   uuid[];
     v_slots    int[];
-    v_rooms    int[];                -- beside v_topics: how many may start; NULL (or none at all): as many as you like
+    v_capacities    int[];                -- beside v_topics: how many may start; NULL (or none at all): as many as you like
     v_left     int[];
     v_got_topics int[];
     v_keyed    boolean;              -- some of them have a limit key
@@ -128,9 +128,9 @@ BEGIN
                          FROM unnest(v_arrived.topics, v_arrived.classes, v_arrived.froms, v_arrived.tos) AS a(t, c, f, l));
     END IF;
     IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.topic_no = ANY (v_topics) AND l.counted) THEN
-        v_rooms := headgate.topic_room_v1(v_topics, n_);
-        v_left := v_rooms;
-        v_limited := ARRAY(SELECT r.topic_no FROM unnest(v_topics, v_rooms) AS r(topic_no, room) WHERE r.room IS NOT NULL);
+        v_capacities := headgate.topic_capacity_v1(v_topics, n_);
+        v_left := v_capacities;
+        v_limited := ARRAY(SELECT r.topic_no FROM unnest(v_topics, v_capacities) AS r(topic_no, capacity) WHERE r.capacity IS NOT NULL);
     END IF;
 
     -- Normally one round. More only when another claimer holds the candidates: go on after the last one looked at,
@@ -140,7 +140,7 @@ BEGIN
         SELECT array_agg(k.id), array_agg(k.topic_no), array_agg(k.rank_class), array_agg(k.rank_at)
           INTO v_chosen, v_chosen_topics, v_classes, v_ranks
           FROM (SELECT c.id, c.rank_class, c.rank_at, t.topic_no
-                  FROM unnest(v_topics, v_left) AS t(topic_no, room)
+                  FROM unnest(v_topics, v_left) AS t(topic_no, capacity)
                  CROSS JOIN LATERAL (
                        -- The ranges come in order and each is read in order, so this LIMIT needs no sort and stops early.
                        SELECT j.id, j.rank_class, j.rank_at
@@ -170,7 +170,7 @@ BEGIN
                                   AND (v_round > 0 OR j.id <> ALL (hints_))
                                 ORDER BY j.rank_class, j.rank_at LIMIT v_look)) AS j
                         WHERE r.topic_no = t.topic_no
-                        LIMIT least(v_look, t.room)) AS c
+                        LIMIT least(v_look, t.capacity)) AS c
                  UNION ALL
                 SELECT h.id, h.rank_class, h.rank_at, h.topic_no
                   FROM (SELECT j.id, j.topic_no, j.rank_class, j.rank_at, j.state FROM headgate.jobs j
@@ -205,11 +205,11 @@ BEGIN
                      WHERE u.id NOT IN (SELECT g FROM unnest(v_got) AS g)) AS m
              CROSS JOIN LATERAL headgate.key_ranges_v1(m.t, m.c, m.r) AS r;
         END IF;
-        IF (v_keyed OR v_rooms IS NOT NULL) AND v_got IS NOT NULL THEN
+        IF (v_keyed OR v_capacities IS NOT NULL) AND v_got IS NOT NULL THEN
             v_taken := headgate.take_limited_v1(tenant_, v_got, v_got_topics, v_topics, v_left, v_keyed, v_at);
             v_at := v_taken.at_;
             v_got := v_taken.ids;
-            v_left := v_taken.rooms;
+            v_left := v_taken.capacities;
             v_waits := v_waits || v_taken.wait_topics;
             v_wait_ats := v_wait_ats || v_taken.wait_ats;
         END IF;
@@ -219,10 +219,10 @@ BEGIN
         v_look := n_ << v_round;
     END LOOP;
     IF v_round = 4 AND cardinality(v_ids) < n_ THEN v_ended := jsonb_build_array(v_class, v_rank); END IF;
-    IF v_rooms IS NOT NULL THEN
+    IF v_capacities IS NOT NULL THEN
         v_at := coalesce(v_at, headgate.clock_v1());
         SELECT v_waits || array_agg(w.topic_no), v_wait_ats || array_agg(w.at) INTO v_waits, v_wait_ats
-          FROM headgate.close_claim_v1(v_topics, v_rooms, v_left, n_, cardinality(v_ids), v_at) AS w;
+          FROM headgate.close_claim_v1(v_topics, v_capacities, v_left, n_, cardinality(v_ids), v_at) AS w;
     END IF;
     IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
         v_now := headgate.clock_v1();
@@ -231,7 +231,7 @@ BEGIN
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
                       WHERE cardinality(v_ids) < n_ OR w.at > v_now;
     END IF;
-    IF v_restart OR v_arrivals IS NOT NULL OR v_locked <> '[]' OR v_paused IS NOT NULL OR v_rooms IS NOT NULL
+    IF v_restart OR v_arrivals IS NOT NULL OR v_locked <> '[]' OR v_paused IS NOT NULL OR v_capacities IS NOT NULL
        OR v_ended IS NOT NULL THEN
         v_news := jsonb_strip_nulls(jsonb_build_object(
             'arrived', v_arrivals, 'locked', nullif(v_locked, '[]'), 'ended', v_ended, 'restart', nullif(v_restart, false),
@@ -251,7 +251,7 @@ BEGIN
                                SELECT (sum(r.len) OVER (ORDER BY r.i) - r.len)::int AS start
                                  FROM unnest(runs_) WITH ORDINALITY AS r(len, i)) AS b) AS s) AS p;
     END IF;
-    v_now := coalesce(v_at, headgate.clock_v1());      -- anew: the lease begins now, not when the pause lock was asked for
+    v_now := coalesce(v_at, headgate.clock_v1());      -- read again: the lease begins now, not when the pause lock was asked for
     RETURN QUERY
     -- explain: take
     WITH taken AS (

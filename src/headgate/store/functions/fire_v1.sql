@@ -2,10 +2,10 @@
 -- no moment at which a crash could leave a mark without its job, or a job without its mark.
 --
 -- A schedule is fired only if it stands as the caller read it (version and next_at); what another instance has just fired,
--- or somebody has changed, is passed over. An occurrence that has its job already (the clock was set back, a backup was
+-- or has been changed, is passed over. An occurrence that has its job already (the clock was set back, a backup was
 -- restored) counts as fired and makes no second one: the key of schedule_jobs holds it.
 --
--- A job for which its topic's backlog has no room is not made, and its schedule says what then (when_full). wait: the cursor
+-- A job for which its topic's backlog has no capacity is not made, and its schedule says what then (when_full). wait: the cursor
 -- stays at the oldest occurrence without a job, and the schedule is looked at again after a while that grows from a second
 -- to 15. So a full topic costs little and holds up no other schedule; what comes due meanwhile is caught up by the schedule's own
 -- policy. skip: the occurrence is counted as skipped. A schedule that replaces its earlier job must not lose that for
@@ -13,7 +13,7 @@
 --
 -- Per schedule: number, version, due (the next_at that was read), the next one (NULL: it has ended), an occurrence left out
 -- for being late (or NULL). Per job: ord of its schedule, id, occurrence, and from where on it stands for others, too.
--- Returns the schedules that were fired: how many jobs, how many skipped, and whether the rest waits for room.
+-- Returns the schedules that were fired: how many jobs, how many skipped, and whether the rest waits for capacity.
 CREATE FUNCTION headgate.fire_v1(
     schedule_nos_ int[], versions_ int[], dues_ timestamptz[], nexts_ timestamptz[], missed_ timestamptz[],
     run_ords_ int[], run_ids_ uuid[], run_ats_ timestamptz[], run_froms_ timestamptz[])
@@ -122,7 +122,7 @@ BEGIN
                tenant_nos_ => v_tenants, ids_ => v_jobs, topic_nos_ => v_topics, payloads_ => v_payloads,
                priorities_ => v_priorities, rank_classes_ => v_classes, rank_offsets_ => v_offsets, delays_ms_ => '{}',
                run_ats_ => v_ats, max_attempts_ => v_attempts, policy_nos_ => v_policies, headers_ => v_headers,
-               stale_ords_ => '{}', key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}', key_windows_ms_ => '{}',
+               resent_ords_ => '{}', key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}', key_windows_ms_ => '{}',
                tag_ords_ => v_tag_ords, tags_ => v_tags) AS x;
         FOR v_tenant, v_ids IN
             SELECT u.tenant_no, array_agg(u.id) FROM unnest(v_tenants, v_jobs) AS u(tenant_no, id) GROUP BY 1 ORDER BY 1

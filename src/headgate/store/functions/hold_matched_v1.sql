@@ -1,5 +1,5 @@
 -- Locks jobs of one tenant that an operation is about to change, finished or live ones, in the order of their ids, as the
--- verbs themselves do. Between this and the verb the filter is asked once more: what somebody else changed meanwhile is
+-- verbs themselves do. Between this and the verb the filter is asked once more: what another session changed meanwhile is
 -- then seen, and what is seen cannot change.
 CREATE FUNCTION headgate.hold_matched_v1(tenant_ int, ids_ uuid[], finished_ boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

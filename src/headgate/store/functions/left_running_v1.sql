@@ -1,5 +1,5 @@
 -- These jobs have left `running` (with the flag limit_key or counted): wherever they are now, live or in the archive since at_, what
--- they used is free. Says which topics may have room now.
+-- they used is free. Says which topics may have capacity now.
 CREATE FUNCTION headgate.left_running_v1(tenant_ int, ids_ uuid[], at_ timestamptz) RETURNS SETOF int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off

@@ -1,4 +1,4 @@
--- The ords for which their topic has no room in its backlog: whatever waits, due or not. Counted from the totals and the
+-- The ords for which their topic has no capacity in its backlog: whatever waits, due or not. Counted from the totals and the
 -- deltas that are not folded yet, in one snapshot: exact but for flushes in flight. What was submitted before is no news,
 -- and is let through to be answered as such.
 CREATE FUNCTION headgate.over_backlog_v1(tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], key_ords_ int[], keys_ text[])

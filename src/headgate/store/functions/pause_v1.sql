@@ -1,6 +1,6 @@
 -- Pause and resume of a target: (0, 0) everything, (tenant, 0), (tenant, topic). The exclusive lock waits for the claims
 -- in flight and keeps out new ones until this transaction ends, so when the call has returned, nothing of the target
--- enters `running` any more, on any instance. Pausing again overwrites the reason and stamps paused_at anew. Returns
+-- enters `running` any more, on any instance. Pausing again overwrites the reason and sets paused_at again. Returns
 -- paused_at, or NULL when there is no such target.
 CREATE FUNCTION headgate.pause_v1(tenant_ int, topic_ int, reason_ text, who_ text, until_ timestamptz)
 RETURNS timestamptz LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- Puts finished jobs of one tenant back on their topic: attempts start anew, the rank is that of a job submitted now, the
+-- Puts finished jobs of one tenant back on their topic: attempts start again from 0, the rank is that of a job submitted now, the
 -- epoch and the memory of the last outcome stay (an old worker's repeated answer is still recognised). payloads_, aligned
 -- with ids_, may carry an edited body (NULL: as it was; an empty array: none is edited). spread_us_ lies between the due
 -- times of two neighbours, so that many do not come back all at once. A deadline that will have passed when the job is due

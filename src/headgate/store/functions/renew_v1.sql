@@ -1,9 +1,9 @@
 -- Pushes leases forward; returns (ord, lost, cancel, skipped) only for those that are lost (another epoch, not running,
--- gone), whose worker must be told that a cancel was requested, or that somebody else has locked. lease_until is in no
+-- gone), whose worker must be told that a cancel was requested, or that another session has locked. lease_until is in no
 -- index, so this is a HOT update.
 --
 -- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
--- neither renewed nor lost, it is *skipped*: whoever asked has to ask again, and must not count on it until then. Who never
+-- neither renewed nor lost, it is *skipped*: the caller has to ask again, and must not count on it until then. Who never
 -- waits may also come to the rows in any order.
 CREATE FUNCTION headgate.renew_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], lease_ms_ bigint[])
 RETURNS TABLE (ord int, lost boolean, cancel boolean, skipped boolean)

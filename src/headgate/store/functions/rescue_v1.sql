@@ -1,5 +1,5 @@
 -- The slow way to promote and reap, for when the indexes lead to a page that cannot be read: block by block, row by row. What
--- cannot be read or written is left where it is, with a row that says why (problem: a job, or the block `number`); all else
+-- cannot be read or written is left where it is, with a row that says why (problem: a job; unreadable: the block `number`); all else
 -- goes on. One call looks at n_ blocks from from_ on; more: there are others behind them. The rows are as those of tick_v1.
 CREATE FUNCTION headgate.rescue_v1(from_ int, n_ int, reap_ boolean)
 RETURNS TABLE (kind text, tenant_no int, topic_no int, id uuid, number bigint, at timestamptz, detail text)
@@ -44,7 +44,7 @@ BEGIN
                 END;
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
-            RETURN QUERY SELECT 'problem', NULL::int, NULL::int, NULL::uuid, v_block::bigint, NULL::timestamptz,
+            RETURN QUERY SELECT 'unreadable', NULL::int, NULL::int, NULL::uuid, v_block::bigint, NULL::timestamptz,
                                 SQLSTATE || ' ' || SQLERRM;
         END;
     END LOOP;

@@ -26,7 +26,7 @@ DECLARE
     v_applied int;
     v_gone    uuid[];
     v_base    int := cardinality(ids_);
-    v_odd     uuid[];          -- completed although a cancel was requested
+    v_cancelled     uuid[];          -- completed although a cancel was requested
     v_related  uuid[];          -- others wait for it, or it has a unique key
     v_limited uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
@@ -75,17 +75,17 @@ BEGIN
                array_agg(k.id) FILTER (WHERE k.flags & 2080 /* has_dependants | unique */ <> 0),
                       array_agg(k.id) FILTER (WHERE k.flags & 132 /* limit_key | counted */ <> 0),
                CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
-          INTO v_applied, v_odd, v_related, v_limited, v_gone FROM kept k;
+          INTO v_applied, v_cancelled, v_related, v_limited, v_gone FROM kept k;
         -- explain: end
         IF v_limited IS NOT NULL THEN
             RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', r.topic_no
                            FROM headgate.left_running_v1(tenants_[v_run], v_limited, v_now) AS r(topic_no);
         END IF;
-        IF v_odd IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
+        IF v_cancelled IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10 /* completed_after_cancel */, a.epoch, a.attempt, 5 /* completed */, a.claimed_at,
                    a.worker FROM headgate.archive a
-             WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_odd) AND a.finished_at = v_now;
+             WHERE a.tenant_no = tenants_[v_run] AND a.id = ANY (v_cancelled) AND a.finished_at = v_now;
         END IF;
         IF v_related IS NOT NULL
            AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5 /* completed */::smallint, ARRAY[cardinality(v_related)])) THEN

@@ -7,7 +7,7 @@
 -- as sent again. In any other case those two do it.
 CREATE FUNCTION headgate.submit_running_v1(
     tenant_ int, id_ uuid, topic_ int, payload_ bytea, priority_ int, rank_class_ int, rank_offset_ bigint,
-    max_attempts_ int, policy_no_ int, headers_ jsonb, fresh_until_ timestamptz,
+    max_attempts_ int, policy_no_ int, headers_ jsonb, new_id_until_ timestamptz,
     topics_ int[], range_topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
     n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint, seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
@@ -28,7 +28,7 @@ BEGIN
        AND current_setting('transaction_isolation') = 'read committed' THEN
         PERFORM pg_advisory_xact_lock_shared(4847423, 1 /* dispatch */);      -- see claim_v1
         v_now := headgate.clock_v1();
-        IF (fresh_until_ <= v_now) IS NOT TRUE AND NOT EXISTS (
+        IF (new_id_until_ <= v_now) IS NOT TRUE AND NOT EXISTS (
             -- explain: look
             SELECT FROM headgate.dispatch_control c
              WHERE c.tenant_no IN (0, tenant_) AND c.topic_no IN (0, topic_) AND c.paused
@@ -100,7 +100,7 @@ BEGIN
       FROM headgate.submit_claim_v1(
                ARRAY[tenant_], ARRAY[id_], ARRAY[topic_], ARRAY[payload_], ARRAY[priority_], ARRAY[rank_class_],
                ARRAY[rank_offset_], '{}', '{}', ARRAY[max_attempts_], ARRAY[policy_no_], ARRAY[headers_], '{}',
-               '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', fresh_until_,
+               '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', new_id_until_,
                tenant_, topics_, range_topics_, class_from_, rank_from_, class_to_, rank_to_, '{}', n_, owner_, workers_,
                runs_, lease_ms_, seen_, generation_);
 END $$;

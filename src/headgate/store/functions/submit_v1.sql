@@ -7,21 +7,21 @@
 -- Keys, tags and limit keys are sparse: (ord, value) pairs, ascending. The caller has validated everything and folded
 -- repeated ids.
 --
--- fresh: this id was made for this very call and never sent before. Anything else may be a copy of a submit whose job
+-- An id is new if it was made for this very call and never sent before. Anything else may be a copy of a submit whose job
 -- has run and finished meanwhile, so the archive is checked AFTER the insert, in a later statement with a newer
 -- snapshot: checked before, or in the insert's own statement, a completion in between would make a second job. Such
--- ids are also remembered for a while, so that a delayed first, "fresh" copy cannot insert them again.
+-- ids are also remembered for a while, so that a delayed first copy cannot insert them again.
 --
--- fresh_until_: by when "fresh" is no longer believed, since the sender may have been frozen for longer than such ids are
+-- new_id_until_: by when no id counts as new any more, since the sender may have been frozen for longer than such ids are
 -- remembered. Decided here: a process can freeze between a check of its own and the send. A flush that is older still is
 -- refused: the archive itself may have been dropped since.
 CREATE FUNCTION headgate.submit_v1(
     tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], payloads_ bytea[],
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
-    max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], stale_ords_ int[],
+    max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], resent_ords_ int[],
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
     limit_ords_ int[] DEFAULT '{}', limit_keys_ text[] DEFAULT '{}', flags_ smallint[] DEFAULT '{}',
-    fresh_until_ timestamptz DEFAULT NULL)
+    new_id_until_ timestamptz DEFAULT NULL)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -38,18 +38,18 @@ DECLARE
     v_new_ids    uuid[];
     v_suspect    int[];                -- ords inserted just now that may have finished before
     v_undo       int[] := '{}';
-    v_odd        boolean;              -- anything but plain fresh submits
+    v_special        boolean;              -- anything but plain submits with new ids
     v_old_ords   int[];                -- ords whose id was there before, and what they are told
     v_old_receipts smallint[];
-    v_refused    int[] := '{}';        -- ords for which the backlog has no room
+    v_refused    int[] := '{}';        -- ords for which the backlog has no capacity
     v_one        record;
 BEGIN
-    IF fresh_until_ <= v_now THEN
-        IF fresh_until_ < v_now - interval '1 hour' THEN
+    IF new_id_until_ <= v_now THEN
+        IF new_id_until_ < v_now - interval '1 hour' THEN
             RAISE EXCEPTION 'this flush of submits is more than an hour late; nothing was stored: send it again'
                 USING ERRCODE = 'serialization_failure';
         END IF;
-        stale_ords_ := ARRAY(SELECT generate_series(1, v_count));
+        resent_ords_ := ARRAY(SELECT generate_series(1, v_count));
     END IF;
     IF cardinality(headers_) > 0 THEN
         headers_ := ARRAY(SELECT headgate.deadline_v1(u.h, v_now) FROM unnest(headers_) WITH ORDINALITY AS u(h, n)
@@ -89,11 +89,11 @@ BEGIN
     END IF;
     v_skip := v_skip || v_refused;
     v_left_out := v_skip;
-    IF cardinality(stale_ords_) > 0 AND current_setting('transaction_isolation') <> 'read committed' THEN
+    IF cardinality(resent_ords_) > 0 AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- All statements have one snapshot here, so the archive cannot be looked at in a newer one after the insert. What is
         -- known in that snapshot is a repeat, whatever became of it since. Of anything else it cannot be known whether it has
         -- run since the snapshot was taken.
-        SELECT ids_[s.o] INTO v_unsure FROM unnest(stale_ords_) AS s(o)
+        SELECT ids_[s.o] INTO v_unsure FROM unnest(resent_ords_) AS s(o)
          WHERE s.o <> ALL (v_skip)
            AND NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_nos_[s.o] AND j.id = ids_[s.o])
            AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_nos_[s.o] AND a.id = ids_[s.o])
@@ -104,7 +104,7 @@ BEGIN
                 upper(current_setting('transaction_isolation')), v_unsure
                 USING ERRCODE = 'invalid_transaction_state', HINT = 'headgate code: isolation_level';
         END IF;
-        v_left_out := v_left_out || stale_ords_;
+        v_left_out := v_left_out || resent_ords_;
     END IF;
 
     WITH made AS (
@@ -142,20 +142,20 @@ BEGIN
                2)
     SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
 
-    -- The plain case ends here: everything was fresh, everything is in, and nobody has sent anything twice lately.
-    v_odd := cardinality(stale_ords_) > 0 OR coalesce(cardinality(v_new_ids), 0) < v_count
+    -- The plain case ends here: all ids were new, everything is in, and nobody has sent anything twice lately.
+    v_special := cardinality(resent_ords_) > 0 OR coalesce(cardinality(v_new_ids), 0) < v_count
              OR EXISTS (SELECT FROM headgate.resent_ids);
-    IF v_odd THEN
+    IF v_special THEN
         -- Inserted just now, though sent before (or remembered as sent again): did the job finish meanwhile?
         SELECT coalesce(array_agg(u.n), '{}') INTO v_suspect
           FROM unnest(tenant_nos_, ids_) WITH ORDINALITY AS u(tenant_no, id, n)
          WHERE (u.tenant_no, u.id) IN (SELECT * FROM unnest(v_new_tenants, v_new_ids))
-           AND (u.n = ANY (stale_ords_)
+           AND (u.n = ANY (resent_ords_)
                 OR EXISTS (SELECT FROM headgate.resent_ids r WHERE r.tenant_no = u.tenant_no AND r.id = u.id));
         SELECT coalesce(array_agg(s.o), '{}') INTO v_undo FROM unnest(v_suspect) AS s(o)
          WHERE EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_nos_[s.o] AND a.id = ids_[s.o])
-            -- A fresh copy of an id already remembered: its job was made, and has since been discarded.
-            OR s.o <> ALL (stale_ords_);
+            -- A copy, as new, of an id already remembered: its job was made, and has since been discarded.
+            OR s.o <> ALL (resent_ords_);
         IF cardinality(v_undo) > 0 THEN
             WITH gone AS (
                 DELETE FROM headgate.jobs j
@@ -167,7 +167,7 @@ BEGIN
             SELECT g.tenant_no, g.topic_no, g.state, -1 /* none */, count(*), v_now FROM gone g GROUP BY 1, 2, 3;
         END IF;
         INSERT INTO headgate.resent_ids (tenant_no, id, expires_at)
-        SELECT tenant_nos_[s.o], ids_[s.o], v_now + interval '1 hour' FROM unnest(stale_ords_) AS s(o)
+        SELECT tenant_nos_[s.o], ids_[s.o], v_now + interval '1 hour' FROM unnest(resent_ords_) AS s(o)
          WHERE s.o <> ALL (v_skip) ORDER BY 1, 2
         ON CONFLICT (tenant_no, id) DO UPDATE SET expires_at = excluded.expires_at;
         -- What was there first, live or finished, in one snapshot; an edited body counts as the same one.

@@ -1,10 +1,10 @@
--- Of jobs a claim has locked, best first, those that may run: no more of a topic than its room, no more of a key than its
+-- Of jobs a claim has locked, best first, those that may run: no more of a topic than its capacity, no more of a key than its
 -- limits (they may have been lowered since it was let in: then it goes back to its line). Counts the keys' ones as running.
 -- at_ is the time of the claim, set by the first call, behind its locks: buckets are charged at the very time at which the
 -- jobs are said to have started, or a window of time could hold a few more.
 CREATE FUNCTION headgate.take_limited_v1(
-    tenant_ int, ids_ uuid[], id_topics_ int[], topics_ int[], rooms_ int[], keyed_ boolean, INOUT at_ timestamptz,
-    OUT ids uuid[], OUT rooms int[], OUT wait_topics int[], OUT wait_ats timestamptz[])
+    tenant_ int, ids_ uuid[], id_topics_ int[], topics_ int[], capacities_ int[], keyed_ boolean, INOUT at_ timestamptz,
+    OUT ids uuid[], OUT capacities int[], OUT wait_topics int[], OUT wait_ats timestamptz[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_variable
@@ -29,12 +29,12 @@ DECLARE
     v_skipped boolean := false;
 BEGIN
     ids := ids_;
-    rooms := rooms_;
-    IF rooms_ IS NOT NULL THEN
+    capacities := capacities_;
+    IF capacities_ IS NOT NULL THEN
         ids := coalesce((SELECT array_agg(g.id ORDER BY g.n)
                            FROM (SELECT g.id, g.n, g.topic_no, row_number() OVER (PARTITION BY g.topic_no ORDER BY g.n) AS nth
                                    FROM unnest(ids_, id_topics_) WITH ORDINALITY AS g(id, topic_no, n)) AS g
-                          WHERE coalesce(g.nth <= rooms_[array_position(topics_, g.topic_no)], true)), '{}');
+                          WHERE coalesce(g.nth <= capacities_[array_position(topics_, g.topic_no)], true)), '{}');
     END IF;
     IF keyed_ AND cardinality(ids) > 0 THEN
         -- A key's place in v_keys stands for it below: arrays instead of joins, and one visit to each row.
@@ -136,9 +136,9 @@ BEGIN
               FROM headgate.admit_v1(tenant_, v_again, v_again_keys, v_most) AS a;
         END IF;
     END IF;
-    IF rooms_ IS NOT NULL THEN
-        rooms := ARRAY(SELECT r.room - (SELECT count(*) FROM unnest(ids_, id_topics_) AS g(id, topic_no)
+    IF capacities_ IS NOT NULL THEN
+        capacities := ARRAY(SELECT r.capacity - (SELECT count(*) FROM unnest(ids_, id_topics_) AS g(id, topic_no)
                                          WHERE g.topic_no = topics_[r.o] AND g.id = ANY (ids))::int
-                         FROM unnest(rooms_) WITH ORDINALITY AS r(room, o) ORDER BY r.o);
+                         FROM unnest(capacities_) WITH ORDINALITY AS r(capacity, o) ORDER BY r.o);
     END IF;
 END $$;

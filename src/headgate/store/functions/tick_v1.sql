@@ -78,8 +78,8 @@ BEGIN
     RETURN QUERY SELECT 'unblock', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                   WHERE EXISTS (SELECT FROM headgate.dependency_checks);
     RETURN QUERY SELECT 'bulk', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
-                  WHERE EXISTS (SELECT FROM headgate.operations o
-                                 WHERE o.state IN (0, 1) /* pending, running */);   -- index: operations_active
+                  WHERE EXISTS (SELECT FROM headgate.bulk_operations o
+                                 WHERE o.state IN (0, 1) /* pending, running */);   -- index: bulk_operations_active
     RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at, NULL::text
                    FROM (SELECT j.run_at FROM headgate.jobs j
                           WHERE j.state IN (2, 3) /* scheduled, retrying */ AND j.run_at >= promote_floor_

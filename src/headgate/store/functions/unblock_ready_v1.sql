@@ -4,7 +4,7 @@
 -- noted once more, behind the others: it waits for that lock alone, and the next tick asks again.
 --
 -- In a transaction after the one that noted the check. Each statement below has a snapshot newer than the lock on the
--- child: of two that end the last two parents, whoever comes here second sees both.
+-- child: of two that end the last two parents, the second to come here sees both.
 CREATE FUNCTION headgate.unblock_ready_v1(n_ int) RETURNS TABLE (tenant_no int, topic_no int, id uuid, more boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$

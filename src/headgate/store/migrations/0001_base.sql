@@ -155,7 +155,7 @@ CREATE TABLE headgate.jobs (
     CONSTRAINT jobs_cancel CHECK (flags & 16 /* cancel_requested */ = 0 OR state = 1 /* running */),
     CONSTRAINT jobs_payload CHECK ((payload IS NULL) = (flags & 1 /* payload_apart */ <> 0))
 ) WITH (
-    fillfactor = 90,                                     -- room for HOT renewals and progress
+    fillfactor = 90,                                     -- space for HOT renewals and progress
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off

@@ -33,7 +33,7 @@ CREATE TABLE headgate.schedules (
     look_at         timestamptz,                         -- when instances look at it: then, or later after an error;
                                                          -- NULL while it is paused and when it has ended
     last_at         timestamptz,                         -- the newest occurrence that was dealt with
-    full_since      timestamptz,                         -- next_at has come, and its topic has no room for the job
+    full_since      timestamptz,                         -- next_at has come, and its topic has no capacity for the job
     last_job_id     uuid,
     fired           bigint NOT NULL DEFAULT 0,
     skipped         bigint NOT NULL DEFAULT 0,
@@ -53,7 +53,7 @@ CREATE TABLE headgate.schedules (
                      WHEN 2 THEN at IS NOT NULL AND span_ms >= 1000
                      ELSE expression IS NOT NULL AND zone IS NOT NULL END),
     CHECK (look_at IS NULL OR (next_at IS NOT NULL AND NOT paused))
-) WITH (fillfactor = 70);                                -- room for the update of every firing
+) WITH (fillfactor = 70);                                -- space for the update of every firing
 CREATE INDEX schedules_due ON headgate.schedules (look_at) WHERE look_at IS NOT NULL;
 
 ALTER TABLE headgate.schedule_jobs

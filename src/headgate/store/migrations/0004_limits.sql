@@ -2,10 +2,10 @@
 -- compatible with: 1
 
 -- Limits by topic and by key. A topic's own limits (key '') are kept by the claim itself: it locks the topic's usage row,
--- takes no more than there is room for, and marks what it took (flag counted), so that leaving `running` gives the room back.
+-- takes no more than there is capacity for, and marks what it took (flag counted), so that leaving `running` gives the capacity back.
 --
 -- Limits by key are kept by a line per key. A job with a key (flag limit_key) that is due is `blocked` and stands in
--- headgate.limit_line until its key has room; then it is `pending` ("admitted") and claimed like any other. So the claim
+-- headgate.limit_line until its key has capacity; then it is `pending` ("admitted") and claimed like any other. So the claim
 -- index holds only what may run, and a million jobs of one key cost a claim nothing.
 --
 -- Lock order, for everybody: job rows (by tenant, id), then usage rows of one tenant after the other: its topics' own
@@ -13,7 +13,7 @@
 -- locks a blocked job with a key lets its key be looked at again before it commits: it may have been passed over.
 -- include: functions/tokens_v1.sql
 -- include: functions/tokens_at_v1.sql
--- include: functions/topic_room_v1.sql
+-- include: functions/topic_capacity_v1.sql
 -- include: functions/close_claim_v1.sql
 -- include: functions/admit_v1.sql
 -- include: functions/line_up_v1.sql

@@ -2,7 +2,7 @@
 -- compatible with: 1
 
 -- At most one live job has a key within its topic. The row stays when the job ends, no longer live: a redrive takes the
--- key back with it. It is the job's row lock that guards it: whoever ends a job holds that before touching this one.
+-- key back with it. It is the job's row lock that guards it: what ends a job holds that before touching this one.
 CREATE TABLE headgate.unique_jobs (
     tenant_no  int NOT NULL,
     job_id     uuid NOT NULL,

@@ -282,7 +282,7 @@ _REFUSED: Final = {
     "renew.before_commit": "40P01",
     "tick.before_commit": "40001",
     "schedule.before_commit": "40P01",
-    "free.before_commit": "40001",
+    "unblock.before_commit": "40001",
 }
 
 

@@ -22,7 +22,7 @@ from tests.fault.lab.scenarios.database import work_flows
 from tests.fault.lab.steps import RED, eventually, noted
 
 MEGABYTE = 1 << 20
-NO_ROOM = re.compile(r"no room left|No space left", re.IGNORECASE)
+NO_ROOM = re.compile(r"out of disk space|No space left", re.IGNORECASE)
 
 
 @asynccontextmanager

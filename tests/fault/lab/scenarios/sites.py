@@ -136,8 +136,8 @@ async def servers_die_while_they_settle(world: World) -> None:
         "settle.after_commit": _submit_for_who_waits,
         "renew.before_commit": _submit_slow,
         "renew.after_commit": _submit_slow,
-        "free.before_commit": _depends,
-        "free.after_commit": _depends,
+        "unblock.before_commit": _depends,
+        "unblock.after_commit": _depends,
         "tick.before_commit": _ask,
         "tick.after_commit": _ask,
     }

@@ -1,4 +1,4 @@
-"""How operations are carried out: by whichever instance comes first, one chunk per transaction.
+"""How bulk operations are carried out: by whichever instance comes first, one chunk per transaction.
 
 A chunk takes an operation's row (SKIP LOCKED), reads the next ids below its cursor, locks those jobs, asks the filter
 once more, applies the verb, and moves cursor and counts. All of that commits or none of it: a crash in the middle
@@ -35,10 +35,11 @@ from headgate.domain.filters import parse
 from headgate.domain.ids import TenantNo
 from headgate.domain.states import State
 from headgate.store import audit, listing, matching, verbs
+from headgate.store.bulk import transaction
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
-from headgate.store.operations import transaction
 from headgate.store.partitions import fetch_into_days
 
 SMALLER: Final = (CHUNK, 25, 1)
@@ -51,16 +52,16 @@ SLOW_MOST: Final = 4
 """How often in a row an operation may be cancelled for taking too long before it is given up: others wait for it."""
 TAKE: Final = """
 SELECT tenant_no, id, verb, filter, topics, parameters, per_second, as_of, below, failures, who, reason
-  FROM headgate.operations
- WHERE state IN (0, 1) /* pending, running */ AND rest_until <= headgate.clock_v1()  -- index: operations_active
+  FROM headgate.bulk_operations
+ WHERE state IN (0, 1) /* pending, running */ AND rest_until <= headgate.clock_v1()  -- index: bulk_operations_active
    AND verb = ANY ($1::smallint[])                   -- one that a newer release brought is left to its instances
  ORDER BY touched_at LIMIT 1 FOR UPDATE SKIP LOCKED"""
 TAKE_AGAIN: Final = """
-SELECT id FROM headgate.operations
+SELECT id FROM headgate.bulk_operations
  WHERE tenant_no = $1 AND id = $2 AND below = $3 AND state IN (0, 1) /* pending, running */ FOR UPDATE SKIP LOCKED"""
 HOLD: Final = "SELECT headgate.hold_matched_v1($1, $2, $3)"
 ADVANCE: Final = """
-UPDATE headgate.operations
+UPDATE headgate.bulk_operations
    SET state = $3::smallint, below = $4, looked = looked + $5, matched = matched + $6, changed = changed + $7,
        skipped = skipped + $8, errors = errors + $9, failures = 0, error = coalesce($10, error), instance_no = $11,
        started_at = coalesce(started_at, headgate.clock_v1()), touched_at = headgate.clock_v1(),
@@ -69,16 +70,20 @@ UPDATE headgate.operations
  WHERE tenant_no = $1 AND id = $2
 RETURNING matched, changed, skipped, errors"""
 STUMBLE: Final = """
-UPDATE headgate.operations
+UPDATE headgate.bulk_operations
    SET failures = failures + 1, error = $4, touched_at = headgate.clock_v1(), instance_no = $5,
        rest_until = headgate.clock_v1() + $6::interval
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ AND below = $3"""
 FAIL: Final = """
-UPDATE headgate.operations
+UPDATE headgate.bulk_operations
    SET state = 4 /* failed */, error = $3, instance_no = $4, touched_at = headgate.clock_v1(),
        finished_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ RETURNING id"""
 MOVE: Final = "SELECT ord, changed, topic_no FROM headgate.move_v1($1, $2, $3, $4, $5)"
+# When the next operation may go on; NULL when there is none. index: bulk_operations_active
+NEXT: Final = """
+SELECT extract(epoch FROM min(rest_until) - headgate.clock_v1())::float8 FROM headgate.bulk_operations
+ WHERE state IN (0, 1) /* pending, running */"""
 KNOWN: Final = [int(verb) for verb in Verb]
 _PASSING: Final = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)
 _FINAL: Final = frozenset(state for state in State if state.is_final)
@@ -331,3 +336,23 @@ def _task(row: asyncpg.Record) -> Task:
         who=who,
         reason=reason,
     )
+
+
+class BulkChunks:
+    """Fits the bulk runner's port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run_chunk(self) -> Chunk | None:
+        async with self._database.lane("admin").use() as db:
+            chunk = await run_chunk(db, self._database.names, instance_no=self._database.instance_no)
+        if failpoints.armed and chunk is not None:
+            await failpoints.armed.reach("operation.after_commit")
+        return chunk
+
+    async def next_chunk_in(self) -> float | None:
+        async with self._database.lane("admin").use() as db:
+            with translating(writing=False):
+                waits: float | None = await db.fetchval(NEXT)
+        return waits

@@ -1,15 +1,18 @@
-"""The operator's verbs on the database: each is one transaction, its audit included."""
+"""The verbs of administrators: each is one transaction, its audit included."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.control.admin_ports import (
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.rank import MICROSECOND
+from headgate.domain.views import (
     AuditView,
     Change,
     InstanceView,
@@ -22,14 +25,12 @@ from headgate.control.admin_ports import (
     TargetKind,
     TopicStatus,
 )
-from headgate.domain.errors import InvalidInput, NotFound
-from headgate.domain.rank import MICROSECOND
 from headgate.domain.workers import WorkerView
 from headgate.store import audit, control, quiet, reads, retention, verbs
 from headgate.store.connect import Connection
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
-from headgate.store.service import Store
 
 TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
 # Topics are few beside jobs; index: topics_tenant_no_name_key
@@ -44,20 +45,20 @@ SUMMARISE: Final = """
 UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHERE instance_no = $1"""
 
 
-class OperatorStore:
-    """Fits control/admin_ports.py over the lanes of one instance."""
+class AdminStore:
+    """Fits control's port for these verbs."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, database: DispatchStore) -> None:
+        self._database = database
 
     async def tenant_no(self, tenant: str) -> int:
-        return await self._store.tenant_no(tenant)
+        return await self._database.tenant_no(tenant)
 
-    def _operate(self) -> AbstractAsyncContextManager[Connection]:
-        return self._store.lane("operate").use()
+    def _write(self) -> AbstractAsyncContextManager[Connection]:
+        return self._database.lane("admin").use()
 
     def _read(self) -> AbstractAsyncContextManager[Connection]:
-        return self._store.lane("read").use()
+        return self._database.lane("read").use()
 
     # ------------------------------------------------------------------ pause and resume
 
@@ -65,7 +66,7 @@ class OperatorStore:
         self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None
     ) -> tuple[tuple[int, int], Pause]:
         """Raises NotFound for a topic that does not exist: a misspelt name must not look like a pause."""
-        async with self._operate() as db:
+        async with self._write() as db:
             row = await self._row(db, tenant, target)
             async with transaction(db):
                 if until is not None:
@@ -88,7 +89,7 @@ class OperatorStore:
         return row, Pause(target=target, paused=True, reason=reason, who=who, since=since, until=until)
 
     async def resume(self, tenant: str, target: Target, *, reason: str, who: str) -> tuple[tuple[int, int], bool]:
-        async with self._operate() as db:
+        async with self._write() as db:
             row = await self._row(db, tenant, target)
             async with transaction(db):
                 changed = await control.resume(db, row)
@@ -99,7 +100,7 @@ class OperatorStore:
     async def _row(self, db: Connection, tenant: str, target: Target) -> tuple[int, int]:
         if target.kind is TargetKind.EVERYTHING:
             return control.EVERYTHING
-        tenant_no = await self._store.tenant_no(tenant)
+        tenant_no = await self._database.tenant_no(tenant)
         if target.kind is TargetKind.TENANT:
             return tenant_no, 0
         with translating(writing=False):
@@ -110,7 +111,7 @@ class OperatorStore:
 
     async def status(self, tenant: str) -> Status:
         """An empty tenant: only what concerns all of them."""
-        tenant_no = await self._store.tenant_no(tenant) if tenant else 0
+        tenant_no = await self._database.tenant_no(tenant) if tenant else 0
         async with self._read() as db:
             with translating(writing=False):
                 now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
@@ -161,22 +162,9 @@ class OperatorStore:
 
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:
         """An empty tenant: only what concerns all of them."""
-        tenant_no = await self._store.tenant_no(tenant) if tenant else 0
+        tenant_no = await self._database.tenant_no(tenant) if tenant else 0
         async with self._read() as db:
-            found = await audit.entries(db, tenant_no, before=before, limit=limit)
-        return [
-            AuditView(
-                no=entry.no,
-                at=entry.at,
-                everything=entry.tenant_no == 0,
-                actor=entry.actor,
-                verb=entry.verb,
-                target=entry.target,
-                reason=entry.reason,
-                detail=entry.detail,
-            )
-            for entry in found
-        ]
+            return await audit.entries(db, tenant_no, before=before, limit=limit)
 
     # ------------------------------------------------------------------ jobs by id
 
@@ -187,22 +175,21 @@ class OperatorStore:
                 job_id: Standing(
                     state=state,
                     topic_no=topic_no,
-                    topic=(await self._store.names.topic_by_no(db, topic_no)).name,
+                    topic=(await self._database.names.topic_by_no(db, topic_no)).name,
                     epoch=epoch,
                 )
                 for job_id, (state, topic_no, epoch) in found.items()
             }
 
     async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> dict[UUID, Change]:
-        async with self._operate() as db:
-            done = await verbs.cancel(db, tenant_no, ids, who=who, reason=reason)
-        return {job_id: Change(changed=one.changed, state=one.state) for job_id, one in done.items()}
+        async with self._write() as db:
+            return await verbs.cancel(db, tenant_no, ids, who=who, reason=reason)
 
     async def redrive(
         self, tenant_no: int, ids: Sequence[UUID], how: Redrive, *, who: str, reason: str
     ) -> dict[UUID, int]:
         payloads = [how.payloads.get(job_id) for job_id in ids] if how.payloads else []
-        async with self._operate() as db:
+        async with self._write() as db:
             done = await verbs.redrive(
                 db, tenant_no, ids, payloads=payloads, delay=how.delay, apart=how.apart, who=who, reason=reason
             )
@@ -211,31 +198,27 @@ class OperatorStore:
     async def reprioritise(
         self, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str, reason: str
     ) -> dict[UUID, Change]:
-        async with self._operate() as db:
+        async with self._write() as db:
             done = await verbs.reprioritise(db, tenant_no, ids, priority=priority, who=who, reason=reason)
         return {
-            job_id: Change(changed=one.changed, state=one.state, topic_no=place.topic_no if place else None)
-            for job_id, (one, place) in done.items()
+            job_id: replace(one, topic_no=requeued.topic_no if requeued else None)
+            for job_id, (one, requeued) in done.items()
         }
 
     async def move(self, tenant: str, ids: Sequence[UUID], *, topic: str, who: str, reason: str) -> dict[UUID, Change]:
-        (target,) = await self._store.topics(tenant, [topic])  # made by its first use, as a submit would
-        async with self._operate() as db:
-            done = await verbs.move(db, target.tenant_no, ids, topic_no=target.no, who=who, reason=reason)
-        return {
-            job_id: Change(changed=one.changed, state=one.state, topic_no=one.topic_no, keyed=one.keyed)
-            for job_id, one in done.items()
-        }
+        (target,) = await self._database.topics(tenant, [topic])  # made by its first use, as a submit would
+        async with self._write() as db:
+            return await verbs.move(db, target.tenant_no, ids, topic_no=target.no, who=who, reason=reason)
 
     async def discard(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> set[UUID]:
-        async with self._operate() as db:
+        async with self._write() as db:
             return await verbs.discard(db, tenant_no, ids, who=who, reason=reason)
 
     # ------------------------------------------------------------------ workers
 
     async def quiet(self, tenant: str, worker: str, *, reason: str, who: str, span: timedelta) -> Quiet:
-        tenant_no = await self._store.tenant_no(tenant)
-        async with self._operate() as db, transaction(db):
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._write() as db, transaction(db):
             since, until = await quiet.quiet(db, tenant_no, worker, reason=reason, who=who, span=span)
             detail = {"until": until.isoformat()}
             await audit.record(
@@ -244,8 +227,8 @@ class OperatorStore:
         return Quiet(worker=worker, reason=reason, who=who, since=since, until=until)
 
     async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool:
-        tenant_no = await self._store.tenant_no(tenant)
-        async with self._operate() as db, transaction(db):
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._write() as db, transaction(db):
             changed = await quiet.resume_worker(db, tenant_no, worker)
             if changed:
                 await audit.record(
@@ -258,7 +241,7 @@ class OperatorStore:
             return await quiet.quiet_set(db)
 
     async def workers_elsewhere(self, tenant: str) -> list[WorkerView]:
-        tenant_no = await self._store.tenant_no(tenant)
+        tenant_no = await self._database.tenant_no(tenant)
         async with self._read() as db:
             with translating(writing=False):
                 rows = await db.fetch(SEEN)
@@ -273,16 +256,16 @@ class OperatorStore:
                 quiet=worker["quiet"],
             )
             for no, name, _, _, _, summary in rows
-            if no != self._store.instance_no and summary is not None
+            if no != self._database.instance_no and summary is not None
             for worker in json.loads(summary).get("workers", [])
             if worker["tenant_no"] == tenant_no
         ]
 
     async def summarise(self, summary: Mapping[str, object]) -> None:
         """Say who is connected here, for those who ask another instance: one row, whatever the number of workers."""
-        async with self._operate() as db:
+        async with self._write() as db:
             with translating(writing=True):
-                await db.execute(SUMMARISE, self._store.instance_no, json.dumps(summary))
+                await db.execute(SUMMARISE, self._database.instance_no, json.dumps(summary))
 
 
 def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> Target:

@@ -1,9 +1,9 @@
 -- How many of each topic may start now, at most n_; NULL: as many as you like. Locks the usage rows of those that count.
-CREATE FUNCTION headgate.topic_room_v1(topics_ int[], n_ int) RETURNS int[]
+CREATE FUNCTION headgate.topic_capacity_v1(topics_ int[], n_ int) RETURNS int[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 DECLARE
-    v_rooms int[] := array_fill(NULL::int, ARRAY[cardinality(topics_)]);
+    v_capacities int[] := array_fill(NULL::int, ARRAY[cardinality(topics_)]);
     v_now   timestamptz := headgate.clock_v1();
     v_one   record;
 BEGIN
@@ -14,9 +14,9 @@ BEGIN
          CROSS JOIN LATERAL (SELECT u.running, u.tokens, u.refilled_at FROM headgate.limit_usage u
                               WHERE u.topic_no = l.topic_no AND u.limit_key = '' FOR UPDATE) AS u
     LOOP
-        v_rooms[array_position(topics_, v_one.topic_no)] := greatest(0, least(n_, v_one.max_running - v_one.running,
+        v_capacities[array_position(topics_, v_one.topic_no)] := greatest(0, least(n_, v_one.max_running - v_one.running,
             CASE WHEN v_one.rate_count IS NOT NULL THEN floor(headgate.tokens_v1(
                 v_one.tokens, v_one.refilled_at, v_one.rate_count, v_one.rate_period_ms, v_one.rate_burst, v_now)) END));
     END LOOP;
-    RETURN v_rooms;
+    RETURN v_capacities;
 END $$;

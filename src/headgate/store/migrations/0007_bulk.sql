@@ -4,7 +4,7 @@
 -- One verb over everything a filter matches, walked from the newest id down; `below` is how far it has come. A row is held
 -- (FOR UPDATE) by the transaction that works on its next chunk, so that the lock is the lease: it ends with its holder.
 -- State: 0 pending, 1 running, 2 done, 3 cancelled, 4 failed. Verb: 1 cancel, 2 redrive, 3 discard, 4 reprioritise, 5 move.
-CREATE TABLE headgate.operations (
+CREATE TABLE headgate.bulk_operations (
     tenant_no         int NOT NULL,
     id                uuid NOT NULL,
     verb              smallint NOT NULL CHECK (verb BETWEEN 1 AND 5),
@@ -37,7 +37,7 @@ CREATE TABLE headgate.operations (
     CHECK (matched = changed + skipped + errors),
     CHECK ((finished_at IS NOT NULL) = (state >= 2 /* done */))
 ) WITH (fillfactor = 50);
-CREATE INDEX operations_active ON headgate.operations (touched_at) WHERE state IN (0, 1) /* pending, running */;
+CREATE INDEX bulk_operations_active ON headgate.bulk_operations (touched_at) WHERE state IN (0, 1) /* pending, running */;
 
 -- include: functions/list_ids_oldest_v1.sql
 -- include: functions/hold_matched_v1.sql

@@ -1,9 +1,9 @@
-"""Durable operations as clients see them: preview, start, look, cancel. operation_chunks.py carries them out."""
+"""Bulk operations as clients see them: preview, start, look, cancel. bulk_chunks.py carries them out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
@@ -11,7 +11,6 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.control.revocation import StartedBulk
 from headgate.domain import limits
 from headgate.domain.bulk import (
     ACTIVE_MAX,
@@ -19,17 +18,22 @@ from headgate.domain.bulk import (
     BulkConflict,
     BulkOperation,
     Counted,
+    DeadGroups,
+    JobPage,
     Plan,
     Preview,
     Progress,
+    StartedBulk,
     Verb,
 )
 from headgate.domain.errors import NotFound, Refused
+from headgate.domain.filters import JobFilter, Term
 from headgate.domain.ids import TenantNo
 from headgate.domain.validation import check_page_size
-from headgate.store import audit, listing, matching
+from headgate.store import audit, dead_letters, listing, matching
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
 
@@ -37,37 +41,37 @@ GET: Final = """
 SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
        o.looked, o.matched, o.changed, o.skipped, o.errors, o.error, o.who, o.reason, o.created_at, o.started_at,
        o.touched_at, o.finished_at, coalesce(i.name, '')
-  FROM headgate.operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
+  FROM headgate.bulk_operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
  WHERE o.tenant_no = $1 AND o.id = $2"""
 LIST: Final = """
 SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
        o.looked, o.matched, o.changed, o.skipped, o.errors, o.error, o.who, o.reason, o.created_at, o.started_at,
        o.touched_at, o.finished_at, coalesce(i.name, '')
-  FROM headgate.operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
+  FROM headgate.bulk_operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
  WHERE o.tenant_no = $1 AND o.id < $2 AND (NOT $3 OR o.state IN (0, 1) /* pending, running */)
    AND ($4::text[] IS NULL OR o.topics <@ $4)
  ORDER BY o.id DESC LIMIT $5"""
 INSERT: Final = """
-INSERT INTO headgate.operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
+INSERT INTO headgate.bulk_operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
                                  expected_exactly, who, reason, credential, created_at, touched_at, rest_until)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $8, $8, $8)
 ON CONFLICT (tenant_no, id) DO NOTHING RETURNING id"""
 ACTIVE: Final = """
-SELECT count(*) FROM (SELECT FROM headgate.operations
+SELECT count(*) FROM (SELECT FROM headgate.bulk_operations
                        WHERE tenant_no = $1 AND state IN (0, 1) /* pending, running */ LIMIT $2) AS o"""
 # Waits for a chunk that is under way, a moment; when it returns, nothing more is changed.
 CANCEL: Final = """
-UPDATE headgate.operations
+UPDATE headgate.bulk_operations
    SET state = 3 /* cancelled */, finished_at = headgate.clock_v1(), touched_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ RETURNING changed"""
-# index: operations_active
+# index: bulk_operations_active
 STARTED: Final = """
-SELECT tenant_no, tenants.name AS tenant, operations.id, credential, topics, who
-  FROM headgate.operations JOIN headgate.tenants USING (tenant_no)
+SELECT tenant_no, tenants.name AS tenant, bulk_operations.id, credential, topics, who
+  FROM headgate.bulk_operations JOIN headgate.tenants USING (tenant_no)
  WHERE state IN (0, 1) /* pending, running */ AND credential <> ''"""
 FORGET: Final = """
-DELETE FROM headgate.operations
- WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.operations
+DELETE FROM headgate.bulk_operations
+ WHERE (tenant_no, id) IN (SELECT tenant_no, id FROM headgate.bulk_operations
                             WHERE finished_at < headgate.clock_v1() - $1::interval LIMIT $2 FOR UPDATE SKIP LOCKED)"""
 KEPT: Final = timedelta(days=30)
 
@@ -268,3 +272,96 @@ def _operation(row: asyncpg.Record) -> BulkOperation:
     values["topics"] = None if values["topics"] is None else frozenset(values["topics"])
     values["parameters"] = json.loads(values["parameters"])
     return BulkOperation(**values)
+
+
+class BulkStore:
+    """Fits the ports of control's bulk verbs and of the bulk runner.
+
+    What looks at many jobs has a lane of its own: a count may take a second, and nobody who reads one job waits for it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list_jobs(
+        self,
+        tenant: str,
+        wanted: JobFilter,
+        *,
+        topics: frozenset[str] | None,
+        limit: int,
+        cursor: str,
+        oldest: bool,
+    ) -> JobPage:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("list").use() as db:
+            return await matching.list_matching(
+                db, self._database.names, tenant_no, wanted, topics=topics, limit=limit, cursor=cursor, oldest=oldest
+            )
+
+    async def count_jobs(self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int) -> Counted:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("list").use() as db:
+            now = await matching.clock(db)
+            found = await matching.compiled(db, tenant_no, wanted, as_of=now, topics=topics)
+            return await matching.count_matching(db, tenant_no, found, up_to=up_to)
+
+    async def dead_groups(
+        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
+    ) -> DeadGroups:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("list").use() as db:
+            return await dead_letters.dead_groups(
+                db, self._database.names, tenant_no, named=named, topics=topics, limit=limit
+            )
+
+    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("list").use() as db:
+            return await preview(db, self._database.names, tenant_no, plan, topics=topics)
+
+    async def start(
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
+    ) -> BulkOperation:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("list").use() as db:
+            counted = await expected(db, tenant_no, plan, topics=topics)
+        async with self._database.lane("admin").use() as db:
+            return await start(
+                db,
+                self._database.names,
+                tenant_no,
+                operation_id,
+                plan,
+                who=who,
+                topics=topics,
+                credential=credential,
+                expected=counted,
+            )
+
+    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await get(db, tenant_no, operation_id, topics=topics)
+
+    async def operations(
+        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+    ) -> list[BulkOperation]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("read").use() as db:
+            return await list_operations(db, tenant_no, active=active, before=before, limit=limit, topics=topics)
+
+    async def cancel(
+        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
+    ) -> BulkOperation:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await cancel(db, tenant_no, operation_id, who=who, reason=reason, topics=topics)
+
+    async def started(self) -> list[StartedBulk]:
+        async with self._database.lane("admin").use() as db:
+            return await started(db)
+
+    async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None:
+        async with self._database.lane("admin").use() as db:
+            await cancel(db, operation.tenant_no, operation.id, who="headgate", reason=reason)

@@ -1,0 +1,134 @@
+"""The connections of one instance, one lane for each kind of work, so that none waits for another; and its names.
+
+Leases have a lane of their own: however busy submits and claims are, renewals get through. So have heartbeats, and
+outcomes of jobs that were not given to their reporter: callers decide how many of these there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final, TypeVar
+
+from headgate.domain.errors import ReadOnly, RowLocked, StoreUnavailable
+from headgate.domain.ids import TenantNo
+from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection
+from headgate.store.errors import translating
+from headgate.store.lane import Lane, transaction
+from headgate.store.migration_files import load
+from headgate.store.names import Names, Topic
+from headgate.store.preflight import inspect, pin, require_still_durable
+
+_Interned = TypeVar("_Interned")
+SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
+LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
+GIVE_UP_SECONDS: Final = 5.0
+"""How long a caller waits for what another open transaction holds."""
+LOCKED_PAUSE_SECONDS: Final = 0.05
+REGISTER: Final = "INSERT INTO headgate.instances (name, version, knows) VALUES ($1, $2, $3) RETURNING instance_no"
+
+
+class Database:
+    """All lanes of one instance, and the names it knows."""
+
+    def __init__(self, dsn: str, *, direct_dsn: str | None = None, pooler: bool = False, unsafe: bool = False) -> None:
+        """`unsafe`: sessions keep the database's own settings, and nothing is checked."""
+        self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
+        self._lanes = {
+            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "unmatched", "read", "admin", "schedule")
+        } | {
+            name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
+            for name in ("claim", "leases", "heartbeats", "tick", "unblock", "list")
+        }
+        # Past a pooler where there is a way: dropping a day needs a setting of the session.
+        self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
+        # Many callers share a flush: none of them may wait for long for what another one's row has met.
+        self._lanes["submit"] = Lane(dsn, "submit", pooler=pooler, lock_timeout=SUBMIT_LOCK_TIMEOUT)
+        self._lanes["locked"] = Lane(dsn, "locked", pooler=pooler, lock_timeout=LOCKED_LOCK_TIMEOUT)
+        self._unsafe = unsafe
+        self.checks_durability = False  # of every new connection: from the moment on when the server has started
+        if not unsafe:
+            for lane in self._lanes.values():
+                lane.on_open = partial(self._opened, pooler=lane.pooler)
+                lane.on_begin = partial(pin, transaction_only=True)
+        self.names = Names()
+        self.instance_no = 0
+
+    def lane(self, name: str) -> Lane:
+        """A lane by name."""
+        return self._lanes[name]
+
+    async def register(self, name: str, version: str) -> int:
+        """Make this instance known; its number is the owner of what it claims."""
+        async with self._lanes["tick"].use() as db:
+            with translating(writing=True):
+                self.instance_no = await db.fetchval(REGISTER, name, version, load()[-1].number)
+        return self.instance_no
+
+    async def close(self) -> None:
+        """Close all lanes."""
+        for lane in self._lanes.values():
+            await lane.close()
+
+    # ------------------------------------------------------------------ durability
+
+    async def _opened(self, connection: Connection, *, pooler: bool) -> None:
+        """A new connection: set what a session can set, check the rest. Raises ReadOnly or StoreUnavailable."""
+        if not pooler:
+            await pin(connection, transaction_only=False)
+            if self.checks_durability:
+                require_still_durable(await inspect(connection))
+        elif self.checks_durability:
+            async with transaction(connection):
+                await pin(connection, transaction_only=True)
+                require_still_durable(await inspect(connection))
+
+    async def check_durability(self) -> str:
+        """Look again. If it is not durable any more, all connections are dropped, and no new one is used until it is.
+
+        Returns what is wrong with the defaults, which concerns only who submits from SQL.
+        """
+        if self._unsafe:
+            return ""
+        try:
+            async with self._lanes["read"].use() as db:
+                found = await inspect(db)
+                require_still_durable(found)
+        except (StoreUnavailable, ReadOnly):
+            for lane in self._lanes.values():
+                lane.drop()
+            raise
+        return "; ".join(found.problems)
+
+    # ------------------------------------------------------------------ names
+
+    async def tenant_no(self, tenant: str) -> int:
+        """The tenant's number, made on first use."""
+        known = self.names.known_tenant(tenant)
+        if known is not None:
+            return known
+        return await self.interned(lambda db: self.names.tenant(db, tenant))
+
+    async def topics(self, tenant: str, names: Sequence[str]) -> list[Topic]:
+        """Topics in the order asked for, made on first use. Raises QuotaExceeded."""
+        tenant_no = TenantNo(await self.tenant_no(tenant))
+        known = self.names.known_topics(tenant_no, names)
+        if known is not None:
+            return known
+        return await self.interned(lambda db: self.names.topics(db, tenant_no, names))
+
+    async def interned(self, intern: Callable[[Connection], Awaitable[_Interned]]) -> _Interned:
+        """Make names known. One that another open transaction has just made up is waited for, between tries:
+        others' names and reads do not wait with it."""
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                async with self._lanes["locked"].use() as db:
+                    return await intern(db)
+            except RowLocked:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(LOCKED_PAUSE_SECONDS)

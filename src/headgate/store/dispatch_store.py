@@ -1,0 +1,14 @@
+"""All that dispatch asks of the store, over the connections of one instance. Each verb is in the module of its noun."""
+
+from __future__ import annotations
+
+from headgate.store.claim import ClaimCalls
+from headgate.store.dependencies import UnblockCalls
+from headgate.store.leases import LeaseCalls
+from headgate.store.notifications import Notifications
+from headgate.store.settle import OutcomeCalls
+from headgate.store.tick import TickCalls
+
+
+class DispatchStore(TickCalls, ClaimCalls, OutcomeCalls, LeaseCalls, UnblockCalls, Notifications):
+    """Submits, claims, outcomes, leases, ticks, unblocking and notifications of one instance."""

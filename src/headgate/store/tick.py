@@ -1,0 +1,278 @@
+"""The tick: promote, look for claimable jobs, read what is paused; and the watchdog, which is a call of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from headgate.domain.dispatching import Tick
+from headgate.domain.errors import InstanceForgotten, StoreBusy, StoreError
+from headgate.domain.keyrange import KeyRanges
+from headgate.store.errors import translating
+from headgate.store.floor import Floor
+from headgate.store.leases import reap, reap_each
+from headgate.store.new_ids import BEGINNING
+from headgate.store.partitions import fetch_into_days
+from headgate.store.quiet import quiet_set
+from headgate.store.stuck import Problem, Stuck
+from headgate.store.submit_calls import SubmitCalls
+
+log = logging.getLogger("headgate.store")
+TICK: Final = """
+SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1()
+  FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::pg_snapshot)"""
+RESCUE: Final = """
+SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1() FROM headgate.rescue_v1($1, $2, $3)"""
+ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
+ADMIT_AT_ONCE: Final = 500
+PROMOTE_AT_ONCE: Final = 1_000
+REAP_AT_ONCE: Final = 1_000
+_RESCUE_BLOCKS: Final = 2_000
+_PROMOTE_AGAIN: Final = timedelta(seconds=5)
+_BELOW_SECONDS: Final = 30.0
+"""How often everything is looked at, also below the floors. By the clock, not by ticks: retries cause many in a
+second. And never for more than a hundredth of the time: with a snapshot held elsewhere a look below is a walk over all
+that has ended since."""
+_BELOW_SHARE: Final = 0.01
+_NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
+
+
+class TickRow(NamedTuple):
+    """A row of tick_v1 or rescue_v1."""
+
+    kind: str
+    tenant_no: int
+    topic_no: int
+    id: UUID
+    number: int
+    at: datetime
+    detail: str
+    now: datetime
+
+
+class TickCalls(SubmitCalls):
+    """Fits dispatch's ports for the ticker. A tick's reading of the clock moves on which submits count as new."""
+
+    def __init__(self, dsn: str, *, direct_dsn: str | None = None, pooler: bool = False, unsafe: bool = False) -> None:
+        super().__init__(dsn, direct_dsn=direct_dsn, pooler=pooler, unsafe=unsafe)
+        self._promoted, self._running = Floor(), Floor()
+        self.stuck = Stuck()
+        self._no_rescue_before = [0.0, 0.0]  # one that promotes only, one that reaps
+        self._below_at = 0.0  # when the next tick looks below the floors, too
+        self._clock = BEGINNING  # the database's, at the last tick
+        self._quiet_hash: int | None = None
+        self._quiet: frozenset[tuple[int, str]] = frozenset()
+
+    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
+        """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere."""
+        # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
+        began = time.monotonic()
+        below = began >= self._below_at
+        if below:
+            self._promoted.reset()
+            self._running.reset()
+        where = KeyRanges.whole(topic_nos) if ranges is None else ranges
+        try:
+            rows = await self._tick_rows(where, self._promoted.at, self._running.at)
+        except StoreError as error:
+            if not _is_about_some_row(error):
+                raise
+            try:
+                rows = await self._tick_rows(where, self._promoted.at, self._running.at, one_by_one=True)
+            except StoreError as again:
+                if not _is_about_some_row(again):
+                    raise
+                rows = await self._tick_in_parts(topic_nos, again)
+            self.stuck.found("promote", _problems(rows))
+        else:
+            self.stuck.over("promote")
+        if below:
+            self._below_at = began + max(_BELOW_SECONDS, (time.monotonic() - began) / _BELOW_SHARE)
+        kinds = {row.kind for row in rows}
+        if self.instance_no and "forgotten" in kinds:
+            raise InstanceForgotten(
+                f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
+                "its end. Numbers of topics that this process remembers may mean others there: start it again"
+            )
+        tick = self._tick(rows)
+        if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
+            async with self.lane("tick").use() as db:
+                self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
+            self._quiet_hash = tick.quiet_hash
+        tick.quiet = self._quiet
+        if "names" in kinds:
+            await self.refresh_names()
+        return tick
+
+    async def refresh_names(self) -> None:
+        """Read topics that were made or changed since the last time; those that are new are passed to `on_topic`."""
+        async with self.lane("tick").use() as db:
+            await self.names.refresh(db)
+
+    async def _tick_rows(
+        self, ranges: KeyRanges, promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
+    ) -> list[TickRow]:
+        async with self.lane("tick").use("tick") as db:
+            with translating(writing=True):
+                rows = await fetch_into_days(
+                    db,
+                    TICK,
+                    self.instance_no,
+                    ranges.topic_nos,
+                    ranges.class_from,
+                    ranges.rank_from,
+                    ranges.class_to,
+                    ranges.rank_to,
+                    PROMOTE_AT_ONCE,
+                    promote_floor,
+                    running_floor,
+                    one_by_one,
+                    self.names.seen,
+                )
+        return [TickRow(*row) for row in rows]
+
+    async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[TickRow]:
+        """A tick of which each part may fail by itself: a page that cannot be read must not stop what lies elsewhere.
+
+        A floor that nothing reaches leaves a part out. Without the rest of it, which is about this instance and what is
+        paused, there is no tick.
+        """
+        log.debug("tick_in_parts error=%s", cause)
+        rows = await self._tick_rows(KeyRanges(), _NEVER, _NEVER)
+        for part, topics_of_part, promote_floor, running_floor in (
+            ("promote", [], self._promoted.at, _NEVER),
+            ("running", [], _NEVER, self._running.at),
+            *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
+        ):
+            try:
+                rows += await self._tick_rows(
+                    KeyRanges.whole(topics_of_part), promote_floor, running_floor, one_by_one=True
+                )
+            except StoreError as error:
+                if not _is_about_some_row(error):
+                    raise
+                self.stuck.failed(part, error)
+                if part == "promote":
+                    rows += await self._rescue(reap=False)
+                elif part == "running":  # then some may have lapsed, for all that is known
+                    rows.append(rows[0]._replace(kind="running", at=BEGINNING))
+        return rows
+
+    async def _rescue(self, *, reap: bool) -> list[TickRow]:
+        """Promote, and reap, block by block: rows as of a tick. Seldom, for it reads the whole table."""
+        found: list[TickRow] = []
+        if time.monotonic() < self._no_rescue_before[reap]:
+            return found
+        began = time.monotonic()
+        first, more = 0, True
+        while more:
+            async with self.lane("tick").use() as db:
+                with translating(writing=True):
+                    rows = await fetch_into_days(db, RESCUE, first, _RESCUE_BLOCKS, reap)
+            more = any(row[0] == "more" for row in rows)
+            found += [TickRow(*row) for row in rows]
+            first += _RESCUE_BLOCKS
+        # Ten times as long without it as with it, and at least a second.
+        self._no_rescue_before[reap] = time.monotonic() + max(1.0, 10 * (time.monotonic() - began))
+        self.stuck.found("reap pages" if reap else "promote pages", _problems(found))
+        return found
+
+    async def reap(self) -> int:
+        """End attempts whose lease has run out; says how many.
+
+        Never in the tick's own call, which may have waited for a database that was away, and nobody could renew.
+        """
+        try:
+            async with self.lane("tick").use() as db:
+                reaped = await reap(db, limit=REAP_AT_ONCE, floor=self._running.at)
+            self.stuck.over("reap")
+            return len(reaped)
+        except StoreError as error:
+            if not _is_about_some_row(error):
+                raise
+        try:
+            async with self.lane("tick").use() as db:
+                reaped, problems = await reap_each(db, limit=REAP_AT_ONCE, floor=self._running.at)
+        except StoreError as error:
+            if not _is_about_some_row(error):
+                raise
+            self.stuck.failed("reap", error)
+            return sum(row.kind == "reaped" for row in await self._rescue(reap=True))
+        self.stuck.found("reap", problems)
+        return len(reaped)
+
+    async def admit_due(self) -> list[tuple[int, float]]:
+        """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
+        async with self.lane("tick").use() as db:
+            with translating(writing=True):
+                rows = await db.fetch(ADMIT_DUE, ADMIT_AT_ONCE)
+        return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
+
+    def _tick(self, rows: Sequence[TickRow]) -> Tick:
+        tick = Tick()
+        promoted_to: datetime | None = None
+        oldest, newest = 0, 0  # transactions in flight: of a tick in parts those of the first, for what ended meanwhile
+        for row in rows:
+            tick.now = row.now
+            match row.kind:
+                case "pending":
+                    tick.pending.append(row.topic_no)
+                case "paused":
+                    tick.paused.add((row.tenant_no, row.topic_no))
+                    if row.at is not None:
+                        tick.next_resume = row.at if tick.next_resume is None else min(tick.next_resume, row.at)
+                case "quiet":
+                    tick.quiet_hash = row.number
+                case "promoted":
+                    tick.promoted.append((row.tenant_no, row.topic_no, row.id))
+                    promoted_to = row.at if promoted_to is None else max(promoted_to, row.at)
+                case "cancel":
+                    tick.cancels.append((row.tenant_no, row.id, row.number))
+                case "running":
+                    tick.oldest_running = row.at
+                case "oldest_transaction":
+                    oldest = oldest or row.number
+                case "next_transaction":
+                    newest = newest or row.number
+                case "due":
+                    tick.next_due = row.at
+                case "unblock":
+                    tick.unblocks = True
+                case "bulk":
+                    tick.bulk = True
+                case "capacity":
+                    tick.limits_open.append((row.topic_no, row.at))
+                case "others":
+                    tick.others = row.number
+        self._promoted.passed(oldest, tick.next_due)
+        self._running.passed(oldest, tick.oldest_running)
+        if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
+            # Not quite up to it: a due job whose row was locked at that moment was passed over.
+            self._promoted.offer(promoted_to - _PROMOTE_AGAIN, newest)
+        if tick.oldest_running is not None and tick.now is not None:
+            # Every attempt that began before it has ended. After a step back of the clock, others begin before it.
+            self._running.offer(min(tick.oldest_running, tick.now), newest)
+        if tick.now is not None:
+            if tick.now < self._clock:  # what falls due or begins from now on lies below the floors
+                tick.stepped_back = self._clock - tick.now
+                self._promoted.reset()
+                self._running.reset()
+            self.new_ids.clock_read(tick.now)
+            self._clock = tick.now
+        return tick
+
+
+def _is_about_some_row(error: StoreError) -> bool:
+    """Whether others may be served although this failed: a page that cannot be read, a row that is locked."""
+    return type(error) is StoreError or (isinstance(error, StoreBusy) and error.locked)
+
+
+def _problems(rows: Sequence[TickRow]) -> list[Problem]:
+    found: list[Problem] = [(row.tenant_no, row.id, row.detail) for row in rows if row.kind == "problem"]
+    return found + [
+        (None, f"block {row.number} of headgate.jobs", row.detail) for row in rows if row.kind == "unreadable"
+    ]

@@ -1,0 +1,94 @@
+"""Calls of the store's functions one by one, for tests: the server makes them as parts of its tick and its flushes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from headgate.domain import limits
+from headgate.domain.ids import JobId
+from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.outcomes import Outcome
+from headgate.domain.states import SubmitReceipt
+from headgate.domain.validation import check_aware, check_integer
+from headgate.store.connect import Connection
+from headgate.store.errors import translating
+from headgate.store.flush import fill
+from headgate.store.names import Names
+from headgate.store.new_ids import BEGINNING
+from headgate.store.settle import APPLIED, OutcomeFlush, Settled, settle
+from headgate.store.submit import submit
+
+PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoted:
+    """A job that has become claimable, with its place in the order: a hint for the next claim."""
+
+    tenant_no: int
+    topic_no: int
+    id: UUID
+    rank_class: int
+    rank_at: int
+    run_at: datetime
+
+
+async def promote(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNING) -> list[Promoted]:
+    """Make at most `limit` due jobs claimable, the longest due first."""
+    check_integer(limit, field="limit", low=1, high=limits.CLAIM_MAX)
+    check_aware(floor, field="floor")
+    with translating(writing=True, names=("limit", "floor")):
+        rows = await db.fetch(PROMOTE, limit, floor)
+    return [
+        Promoted(tenant_no=row[0], topic_no=row[1], id=row[2], rank_class=row[3], rank_at=row[4], run_at=row[5])
+        for row in rows
+    ]
+
+
+async def next_due(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
+    """When the next waiting job falls due: what the promotion timer aims at."""
+    check_aware(floor, field="floor")
+    with translating(writing=False, names=("floor",)):
+        due: datetime | None = await db.fetchval(
+            # The partial index holds exactly these rows, in this order.
+            "SELECT run_at FROM headgate.jobs WHERE state IN (2, 3) /* scheduled, retrying */ AND run_at >= $1"
+            " ORDER BY run_at LIMIT 1",
+            floor,
+        )
+    return due
+
+
+async def oldest_running(db: Connection, *, floor: datetime = BEGINNING) -> datetime | None:
+    """When the oldest attempt that still runs began: nothing older need be looked at by the next reap."""
+    check_aware(floor, field="floor")
+    with translating(writing=False, names=("floor",)):
+        began: datetime | None = await db.fetchval("SELECT headgate.oldest_running_v1($1)", floor)
+    return began
+
+
+async def submit_all(
+    db: Connection, names: Names, jobs: Sequence[Submission], *, now: datetime | None = None
+) -> list[Submitted]:
+    """Submit checked jobs in flushes; one answer per job, in order. A refused row raises its error at the end."""
+    answers: list[Submitted] = []
+    for start in range(0, len(jobs), limits.SUBMIT_FLUSH_MAX_ROWS):
+        flush = await fill(db, names, jobs[start : start + limits.SUBMIT_FLUSH_MAX_ROWS], now=now)
+        exceptions = await submit(db, flush)
+        for index, job_id in enumerate(flush.ids):
+            answer = exceptions.get(index)
+            if answer is not None and answer.error is not None:
+                raise answer.error
+            receipt = SubmitReceipt.CREATED if answer is None else answer.receipt
+            answers.append(Submitted(id=JobId(job_id) if answer is None else answer.job_id, receipt=receipt))
+    return answers
+
+
+async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:
+    """Settle a single attempt: for scripts and unary calls."""
+    flush = OutcomeFlush()
+    flush.add(tenant_no, job_id, epoch, outcome)
+    return (await settle(db, flush)).get(0, APPLIED)
