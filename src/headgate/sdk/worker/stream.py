@@ -50,6 +50,8 @@ class WorkerStream:
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._reported: deque[tuple[HeldJob, Outcome | None]] = deque()  # bounded by the slots
         self._signalled = False
+        self._progressed: dict[bytes, tuple[HeldJob, tuple[int, int, str]]] = {}  # the latest of each running job
+        self._progress_signalled = False
         self._call: rpc.WorkCall | None = None
         self._accepted_until: float | None = None  # until then a refused token is tried again
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +71,11 @@ class WorkerStream:
 
     def progressed(self, job: Job, done: int, total: int, message: str) -> None:
         """See `Reports`."""
-        self._io.soon(self._add_progress, cast("HeldJob", job), (done, total, message))
+        held = cast("HeldJob", job)
+        self._progressed[held.raw_id] = held, (done, total, message)
+        if not self._progress_signalled:
+            self._progress_signalled = True
+            self._io.soon(self._take_progress)
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
@@ -103,8 +109,11 @@ class WorkerStream:
         self.protocol.finish(self._reported, time.monotonic())
         return True
 
-    def _add_progress(self, job: HeldJob, progress: tuple[int, int, str]) -> None:
-        self.protocol.beats.add_progress(job, progress, time.monotonic())
+    def _take_progress(self) -> None:
+        self._progress_signalled = False  # as above
+        now = time.monotonic()
+        for raw_id in list(self._progressed):  # by pop, since handlers add more meanwhile
+            self.protocol.beats.add_progress(*self._progressed.pop(raw_id), now)
         self._after_event()
 
     def _add_extension(self, job: HeldJob, lease_seconds: int) -> None:
