@@ -46,7 +46,7 @@ class PlanOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkOperation:
-    """An operation as it stands. `state` is pending, running, done, cancelled or failed.
+    """A bulk operation. `state` is pending, running, done, cancelled or failed.
 
     `expected` was counted at the start; `matched` = `changed` + `skipped` + `errors` is what was met so far.
     """
@@ -127,7 +127,7 @@ class Bulk:
         return operation_info(await self._connection.call(START, request, timeout=GIVE_UP_SECONDS))
 
     async def get(self, operation_id: UUID | str) -> BulkOperation:
-        """One operation as it stands. Raises NotFound."""
+        """Read one operation. Raises NotFound."""
         known = parse_job_id(operation_id)
         return operation_info(
             await self._connection.call(GET, pb.GetBulkRequest(id=known.bytes), about=("operation", str(known)))
@@ -156,7 +156,7 @@ class Bulk:
         progress: Callable[[BulkOperation], None] | None = None,
         every: float = 0.25,
     ) -> BulkOperation:
-        """Return when it is over, or as it stands when the time is; `progress` sees each look on the way."""
+        """Return the operation once it is over, or after `timeout` seconds; `progress` is called with every read."""
         until = asyncio.get_running_loop().time() + timeout
         while True:
             found = await self.get(operation_id)
