@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.control.admin_ports import JobAnswer
+from headgate.control.admin import JobAnswer
 from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied, Scope

@@ -15,6 +15,8 @@ from headgate.control.submit import Submits
 from headgate.domain.errors import NotFound, ShuttingDown
 from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
 from headgate.domain.states import State
+from headgate.store.batches import BatchStore
+from headgate.store.reads import JobStore
 from tests.support.dispatching import SOON, Instance, completing, soon
 from tests.support.drafts import Draft, caller_of, read_draft
 from tests.support.queue import new_id
@@ -44,9 +46,10 @@ class Desk:
     def __init__(self, one: Instance) -> None:
         self.caller = caller_of(one.tenant)
         self.tokens, self.calls, self.draining = Tokens(self.caller), OpenCalls(), asyncio.Event()
-        self.waiters = Waiters(one.store)
+        store = JobStore(one.store)
+        self.waiters = Waiters(store)
         self.jobs = Jobs(
-            store=one.store,
+            store=store,
             waiters=self.waiters,
             calls=self.calls,
             validator=self.tokens,
@@ -106,7 +109,8 @@ async def test_a_wait_ends_when_the_instance_stops(still: Instance) -> None:
 
 
 async def test_batches_are_opened_once_and_seen_by_those_whose_topics_they_have(still: Instance) -> None:
-    batches = Batches(still.store, Submits(still.store, still.submitter, make_id=new_id), make_id=new_id)
+    submits = Submits(still.store, still.submitter, make_id=new_id)
+    batches = Batches(BatchStore(still.store), submits, make_id=new_id)
     mail = caller_of(still.tenant, "mail")
     batch_id, callback = new_id(), Draft(id=new_id().bytes, new_id=False)
     opened = await batches.open(mail, callback, read_draft, batch_id=batch_id, name="letters")

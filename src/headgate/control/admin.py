@@ -17,20 +17,12 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.control.admin_ports import (
-    AdminStore,
-    Announces,
-    Endings,
-    GateHere,
-    JobAnswer,
-    Presence,
-    RetentionStore,
-    Wakes,
-)
+from headgate.control.ports import AdminStore, Announces, Endings, GateHere, Presence, RetentionStore, Wakes
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge, WrongState
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.retention import Removed, RetentionRules
+from headgate.domain.states import State
 from headgate.domain.validation import (
     check_aware,
     check_delay,
@@ -51,6 +43,16 @@ QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
 PER_SECOND_MAX: Final = 100_000
 _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswer:
+    """What a verb did to one job. `error` says why nothing was done."""
+
+    id: UUID
+    changed: bool = False
+    state: State | None = None
+    error: HeadgateError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +353,3 @@ def _answers(ids: Sequence[UUID], done: Mapping[UUID, Change], *, verb: str, all
             )
         )
     return found
-
-
-__all__ = ["QUIET_DEFAULT", "Admin", "AdminParts"]

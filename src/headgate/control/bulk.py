@@ -5,50 +5,18 @@ Every answer covers only the caller's tenant and the topics that its token permi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
 from uuid import UUID
 
+from headgate.control.ports import BulkStore
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, Verb
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import Field, Glob, JobFilter, Term, parse, topic_term
+from headgate.domain.filters import Field, Glob, JobFilter, parse, topic_term
 from headgate.domain.identity import Identity, TokenRevoked
 from headgate.domain.validation import shown
-
-
-class BulkStore(Protocol):
-    """What bulk operations and lists need of the store; `topics` None means any."""
-
-    async def list_jobs(
-        self,
-        tenant: str,
-        wanted: JobFilter,
-        *,
-        topics: frozenset[str] | None,
-        limit: int,
-        cursor: str,
-        oldest: bool,
-    ) -> JobPage: ...
-    async def count_jobs(
-        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int
-    ) -> Counted: ...
-    async def dead_groups(
-        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
-    ) -> DeadGroups: ...
-    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
-    async def start(
-        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
-    ) -> BulkOperation: ...
-    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation: ...
-    async def operations(
-        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
-    ) -> list[BulkOperation]: ...
-    async def cancel(
-        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
-    ) -> BulkOperation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

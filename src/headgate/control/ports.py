@@ -1,16 +1,37 @@
-"""What the use cases ask of the store and of this instance's dispatch."""
+"""What the use cases need of the store, and of this instance's dispatch. The modules of `store/` fit these directly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeVar
 from uuid import UUID
 
+from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, StartedBulk
 from headgate.domain.dependencies import BatchStatus, NewBatch
 from headgate.domain.errors import HeadgateError
+from headgate.domain.filters import JobFilter, Term
+from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, SubmitAnswer
-from headgate.domain.views import JobView
+from headgate.domain.retention import Removed, RetentionRules
+from headgate.domain.schedules import ScheduleSpec
+from headgate.domain.views import (
+    AuditView,
+    Change,
+    JobView,
+    Pause,
+    Quiet,
+    Redrive,
+    ScheduledJob,
+    ScheduleView,
+    Standing,
+    Status,
+    Target,
+    TopicView,
+)
+from headgate.domain.wakes import Wake
+from headgate.domain.workers import WorkerView
 
 
 class SubmitRows(Protocol):
@@ -84,3 +105,149 @@ class JobStore(Protocol):
     async def tenant_no(self, tenant: str) -> int: ...
     async def job(self, tenant: str, job_id: UUID, *, payload: bool, result: bool, events: bool) -> JobView: ...
     async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]: ...
+
+
+class BulkStore(Protocol):
+    """Jobs by filter, and bulk operations; `topics` None means any."""
+
+    async def list_jobs(
+        self,
+        tenant: str,
+        wanted: JobFilter,
+        *,
+        topics: frozenset[str] | None,
+        limit: int,
+        cursor: str,
+        oldest: bool,
+    ) -> JobPage: ...
+    async def count_jobs(
+        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int
+    ) -> Counted: ...
+    async def dead_groups(
+        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
+    ) -> DeadGroups: ...
+    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
+    async def start(
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
+    ) -> BulkOperation: ...
+    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation: ...
+    async def operations(
+        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+    ) -> list[BulkOperation]: ...
+    async def cancel(
+        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
+    ) -> BulkOperation: ...
+
+
+class RevokedBulk(Protocol):
+    """Bulk operations that may have to end with their credential."""
+
+    async def started(self) -> Sequence[StartedBulk]: ...
+    async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None: ...
+
+
+class TopicStore(Protocol):
+    """Topics: rules, limits, counts."""
+
+    async def list_topics(
+        self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int
+    ) -> list[TopicView]: ...
+    async def get_topic(self, tenant: str, name: str) -> TopicView: ...
+    async def set_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        rules: Mapping[str, object],
+        limits: Mapping[str, object],
+        actor: str,
+        reason: str,
+    ) -> TopicView: ...
+
+
+class ScheduleStore(Protocol):
+    """Schedules. Every verb that changes something writes its audit in the same transaction."""
+
+    async def now(self) -> datetime: ...
+    async def put(
+        self,
+        tenant: str,
+        name: str,
+        spec: ScheduleSpec,
+        *,
+        expected: int | None,
+        who: str,
+        topics: frozenset[str] | None,
+    ) -> tuple[ScheduleView, bool]: ...
+    async def get(self, tenant: str, name: str) -> ScheduleView: ...
+    async def listed(
+        self, tenant: str, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
+    ) -> list[ScheduleView]: ...
+    async def delete(self, tenant: str, name: str, *, expected: int | None, who: str, reason: str) -> None: ...
+    async def pause(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView: ...
+    async def resume(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView: ...
+    async def trigger(
+        self, tenant: str, name: str, *, request: JobId, who: str, reason: str
+    ) -> tuple[JobId, bool, int]: ...
+    async def jobs(self, tenant: str, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]: ...
+
+
+class AdminStore(Protocol):
+    """Administration. Every verb is committed, its audit included, when it returns."""
+
+    async def tenant_no(self, tenant: str) -> int: ...
+    async def pause(
+        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None
+    ) -> tuple[tuple[int, int], Pause]: ...
+    async def resume(self, tenant: str, target: Target, *, reason: str, who: str) -> tuple[tuple[int, int], bool]: ...
+    async def status(self, tenant: str) -> Status: ...
+    async def standings(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, Standing]: ...
+    async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> Mapping[UUID, Change]: ...
+    async def redrive(
+        self, tenant_no: int, ids: Sequence[UUID], how: Redrive, *, who: str, reason: str
+    ) -> Mapping[UUID, int]: ...
+    async def reprioritise(
+        self, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str, reason: str
+    ) -> Mapping[UUID, Change]: ...
+    async def move(
+        self, tenant: str, ids: Sequence[UUID], *, topic: str, who: str, reason: str
+    ) -> Mapping[UUID, Change]: ...
+    async def discard(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> set[UUID]: ...
+    async def quiet(self, tenant: str, worker: str, *, reason: str, who: str, span: timedelta) -> Quiet: ...
+    async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool: ...
+    async def quiet_set(self) -> frozenset[tuple[int, str]]: ...
+    async def workers_elsewhere(self, tenant: str) -> Sequence[WorkerView]: ...
+    async def audit(self, tenant: str, *, before: int | None, limit: int) -> Sequence[AuditView]: ...
+
+
+class GateHere(Protocol):
+    """This instance's dispatch: a verb applies here at once, on other instances at their next tick."""
+
+    def pause_changed(self, target: tuple[int, int], *, paused: bool) -> None: ...
+    def cancel_requested(self, tenant_no: int, job_id: UUID, epoch: int) -> None: ...
+    def set_quiet(self, quiet: Iterable[tuple[int, str]]) -> None: ...
+
+
+Wakes = Callable[[int, UUID | None], None]
+"""Wakes this instance for a topic; the job may be claimable at a new rank."""
+Announces = Callable[[Iterable[Wake]], Awaitable[None]]
+"""Notifies the other instances, if there are any. Never fails: their next tick finds what they missed."""
+
+
+class RetentionStore(Protocol):
+    """Retention on request: the same pass that every instance makes periodically."""
+
+    async def run_pass(self) -> Removed: ...
+    async def set_rules(self, changes: Mapping[str, timedelta], *, actor: str, reason: str) -> RetentionRules: ...
+
+
+class Presence(Protocol):
+    """The workers connected to this instance."""
+
+    def workers(self, tenant_no: int) -> Sequence[WorkerView]: ...
+
+
+class Endings(Protocol):
+    """The calls that wait for a job to end."""
+
+    def ended(self, tenant_no: int, job_id: UUID) -> None: ...

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from headgate.control.auth import TokenFile, TokenValidator, same_rights
+from headgate.control.ports import RevokedBulk
 from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity, Scope, TokenRevoked
@@ -74,13 +75,6 @@ class OpenCalls:
         return len(self._open)
 
 
-class RevokedOperations(Protocol):
-    """What revocation needs of the store."""
-
-    async def started(self) -> Sequence[StartedBulk]: ...
-    async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None: ...
-
-
 class Revocation:
     """Reads the token file again, and ends what is open with a credential that has changed."""
 
@@ -90,7 +84,7 @@ class Revocation:
         *,
         holders: Callable[[], Iterable[Holder]],
         calls: OpenCalls,
-        operations: RevokedOperations,
+        operations: RevokedBulk,
         exposed: Callable[[], str] = lambda: "",
     ) -> None:
         """`exposed` describes a problem with the permissions of the file; called when the file has changed."""

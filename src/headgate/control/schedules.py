@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from headgate.control.schedule_ports import ScheduleStore
+from headgate.control.ports import ScheduleStore
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.identity import Identity, PermissionDenied

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
+from headgate.control.ports import TopicStore
 from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity
 from headgate.domain.jobs import TopicRules
@@ -15,25 +16,6 @@ from headgate.domain.views import TopicView
 
 RULES: Final = ("max_attempts", "retry", "ageing_step", *KEEP_RULES)
 LIMITS: Final = tuple(TopicLimits.__slots__)
-
-
-class TopicStore(Protocol):
-    """What these use cases need of the store."""
-
-    async def list_topics(
-        self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int
-    ) -> list[TopicView]: ...
-    async def get_topic(self, tenant: str, name: str) -> TopicView: ...
-    async def set_topic(
-        self,
-        tenant: str,
-        name: str,
-        *,
-        rules: Mapping[str, object],
-        limits: Mapping[str, object],
-        actor: str,
-        reason: str,
-    ) -> TopicView: ...
 
 
 class Topics:

@@ -14,8 +14,7 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, id_of, moment, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
-from headgate.control.admin import QUIET_DEFAULT, Admin
-from headgate.control.admin_ports import JobAnswer
+from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.rank import MICROSECOND
