@@ -82,7 +82,7 @@ def test_the_command_line_submits_unique_and_dependent_jobs(
     missing = headgate("submit", "mail", "--depends-on", str(new_id()))
     assert missing.code != 0
     assert 'no parent job "' in missing.err
-    assert "--unique: is missing" in headgate("submit", "mail", "--on-conflict", "replace").err
+    assert "--unique: is required" in headgate("submit", "mail", "--on-conflict", "replace").err
     one = headgate("submit", "mail", '{"n": 1}', "--key", "k", "--key-window", "1h")
     two = headgate("submit", "mail", '{"n": 2}', "--key", "k")
     assert two.code != 0

@@ -53,7 +53,7 @@ def _reached() -> Iterator[tuple[str, bool, Path, int]]:
                 assert isinstance(site, ast.Constant), f"{path}:{node.lineno}: a site is a literal, or nobody finds it"
                 assert isinstance(site.value, str)
                 yield site.value, node.func.attr == "touch", path, node.lineno
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("].use") and node.args:
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(").use") and node.args:
                 (call,) = node.args
                 assert isinstance(call, ast.Constant)
                 for when in ("before", "after"):
