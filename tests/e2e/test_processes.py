@@ -23,7 +23,7 @@ from tests.support.workers import WorkerProcess
 STARTED = r"process_started process=(?P<process>\d+) pid=(?P<pid>\d+)$"
 PROCESS_READY = r"\[(?P<number>\d+)\] ready instance="
 BOTH = (["1", "2"], ["2", "1"])
-LINKS = 24
+SESSIONS = 24
 """So many that all of them on one of two processes happens once in eight million runs."""
 INSTANCES = "SELECT name FROM headgate.instances WHERE seen_at > clock_timestamp() - interval '1 minute' ORDER BY name"
 
@@ -63,18 +63,18 @@ async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
 ) -> None:
     server = await asyncio.to_thread(serve, "--processes", "2", "--name", "pair", *how)
     release = tmp_path / "release"
-    with WorkerProcess(server.address, folder=tmp_path, workers=LINKS, concurrency=1) as worker:
+    with WorkerProcess(server.address, folder=tmp_path, workers=SESSIONS, concurrency=1) as worker:
         async with Headgate(server.address) as hg, connected(database) as db:
             assert [row["name"] for row in await db.fetch(INSTANCES)] == ["pair-1", "pair-2"]
 
-            async def both_have_links() -> bool:
+            async def both_have_sessions() -> bool:
                 return {one.instance for one in await hg.admin.workers.list()} == {"pair-1", "pair-2"}
 
-            await until_async(both_have_links, "workers are connected to both")
+            await until_async(both_have_sessions, "workers are connected to both")
             ids = await submit(hg, "fast", [b""])  # a topic can be paused once it has had a job
-            # One for each link, and all at once: no process can do without the other.
-            ids += await submit(hg, "held", [str(release).encode()] * LINKS)
-            await begun([worker], 1 + LINKS)
+            # One for each session, and all at once: no process can do without the other.
+            ids += await submit(hg, "held", [str(release).encode()] * SESSIONS)
+            await begun([worker], 1 + SESSIONS)
             release.touch()
             await all_ended(database)
             owners = await db.fetch("SELECT owner, count(*) AS n FROM headgate.archive GROUP BY 1")
@@ -85,12 +85,12 @@ async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
             ids += await submit(hg, "fast", [b""] * 50)
             ids += await submit(hg, "slow", [b"1"] * 50)
             await begun([worker], begun_before + 50)
-            assert Counter(start.topic for start in worker.starts()) == {"fast": 1, "held": LINKS, "slow": 50}
+            assert Counter(start.topic for start in worker.starts()) == {"fast": 1, "held": SESSIONS, "slow": 50}
             await hg.admin.resume(topic="fast")
             await all_ended(database)
         ended, starts = await check(database, ids, [worker])
-    assert attempts(ended) == {1: LINKS + 101}
-    assert len(starts) == LINKS + 101
+    assert attempts(ended) == {1: SESSIONS + 101}
+    assert len(starts) == SESSIONS + 101
     (printed,) = server.seen(READY)
     assert [match["number"] for match in server.seen(PROCESS_READY) if match.start() < printed.start()] in BOTH
     assert await asyncio.to_thread(server.terminate) == 0
@@ -179,16 +179,16 @@ async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
 ) -> None:
     server = await asyncio.to_thread(serve, "--processes", "2", "--name", "pair")
     release = tmp_path / "release"
-    with WorkerProcess(server.address, folder=tmp_path, workers=LINKS, concurrency=1) as worker:
+    with WorkerProcess(server.address, folder=tmp_path, workers=SESSIONS, concurrency=1) as worker:
         async with Headgate(server.address) as hg:
-            ids = await submit(hg, "held", [str(release).encode()] * LINKS)
-            await begun([worker], LINKS)
+            ids = await submit(hg, "held", [str(release).encode()] * SESSIONS)
+            await begun([worker], SESSIONS)
             os.kill(pids(server)[1], signal.SIGKILL)  # all gather at the other one
             await asyncio.to_thread(server.saw, r"sessions_moved process=2 ")
 
             async def shared() -> bool:
                 found = Counter(one.instance for one in await hg.admin.workers.list())
-                return found["pair-1"] >= LINKS // 4 - 2 and found.total() == LINKS
+                return found["pair-1"] >= SESSIONS // 4 - 2 and found.total() == SESSIONS
 
             # What runs is taken along, so nobody has to wait for it.
             await until_async(shared, "both have workers")
@@ -196,7 +196,7 @@ async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
             await all_ended(database)
         ended, starts = await check(database, ids, [worker])
     assert {(job.attempt, claims(job.epoch)) for job in ended} == {(1, 1)}
-    assert len(starts) == LINKS
+    assert len(starts) == SESSIONS
 
 
 def test_a_port_in_use_is_refused_and_never_shared(serve: Serve, database: str) -> None:

@@ -1,4 +1,4 @@
-"""Many at once: instances, workers and links."""
+"""Many at once: instances, workers and sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until_async
 
 JOBS = int(os.environ.get("HEADGATE_FAULT_JOBS", "50000"))
-LINKS = 1_000
+SESSIONS = 1_000
 IDLE_TOPICS = tuple(f"idle-{number}" for number in range(4))
 WINDOW_SECONDS = 3.0
 TRANSACTIONS = "SELECT xact_commit + xact_rollback, clock_timestamp() FROM pg_stat_database WHERE datname = $1"
@@ -55,10 +55,10 @@ async def test_three_instances_and_eight_workers_handle_every_job_once(
         assert await db.fetchval(ROLLBACKS) <= len(instances)
 
 
-# ---------------------------------------------------------------------- links that wait
+# ---------------------------------------------------------------------- sessions that wait
 
 
-class IdleLinks:
+class IdleSessions:
     """Plain Work streams, each over a connection of its own, that ask for one job and otherwise beat.
 
     Everything here runs on the SDK's I/O loop: grpc.aio stands one loop per process.
@@ -73,7 +73,7 @@ class IdleLinks:
         self._readers: list[asyncio.Task[None]] = []
 
     async def open(self, address: str, count: int) -> None:
-        """Connect `count` links, fifty at a time."""
+        """Connect `count` sessions, fifty at a time."""
         start, stop = len(self.calls), len(self.calls) + count
         for first in range(start, stop, 50):
             async with asyncio.TaskGroup() as tasks:
@@ -81,7 +81,7 @@ class IdleLinks:
                     tasks.create_task(self._open(address, number))
 
     async def beat(self) -> None:
-        """Every link says that it is there."""
+        """Every session says that it is there."""
         for call in self.calls:
             await call.write(pb.WorkerFrame(beat=pb.Beat()))
 
@@ -103,7 +103,7 @@ class IdleLinks:
         assert greeted.HasField("hello_ack")
         await call.write(pb.WorkerFrame(ready=pb.Ready(topics=IDLE_TOPICS, count=1)))
         self.calls.append(call)
-        self._readers.append(asyncio.create_task(self._read(call), name=f"idle link {number}"))
+        self._readers.append(asyncio.create_task(self._read(call), name=f"idle session {number}"))
 
     async def _read(self, call: rpc.WorkCall) -> None:
         seq = 0
@@ -131,39 +131,39 @@ async def test_a_thousand_idle_sessions_cost_the_database_nothing(
     seconds late, and autovacuum looks at a new database once."""
     (server,) = await asyncio.to_thread(servers, 1)
     on_io = io_thread().start
-    links = IdleLinks()
+    sessions = IdleSessions()
     try:
         # The first by itself: the server then knows the topics, and nothing of this is counted below.
-        for number in (1, LINKS - 1):
-            await asyncio.wrap_future(on_io(links.open(server.address, number)))
+        for number in (1, SESSIONS - 1):
+            await asyncio.wrap_future(on_io(sessions.open(server.address, number)))
         async with connected(database) as db:
             name = await db.fetchval("SELECT current_database()")
         async with connected(postgres.dsn) as db:
             rates = []
             for _ in range(2):
                 before, since = await transactions(db, name)
-                await asyncio.wrap_future(on_io(links.beat()))  # beats are heard, and cost no query
+                await asyncio.wrap_future(on_io(sessions.beat()))  # beats are heard, and cost no query
                 await asyncio.sleep(WINDOW_SECONDS)  # the length of the measurement, not a wait for something
                 after, until = await transactions(db, name)
                 rates.append((after - before) / (until - since).total_seconds())
         per_second = min(rates)
 
         async def all_answered() -> bool:
-            return links.beats_answered == 2 * LINKS
+            return sessions.beats_answered == 2 * SESSIONS
 
         await until_async(all_answered, "all beats are answered")
         assert max(rates) >= 0.5, rates  # at least its tick: else the figures were not handed in
         assert per_second <= 3, rates
-        assert not links.ended
+        assert not sessions.ended
         assert memory_mb(server.pid) < 300
-        waits = await pickup_seconds(links, [server], jobs=20)
+        waits = await pickup_seconds(sessions, [server], jobs=20)
         assert median(waits) < 0.5, waits
         await all_ended(database)
-        await check_delivered(database, links)
-        print(f"\n{LINKS} idle links: {per_second:.2f} transactions/s, {memory_mb(server.pid):.0f} MB, "  # noqa: T201
+        await check_delivered(database, sessions)
+        print(f"\n{SESSIONS} idle sessions: {per_second:.2f} transactions/s, {memory_mb(server.pid):.0f} MB, "  # noqa: T201
               f"pickup {median(waits) * 1000:.1f} ms")  # fmt: skip
     finally:
-        await asyncio.wrap_future(on_io(links.close()))
+        await asyncio.wrap_future(on_io(sessions.close()))
 
 
 async def transactions(db: Connection, database: str) -> tuple[int, datetime]:
@@ -173,8 +173,8 @@ async def transactions(db: Connection, database: str) -> tuple[int, datetime]:
     return row[0], row[1]
 
 
-async def pickup_seconds(links: IdleLinks, servers: Sequence[ServerProcess], *, jobs: int) -> list[float]:
-    """How long each of some jobs, submitted one after the other, waits until a link has it."""
+async def pickup_seconds(sessions: IdleSessions, servers: Sequence[ServerProcess], *, jobs: int) -> list[float]:
+    """How long each of some jobs, submitted one after the other, waits until a session has it."""
     waits: list[float] = []
     async with client(servers) as hg:
         for number in range(jobs):
@@ -182,18 +182,18 @@ async def pickup_seconds(links: IdleLinks, servers: Sequence[ServerProcess], *, 
             (job_id,) = await submit(hg, IDLE_TOPICS[number % len(IDLE_TOPICS)], [b""])
 
             async def arrived(raw_id: bytes = job_id.bytes) -> float:
-                return dict(links.delivered).get(raw_id, 0.0)
+                return dict(sessions.delivered).get(raw_id, 0.0)
 
-            waits.append(await until_async(arrived, "the job has reached a link") - asked)
+            waits.append(await until_async(arrived, "the job has reached a session") - asked)
     return waits
 
 
-async def check_delivered(dsn: str, links: IdleLinks) -> None:
-    """Each job reached one link, once, and ended there."""
+async def check_delivered(dsn: str, sessions: IdleSessions) -> None:
+    """Each job reached one session, once, and ended there."""
     async with connected(dsn) as db:
         rows = await db.fetch("SELECT id, attempt, epoch, result FROM headgate.archive WHERE state = 5")
-    assert sorted(row["id"].bytes for row in rows) == sorted(raw_id for raw_id, _ in links.delivered)
-    # The result is the epoch that the link was given.
+    assert sorted(row["id"].bytes for row in rows) == sorted(raw_id for raw_id, _ in sessions.delivered)
+    # The result is the epoch that the session was given.
     assert {(row["attempt"], claims(row["epoch"]), int(row["result"]) - row["epoch"]) for row in rows} == {(1, 1, 0)}
 
 
