@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.dispatching import Renewal
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
 from headgate.store import leases
 from headgate.store.connect import Connection, connect
-from headgate.store.leases import Renewal
 from headgate.store.topics import TopicStore
 from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
 from tests.support.queue import Clock, stranger

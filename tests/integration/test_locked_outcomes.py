@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.outcome_writes import OutcomeWrite
-from headgate.dispatch.ports import SettledOutcome
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import StoreBusy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import Receipt, State
@@ -53,7 +53,7 @@ async def holding(one: Instance, count: int, topic: str = "mail", **options: obj
     return worker, list(delivery.ids), epoch
 
 
-async def receipts(answer: asyncio.Future[Mapping[int, SettledOutcome]], count: int) -> list[Receipt]:
+async def receipts(answer: asyncio.Future[Mapping[int, Settled]], count: int) -> list[Receipt]:
     told = await asyncio.wait_for(answer, ANSWERED)
     return [told[place].receipt if place in told else Receipt.APPLIED for place in range(count)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
@@ -14,6 +15,7 @@ from headgate.dispatch.demand import CLAIM_BYTES
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.outcomes import MOST_REFUSALS
 from headgate.dispatch.session import FRAME_BYTES, SESSION_BYTES
+from headgate.domain.dispatching import Renewal
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.outcomes import Abandon, Completed, Nack, Outcome
 from headgate.domain.states import State
@@ -184,7 +186,7 @@ async def test_two_epochs_of_one_job_in_one_renewal_are_answered_apart(queue: Qu
     (old,) = await epochs_of(queue.db, [job])
     for epochs in ([old, old + 1], [old + 1, old]):
         held = leases.Held(tenant_no=tenant, ids=[job, job], epochs=epochs, lease_ms=60_000)
-        assert await leases.renew(queue.db, [held]) == {(tenant, job, old): leases.Renewal(lost=True, cancel=False)}
+        assert await leases.renew(queue.db, [held]) == {(tenant, job, old): Renewal(lost=True, cancel=False)}
 
 
 async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_renewed_at_once(still: Instance) -> None:
@@ -272,8 +274,8 @@ async def test_an_outcome_the_database_refuses_is_nobody_elses_error(database: s
     hold.release()
     await first
     for number, (worker, job, answer) in enumerate(answers):
-        told = await answer
-        refused = {place: error for place, error in told.items() if isinstance(error, HeadgateError)}
+        found: Mapping[int, object] = await answer
+        refused = {index: error for index, error in found.items() if isinstance(error, HeadgateError)}
         assert set(refused) == ({5} if number in (1, 3) else set())
         assert all(isinstance(error, StoreError) for error in refused.values())
         assert set(worker.session.held) == ({job} if refused else set())  # still leased, and still kept
@@ -296,7 +298,8 @@ async def test_who_sends_nothing_but_bad_rows_fails_alone(database: str, one: In
     del one.store.before["settle"]
     hold.release()
     await first
-    assert not [answer for answer in (await taken).values() if isinstance(answer, HeadgateError)]
+    written: Mapping[int, object] = await taken
+    assert not [answer for answer in written.values() if isinstance(answer, HeadgateError)]
     with pytest.raises(StoreError):
         await refused
     assert (good.session.held, set(bad.session.held)) == ({}, set(theirs[bad]))

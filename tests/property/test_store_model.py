@@ -29,6 +29,7 @@ from headgate.dispatch.watermark import Watermark
 from headgate.domain import limits
 from headgate.domain.arrivals import Seen
 from headgate.domain.backoff import BackoffKind, RetryPolicy, jitter_of
+from headgate.domain.dispatching import Claimed, Renewal
 from headgate.domain.errors import NotFound
 from headgate.domain.ids import JobId, TenantName, TenantNo, TopicName, new_job_id
 from headgate.domain.jobs import Submission
@@ -579,7 +580,7 @@ class StoreMachine(RuleBasedStateMachine):
         ranges: KeyRanges | None = None,
         hints: Sequence[UUID] = (),
         seen: Seen | None = None,
-    ) -> claiming.Claimed:
+    ) -> Claimed:
         tenant_no, topic_nos = where
         workers = [f"worker {number}" for number in range(len(runs))]
         candidates = self.model.claimable(tenant_no, topic_nos)
@@ -657,7 +658,7 @@ class StoreMachine(RuleBasedStateMachine):
         others = [ref for ref in others if ref not in refs]
         parts = [(refs, epoch_off, lease)] + [(others, 0, lease + SECOND)] * bool(others)
         held: list[leases.Held] = []
-        expected: dict[tuple[int, UUID, int], leases.Renewal] = {}
+        expected: dict[tuple[int, UUID, int], Renewal] = {}
         for part, off, span in parts:
             epochs = [max(0, self.model.jobs[ref].record.epoch + off) if ref in self.model.jobs else 1 for ref in part]
             held.append(
@@ -671,7 +672,7 @@ class StoreMachine(RuleBasedStateMachine):
             for ref, epoch in zip(part, epochs, strict=True):
                 lost, cancel = self.model.renew(ref, epoch, lease=min(span, limits.LEASE_MAX))
                 if lost or cancel:
-                    expected[ref.tenant_no, ref.id, epoch] = leases.Renewal(lost=lost, cancel=cancel)
+                    expected[ref.tenant_no, ref.id, epoch] = Renewal(lost=lost, cancel=cancel)
         assert self.run(leases.renew(self.db, held)) == expected
 
     @verb(when=_any(State.RUNNING), limit=bounds, floored=st.booleans())

@@ -30,7 +30,6 @@ from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitAdmitter
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.outcomes import OutcomeWriter
-from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.session import SessionEnded, WorkerSession
@@ -41,6 +40,7 @@ from headgate.dispatch.tick_times import TickTimes
 from headgate.dispatch.ticker import Ticker
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import StoreBusy
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TopicName
@@ -328,7 +328,7 @@ class Worker:
         self.topic_nos, self.lease_ms, self._handler = topic_nos, lease_ms, handler
         self.told: list[ControlFrame] = []
         self.delivered: list[Delivery] = []
-        self.receipts: dict[tuple[UUID, int], SettledOutcome | None] = {}  # None: applied, as asked
+        self.receipts: dict[tuple[UUID, int], Settled | None] = {}  # None: applied, as asked
         self._slots: set[asyncio.Task[None]] = set()
         self._reader = asyncio.create_task(self._read(), name=f"reader {session.worker_id}") if handler else None
 
@@ -354,9 +354,9 @@ class Worker:
         self.told.append(part)
         return part
 
-    def settle(self, *outcomes: tuple[UUID, int, Outcome]) -> asyncio.Future[Mapping[int, SettledOutcome]]:
+    def settle(self, *outcomes: tuple[UUID, int, Outcome]) -> asyncio.Future[Mapping[int, Settled]]:
         """Report; the answer comes after the commit."""
-        answer: asyncio.Future[Mapping[int, SettledOutcome]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Mapping[int, Settled]] = asyncio.get_running_loop().create_future()
         self.instance.outcomes.put(
             OutcomeWrite(
                 self.session.tenant_no,
@@ -371,7 +371,7 @@ class Worker:
         )
         return answer
 
-    async def report(self, job_id: UUID, epoch: int, outcome: Outcome) -> SettledOutcome:
+    async def report(self, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:
         """Report one, and wait for the answer. A small epoch counts the job's claims."""
         if epoch < RANGE:
             (epoch,) = await self.instance.epochs([job_id], epoch)
@@ -435,14 +435,7 @@ class Worker:
         self.receipts[run.id, run.epoch] = (await answer).get(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Applied:
-    receipt: Receipt = Receipt.APPLIED
-    state: State | None = State.COMPLETED
-    run_at: None = None
-
-
-APPLIED: SettledOutcome = _Applied()
+APPLIED = Settled(receipt=Receipt.APPLIED, state=State.COMPLETED)
 
 
 # ---------------------------------------------------------------------- the instance

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from headgate.domain.arrivals import Seen
+from headgate.domain.dispatching import Claimed, Settled
 from headgate.domain.errors import StoreBusy
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicName
 from headgate.domain.jobs import Submission, Submitted
@@ -20,7 +21,7 @@ from headgate.store import claim as claiming
 from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
-from headgate.store.settle import OutcomeFlush, Settled
+from headgate.store.settle import OutcomeFlush
 from tests.support import store_calls
 from tests.support.epochs import RANGE, epochs_of
 
@@ -95,7 +96,7 @@ class Queue:
         ranges: KeyRanges | None = None,
         hints: Iterable[UUID] = (),
         seen: Seen | None = None,
-    ) -> claiming.Claimed:
+    ) -> Claimed:
         numbers = [(await self.topic(name)).no for name in topics or ("mail",)]
         return await claiming.claim(
             self.db,

@@ -9,6 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.dispatching import Settled
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.outcomes import Outcome
@@ -19,7 +20,7 @@ from headgate.store.errors import translating
 from headgate.store.flush import fill
 from headgate.store.names import Names
 from headgate.store.new_ids import BEGINNING
-from headgate.store.settle import APPLIED, OutcomeFlush, Settled, settle
+from headgate.store.settle import APPLIED, OutcomeFlush, settle
 from headgate.store.submit import submit
 
 PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"

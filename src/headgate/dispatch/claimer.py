@@ -21,11 +21,11 @@ from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.periodic import wait_at_most
-from headgate.dispatch.ports import ClaimedJobs, ClaimStore, SubmitRows
+from headgate.dispatch.ports import ClaimStore, SubmitRows
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sweeps import SweepPace
 from headgate.domain import failpoints
-from headgate.domain.dispatching import ClaimCall
+from headgate.domain.dispatching import ClaimCall, Claimed
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
@@ -184,7 +184,7 @@ class Claimer:
             demand.marks.forget(set(demand.topic_nos) - set(topics))
         demand.hints, demand.from_head, demand.sweep = {}, False, False
         demand.wake_pending, demand.claiming = False, True
-        got: ClaimedJobs | None = None
+        got: Claimed | None = None
         dealt = 0
         began = asyncio.get_running_loop().time()
         unused: list[tuple[WorkerSession, int]] = []  # credit of jobs that came too late to be delivered
@@ -252,7 +252,7 @@ class Claimer:
     def _learn(
         self,
         demand: Demand,
-        got: ClaimedJobs,
+        got: Claimed,
         *,
         asked: int,
         topics: Sequence[int],
@@ -295,7 +295,7 @@ class Claimer:
         return ranges
 
 
-def _delivery(demand: Demand, got: ClaimedJobs, part: slice) -> Delivery:
+def _delivery(demand: Demand, got: Claimed, part: slice) -> Delivery:
     return Delivery(
         tenant_no=demand.tenant_no,
         lease_ms=demand.lease_ms,

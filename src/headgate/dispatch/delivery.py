@@ -9,12 +9,12 @@ from itertools import accumulate
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from headgate.dispatch.ports import SettledOutcome
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError
 
 Wanted: TypeAlias = tuple[tuple[int, ...], int, tuple[str, ...]]
 """What credit is for: topics by number, the lease in milliseconds, and topics that do not exist yet, by name."""
-Answer: TypeAlias = SettledOutcome | HeadgateError
+Answer: TypeAlias = Settled | HeadgateError
 """What became of one outcome; an error: the database refuses this very row, and its job stays as it was."""
 
 _OF_EACH_JOB: Final = (

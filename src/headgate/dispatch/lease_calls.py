@@ -10,24 +10,17 @@ lost. Tokens without a restriction cost no look-up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.ports import LeaseStore, RenewalAnswer
+from headgate.dispatch.ports import LeaseStore
 from headgate.dispatch.turns import Turns
+from headgate.domain.dispatching import Renewal
 
 ROWS_AT_ONCE: Final = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    lost: bool = True
-    cancel: bool = False
-    skipped: bool = False
-
-
-_LOST: Final = _Lost()
+_LOST: Final = Renewal(lost=True, cancel=False)
 
 
 class LeaseCalls:
@@ -45,12 +38,12 @@ class LeaseCalls:
         epochs: Sequence[int],
         *,
         topics: frozenset[str] | None,
-    ) -> dict[tuple[int, UUID, int], RenewalAnswer]:
+    ) -> dict[tuple[int, UUID, int], Renewal]:
         """Push leases forward, in one statement for each two thousand; what is out of the ordinary, by job and epoch.
 
         `topics`: those that the caller's token permits; None: all.
         """
-        answers: dict[tuple[int, UUID, int], RenewalAnswer] = {}
+        answers: dict[tuple[int, UUID, int], Renewal] = {}
         for start in range(0, len(ids), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             some, their_epochs = ids[part], epochs[part]

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import Answer
 from headgate.dispatch.session import WorkerSession
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt
@@ -61,17 +62,8 @@ class OutcomeWrite:
         self.size += 200 * len(rest) + (other.size * len(rest) // other.rows if rest else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer that the database was not asked for."""
-
-    receipt: Receipt
-    state: None = None
-    run_at: None = None
-
-
-LOCKED: Final = _Answer(Receipt.LOCKED)
-UNKNOWN: Final = _Answer(Receipt.UNKNOWN)
+LOCKED: Final = Settled(receipt=Receipt.LOCKED)
+UNKNOWN: Final = Settled(receipt=Receipt.UNKNOWN)
 
 Part: TypeAlias = tuple[OutcomeWrite, range, dict[int, Answer]]
 """Rows of a write, and where their answers go."""

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from typing import TypedDict
 from uuid import UUID
 
-from headgate.domain.arrivals import Seen
+from headgate.domain.arrivals import ClaimNews, Seen
 from headgate.domain.keyrange import KeyRanges
+from headgate.domain.states import Receipt, State
 
 
 class ClaimCall(TypedDict):
@@ -46,3 +47,51 @@ class Tick:
     limits_open: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
     unblocks: bool = False  # jobs that waited for others may be claimable
     bulk: bool = False  # some bulk operations are not over
+
+
+@dataclass(slots=True, kw_only=True)
+class Claimed:
+    """Claimed jobs as parallel tuples, best first; empty tuples when there was nothing."""
+
+    ids: tuple[UUID, ...] = ()
+    topic_nos: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
+    max_attempts: tuple[int, ...] = ()
+    priorities: tuple[int, ...] = ()
+    rank_classes: tuple[int, ...] = ()
+    ranks_at: tuple[int, ...] = ()
+    created_ats: tuple[datetime, ...] = ()
+    lease_untils: tuple[datetime, ...] = ()
+    workers: tuple[str, ...] = ()
+    headers: tuple[str | None, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+    waits: tuple[tuple[int, float | None], ...] = ()
+    """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
+
+    news: ClaimNews | None = None
+    """What to know for the next claim; None: nothing was looked at."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of one outcome. `state` and `run_at` are the job's afterwards, when it is still known."""
+
+    receipt: Receipt
+    state: State | None = None
+    run_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What a worker must learn about a job it holds: the lease is gone, or a cancel was requested.
+
+    Skipped: another transaction holds the row, so it is neither renewed nor lost; ask again.
+    """
+
+    lost: bool
+    cancel: bool
+    skipped: bool = False

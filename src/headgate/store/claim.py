@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.arrivals import ClaimNews, RankRange, Seen
-from headgate.domain.dispatching import ClaimCall
+from headgate.domain.dispatching import ClaimCall, Claimed
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
@@ -33,33 +32,6 @@ _NAMES: Final = (
     *("limit", "owner", "workers", "runs", "lease_ms", "seen", "seen"),
 )
 _TOPICS_MAX: Final = 100_000  # no tenant has that many; a list without any bound would be a way to fill the memory
-
-
-@dataclass(slots=True, kw_only=True)
-class Claimed:
-    """Claimed jobs as parallel tuples, best first; empty tuples when there was nothing."""
-
-    ids: tuple[UUID, ...] = ()
-    topic_nos: tuple[int, ...] = ()
-    epochs: tuple[int, ...] = ()
-    attempts: tuple[int, ...] = ()
-    max_attempts: tuple[int, ...] = ()
-    priorities: tuple[int, ...] = ()
-    rank_classes: tuple[int, ...] = ()
-    ranks_at: tuple[int, ...] = ()
-    created_ats: tuple[datetime, ...] = ()
-    lease_untils: tuple[datetime, ...] = ()
-    workers: tuple[str, ...] = ()
-    headers: tuple[str | None, ...] = ()
-    payloads: tuple[bytes, ...] = ()
-    waits: tuple[tuple[int, float | None], ...] = ()
-    """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
-
-    news: ClaimNews | None = None
-    """What to know for the next claim; None: nothing was looked at."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 _COLUMNS: Final = Claimed.__slots__[:-2]

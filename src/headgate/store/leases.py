@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.dispatching import Renewal
 from headgate.domain.errors import RowLocked, TooLarge
 from headgate.domain.states import State
 from headgate.domain.validation import check_aware, check_integer
@@ -37,18 +38,6 @@ class Held:
     ids: Sequence[UUID]
     epochs: Sequence[int]
     lease_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
-    """What a worker must be told about a job it holds: the lease is gone, or a cancel was requested.
-
-    Skipped: another transaction holds the row, so it is neither renewed nor lost; ask again.
-    """
-
-    lost: bool
-    cancel: bool
-    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

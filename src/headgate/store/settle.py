@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import repeat
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.outcomes import Abandon, Completed, Failed, Nack, Outcome, Snooze, kind_of
 from headgate.domain.states import OutcomeKind, Receipt, State
@@ -30,15 +30,6 @@ SELECT ord, receipt, state, run_at, note, topic_no
 SETTLE_UNLOCKED: Final = """
 SELECT ord, receipt, state, run_at, note, topic_no
   FROM headgate.settle_unlocked_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 15)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What became of one outcome. `state` and `run_at` are the job's afterwards, when it is still known."""
-
-    receipt: Receipt
-    state: State | None = None
-    run_at: datetime | None = None
 
 
 _Repeat: TypeAlias = tuple[int, int, UUID, int, Outcome]  # index, tenant, job, epoch, outcome

@@ -12,14 +12,14 @@ from uuid import UUID
 from asyncpg.pgproto import pgproto
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.dispatching import ClaimCall
+from headgate.domain.dispatching import ClaimCall, Claimed
 from headgate.domain.errors import QuotaExceeded, RowLocked, StoreError
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store.arguments import checked_kind
-from headgate.store.claim import Claimed, ClaimRequest
+from headgate.store.claim import ClaimRequest
 from headgate.store.database import GIVE_UP_SECONDS, LOCKED_PAUSE_SECONDS, Database
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush

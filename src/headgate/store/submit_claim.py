@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from headgate.domain.dispatching import Claimed
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
-from headgate.store.claim import NOTE, Claimed, ClaimRequest, claimed
+from headgate.store.claim import NOTE, ClaimRequest, claimed
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush, submit_arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.domain.dispatching import Renewal, Settled
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.ids import TenantNo
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
@@ -77,10 +78,10 @@ async def test_another_tenants_jobs_are_unknown_to_every_verb(world: World) -> N
     assert await verbs.reprioritise(db, tenant, theirs, priority=9) == {}
     assert await verbs.discard(db, tenant, theirs) == set()
     held = leases.Held(tenant_no=tenant, ids=[running], epochs=[1], lease_ms=60_000)
-    assert await leases.renew(db, [held]) == {(tenant, running, 1): leases.Renewal(lost=True, cancel=False)}
+    assert await leases.renew(db, [held]) == {(tenant, running, 1): Renewal(lost=True, cancel=False)}
     for outcome in (Completed(), Failed(error=ErrorInfo(type="E")), Snooze(delay=DAY)):
         settled = await store_calls.settle_one(db, tenant, running, 1, outcome)
-        assert settled == settle.Settled(receipt=Receipt.UNKNOWN)
+        assert settled == Settled(receipt=Receipt.UNKNOWN)
     claimed = await claiming.claim(
         db, tenant_no=tenant, topic_nos=[world.their_topic], limit=9, owner=1, lease_ms=1, workers=["w"], hints=theirs
     )

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.dispatching import Renewal
 from headgate.domain.errors import NotFound
 from headgate.domain.outcomes import Abandon, Nack, Outcome
 from headgate.domain.states import EventKind, Receipt, State
@@ -115,8 +116,8 @@ async def held(queue: Queue, tenant: int, *ids: UUID) -> list[leases.Held]:
     return [leases.Held(tenant_no=tenant, ids=ids, epochs=await epochs_of(queue.db, ids), lease_ms=60_000)]
 
 
-async def skipped(queue: Queue, tenant: int, *ids: UUID) -> dict[tuple[int, UUID, int], leases.Renewal]:
-    answer = leases.Renewal(lost=False, cancel=False, skipped=True)
+async def skipped(queue: Queue, tenant: int, *ids: UUID) -> dict[tuple[int, UUID, int], Renewal]:
+    answer = Renewal(lost=False, cancel=False, skipped=True)
     return {(tenant, job_id, epoch): answer for job_id, epoch in zip(ids, await epochs_of(queue.db, ids), strict=True)}
 
 

@@ -11,9 +11,9 @@ from uuid import UUID
 from headgate.api.grpc.codec import at_us, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.dispatch.delivery import ControlFrame, Delivery
-from headgate.dispatch.ports import SettledOutcome
 from headgate.dispatch.session_rules import Beat, Extension, Hello, OutcomeFrame, Progress, check_outcome_count
 from headgate.domain import limits
+from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import ID_BYTES
@@ -292,7 +292,7 @@ def _receipts(control: ControlFrame) -> worker_pb2.Receipts:
     return worker_pb2.Receipts(seq=control.receipts_seq or 0, exceptions=exceptions)
 
 
-def receipt(index: int, settled: SettledOutcome | HeadgateError | None) -> jobs_pb2.Receipt:
+def receipt(index: int, settled: Settled | HeadgateError | None) -> jobs_pb2.Receipt:
     """The receipt of one outcome; None means applied as sent."""
     if settled is None:
         return jobs_pb2.Receipt(index=index, state=state_of(State.COMPLETED))
