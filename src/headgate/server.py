@@ -194,6 +194,8 @@ class Server:
         )
         self.demands = Demands(self.store, self.times, abandon_unsent=self.outcomes.abandon_unsent, wakes=options.wakes)
         self.wakes = Wakes(self.store, self.demands, self.times)
+        self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
+        self.bulk_runner = BulkRunner(BulkChunks(self.store), on_requeued=self.wakes.jobs_returned)
         self.limits = LimitAdmitter(self.store, self.demands, self.wakes)
         self.gate = Gate(self.sessions, self.demands, self.times)
         self.claimer = Claimer(
@@ -215,8 +217,8 @@ class Server:
             self.wakes,
             self.limits.timers,
             watchdog=watchdog,
-            on_unblock=lambda: self.unblocker.wake(),
-            on_bulk=lambda: self.operations.wake(),
+            on_unblock=self.unblocker.wake,
+            on_bulk=self.bulk_runner.wake,
         )
         self.listener = Listener(self.store, follow=self.wakes.follow, follow_all=self.demands.wake_all)
         self.submitter = Submitter(
@@ -225,10 +227,9 @@ class Server:
             self.times,
             claimer=self.claimer,
             outcomes_wait=lambda: self.outcomes.writer.waiting_rows > 0,
-            on_unblock=lambda: self.unblocker.wake(),
+            on_unblock=self.unblocker.wake,
             on_passed_over=self.demands.wake_for_job,
         )
-        self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
         self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
         self.progress = ProgressWriter(self.renewer.calls)
@@ -253,7 +254,6 @@ class Server:
                 retention=retention,
             )
         )
-        self.operations = BulkRunner(BulkChunks(self.store), on_requeued=self.wakes.jobs_returned)
         self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()
         self.revocation = Revocation(
@@ -324,7 +324,7 @@ class Server:
             ("unblocking", self.unblocker.run),
             ("progress", self.progress.run),
             ("presence", self.presence.run),
-            ("operations", self.operations.run),
+            ("bulk operations", self.bulk_runner.run),
             ("schedules", self.scheduler.run),
             ("upkeep", self.upkeep.run),
             ("retention", self.retention.run),
@@ -366,7 +366,7 @@ class Server:
         self._health.drain()
         for service in (self.readiness, self.claimer, self.ticker, self.wakes, self.limits, self.listener):
             service.stop()
-        self.operations.stop()
+        self.bulk_runner.stop()
         self.scheduler.stop()
         await self.services.finished("claims", STOP_SECONDS)
         self.sessions.drain(int(grace))
@@ -377,7 +377,7 @@ class Server:
         self.submitter.writer.stop()
         self.outcomes.writer.stop()
         self.unmatched_outcomes.writer.stop()
-        await self.services.finished("operations", STOP_SECONDS)
+        await self.services.finished("bulk operations", STOP_SECONDS)
         await self.services.finished("submits", STOP_SECONDS)
         self.submitter.locked.stop()
         await self.services.finished("locked submits", STOP_SECONDS)
@@ -430,7 +430,7 @@ class Server:
             )
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
-        bulk = Bulk(BulkStore(self.store), started=self.operations.wake, recheck=self.validator.recheck)
+        bulk = Bulk(BulkStore(self.store), started=self.bulk_runner.wake, recheck=self.validator.recheck)
         schedules = ScheduleService(
             Schedules(ScheduleStore(self.store), fed=self.wakes.topics_ready, wake=self.scheduler.wake)
         )

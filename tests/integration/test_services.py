@@ -51,7 +51,7 @@ CALLS = {
     "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
     "presence": ("presence", "run_once"),
-    "operations": ("operations", "run_once"),
+    "bulk operations": ("bulk_runner", "run_once"),
     "schedules": ("scheduler", "run_once"),
     "upkeep": ("upkeep", "run_once"),
     "retention": ("retention", "run_once"),
@@ -132,7 +132,7 @@ async def poke(server: Server, session: WorkerSession) -> None:
     server.wakes.others = 1
     server.limits.limits_changed(session.tenant_no)
     server.unblocker.wake()
-    server.operations.wake()
+    server.bulk_runner.wake()
     server.scheduler.wake()
     with suppress(InternalError):
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
