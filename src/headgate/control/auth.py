@@ -27,7 +27,7 @@ _FORM: Final = '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": 
 
 
 class TokenValidator(Protocol):
-    """Turns a token into an identity, and tells later what that identity still permits."""
+    """Turns a token into an identity, and returns later what that identity still permits."""
 
     def identify(self, token: str) -> Identity:
         """The identity of a token. Raises Unauthenticated. Called for every call: it must be cheap."""

@@ -34,7 +34,7 @@ class Schedules:
     """Schedules of the caller's tenant; a token limited to topics reaches only schedules of those topics."""
 
     def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], wake: Callable[[], None]) -> None:
-        """`fed` is told the topics that got a job here, so that it is claimed at once; `wake` wakes the scheduler."""
+        """`fed` gets the topics that have a new job, so that it is claimed at once; `wake` wakes the scheduler."""
         self._store, self._fed, self._wake = store, fed, wake
 
     async def put(

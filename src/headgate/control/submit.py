@@ -180,7 +180,7 @@ class Submits(Generic[Rows, Account]):
         if rows is None:
             done(refused)
             return
-        # The producer knows the ids it has sent; it must be told those that were made here.
+        # The producer knows the ids that it has sent; the reply must contain those that were made here.
         unnamed = {first + position for position, job in enumerate(jobs) if not job.id}
 
         def committed(answers: Mapping[int, SubmitAnswer]) -> None:
