@@ -19,7 +19,7 @@ from headgate import Headgate, InvalidInput, Job, NotFound
 from headgate.cli import main
 from headgate.domain.errors import AlreadyExists, HeadgateError, VersionConflict
 from headgate.domain.ids import JobId
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.sdk.errors import Forbidden
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.database import Server

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.ops.settings import version
+from headgate.domain.release import version
 from tests.fault.conftest import Workers
 from tests.fault.history import all_ended, attempts, begun_anew, check, client, connected, steady_load
 from tests.support.releases import KNOWN, VERSION, LaterRelease

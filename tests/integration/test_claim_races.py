@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dispatching import Claimed
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
-from headgate.domain.rank import rank_of, unix_us
+from headgate.domain.rank import rank_of
 from headgate.domain.states import Receipt, State
+from headgate.domain.timestamps import unix_us
 from headgate.store import leases, reads, settle, upkeep, verbs
 from headgate.store.connect import Connection, connect
 from tests.support import store_calls

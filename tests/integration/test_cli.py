@@ -18,7 +18,7 @@ import pytest
 
 from headgate import embedded
 from headgate.cli import main
-from headgate.ops.settings import version
+from headgate.domain.release import version
 from tests.support.database import Server, temporary_folder
 from tests.support.ports import deaf_port
 

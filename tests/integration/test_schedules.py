@@ -14,7 +14,6 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import AlreadyExists, HeadgateError, InvalidInput, NotFound, VersionConflict
 from headgate.domain.ids import JobId, derived_job_id
 from headgate.domain.outcomes import Completed
-from headgate.domain.rank import unix_us
 from headgate.domain.schedules import (
     LOOK_SECONDS,
     After,
@@ -32,6 +31,7 @@ from headgate.domain.schedules import (
     plan,
 )
 from headgate.domain.states import State
+from headgate.domain.timestamps import unix_us
 from headgate.store import audit, control, listing, reads, schedule_firing, schedules, verbs
 from headgate.store.connect import Connection, connect
 from tests.support.explain import cost

@@ -19,8 +19,9 @@ from headgate.domain.errors import HeadgateError
 from headgate.domain.ids import JobId, TenantName, TopicName
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
-from headgate.domain.rank import rank_of, unix_us
+from headgate.domain.rank import rank_of
 from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import to_ms
 from headgate.store import reads
 from headgate.store.connect import Connection, connect

@@ -19,8 +19,9 @@ from headgate.domain.dependencies import Unique
 from headgate.domain.errors import OutcomeUnknown, StoreBusy
 from headgate.domain.jobs import Submission, Submitted, TopicRules
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
-from headgate.domain.rank import rank_of, unix_us
+from headgate.domain.rank import rank_of
 from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.timestamps import unix_us
 from headgate.store import reads, submit, upkeep, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush, fill

@@ -6,7 +6,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.domain.rank import ageing_wait_bound, rank_of, unix_us
+from headgate.domain.rank import ageing_wait_bound, rank_of
+from headgate.domain.timestamps import unix_us
 from tests.property.strategies import MICRO, NOON, ageing_steps, priorities
 
 moments = st.timedeltas(timedelta(0), timedelta(days=3_650)).map(lambda span: NOON + span)

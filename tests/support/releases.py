@@ -70,7 +70,7 @@ class LaterRelease:
                 assert f"FROM headgate.{function}_v1(" in text
                 text = text.replace(f"headgate.{function}_v1(", f"headgate.{function}_v2(")
             self._write(module, text)
-        settings = root / "headgate" / "ops" / "settings.py"
+        settings = root / "headgate" / "domain" / "release.py"
         settings.write_text(settings.read_text().replace('metadata.version("headgate")', repr(VERSION)))
 
     @property

@@ -13,8 +13,8 @@ from headgate.domain.ids import Epoch, new_job_id
 from headgate.domain.jobs import Submission, TopicRules
 from headgate.domain.lifecycle import JobRecord, Step, Verdict, receipt_for, settle
 from headgate.domain.outcomes import Abandon, Completed, Ending, ErrorInfo, Failed, Lapsed, Nack, Snooze
-from headgate.domain.rank import unix_us
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
+from headgate.domain.timestamps import unix_us
 from tests.unit.refusals import assert_refused
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=UTC)

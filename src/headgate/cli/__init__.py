@@ -22,7 +22,7 @@ from headgate.cli.errors import (
 )
 from headgate.cli.polling import poll_with_one_thread
 from headgate.domain.errors import HeadgateError
-from headgate.ops.settings import version
+from headgate.domain.release import version
 
 app = App(
     name="headgate",

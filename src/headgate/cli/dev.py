@@ -17,7 +17,8 @@ from cyclopts import Parameter
 from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
 from headgate.cli.migrate import reporter
-from headgate.ops.settings import Settings, version
+from headgate.domain.release import version
+from headgate.ops.settings import Settings
 from headgate.server import Server, ServerOptions
 from headgate.store.migrate import migrate, plan
 from headgate.store.preflight import Durability, inspect, require_durable

@@ -16,9 +16,10 @@ from headgate.cli.database import chosen_database
 from headgate.cli.options import LogLevel
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
+from headgate.domain.release import version
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
 from headgate.ops import logs
-from headgate.ops.settings import Settings, version
+from headgate.ops.settings import Settings
 from headgate.ops.supervisor import check_processes
 
 GRACE_MAX = timedelta(days=1)

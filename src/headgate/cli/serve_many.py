@@ -11,8 +11,9 @@ from datetime import timedelta
 from headgate.cli.database import chosen_database
 from headgate.cli.errors import print_error
 from headgate.cli.supervisor_commands import start_message
+from headgate.domain.release import version
 from headgate.ops.port import ReservedPort
-from headgate.ops.settings import Settings, version
+from headgate.ops.settings import Settings
 from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 
 # -P: do not import modules from the current folder.

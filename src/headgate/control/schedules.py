@@ -15,7 +15,6 @@ from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId
 from headgate.domain.pacing import Pace
 from headgate.domain.schedules import (
-    EPOCH,
     ScheduleSpec,
     Timing,
     check_schedule_name,
@@ -23,6 +22,7 @@ from headgate.domain.schedules import (
     first_occurrence,
     occurrences,
 )
+from headgate.domain.timestamps import EPOCH
 from headgate.domain.validation import check_integer, check_page_size, check_text, shown
 from headgate.domain.views import ScheduledJob, ScheduleView
 

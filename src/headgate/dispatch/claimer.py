@@ -30,7 +30,7 @@ from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.outcomes import Outcome
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 
 log = logging.getLogger("headgate.dispatch")
 

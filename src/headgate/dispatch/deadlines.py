@@ -12,17 +12,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.delivery import Delivery
 from headgate.domain.headers import DEADLINE_US, deadline_us_of
 from headgate.domain.outcomes import DEADLINE_EXCEEDED, ErrorInfo, Failed, Outcome
+from headgate.domain.timestamps import from_unix_us
 
 log = logging.getLogger("headgate.dispatch")
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BARE: Final = Failed(
     error=ErrorInfo(
         type="payload_lost", message="the payload of the job is not in the database, so it was not started"
@@ -53,6 +52,6 @@ def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Ou
 
 
 def _not_started(deadline_us: int) -> Failed:
-    at = _EPOCH + timedelta(microseconds=deadline_us)
+    at = from_unix_us(deadline_us)
     text = f"the deadline of the job, {at:%Y-%m-%dT%H:%M:%S.%fZ}, has passed, and it was not started"
     return Failed(error=ErrorInfo(type=DEADLINE_EXCEEDED, message=text), permanent=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import to_ms
 
 SCHEDULE: Final = ".schedule"

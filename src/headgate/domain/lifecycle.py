@@ -18,8 +18,9 @@ from headgate.domain.errors import InvalidInput, WrongState
 from headgate.domain.ids import Epoch, JobId
 from headgate.domain.jobs import Submission, TopicRules
 from headgate.domain.outcomes import Abandon, Completed, Ending, Failed, Lapsed, Nack, Outcome, Snooze, kind_of
-from headgate.domain.rank import MICROSECOND, rank_of, unix_us
+from headgate.domain.rank import rank_of
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
+from headgate.domain.timestamps import MICROSECOND, unix_us
 from headgate.domain.validation import MILLISECOND, check_ageing_step, check_delay, check_lease, check_priority
 
 NEVER_CLAIMED: Final = Epoch(0)

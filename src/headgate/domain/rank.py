@@ -16,19 +16,13 @@ strict jobs above 0 first, then ageing jobs among strict jobs of priority 0, the
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import check_ageing_step, check_priority
 
 AGEING_CLASS: Final = -1
-MICROSECOND: Final = timedelta(microseconds=1)
-_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def unix_us(moment: datetime) -> int:
-    """Whole microseconds since 1970, the unit of `rank_at`; exact, where a float timestamp would lose digits."""
-    return (moment - _UNIX_EPOCH) // MICROSECOND
 
 
 def rank_of(priority: int, ageing_step: timedelta | None) -> tuple[int, int]:

@@ -21,9 +21,8 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.cron import check_zone, next_occurrence, parse_cron
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, derived_job_id
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import EPOCH, unix_us
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LATE_AFTER: Final = timedelta(seconds=30)
 """With catch-up `none`, an occurrence older than this was missed. Firing in time is late by a second or two."""
 _SEARCH_FIRST: Final = timedelta(minutes=10)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import metadata
 from pathlib import Path
 from typing import Self
 
@@ -60,11 +59,6 @@ class Settings:
     def url_for_migrations(self) -> str | None:
         """The direct URL if there is one: some migrations do not work through a pooler."""
         return self.direct_database_url or self.database_url
-
-
-def version() -> str:
-    """Return the installed release."""
-    return metadata.version("headgate")
 
 
 def _folder(value: str, name: str) -> Path:

@@ -14,7 +14,7 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Needs, OnParentFailure, Unique, check_parents
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as pb

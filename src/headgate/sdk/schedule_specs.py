@@ -10,8 +10,8 @@ from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.cron import check_zone, parse_cron
 from headgate.domain.errors import InvalidInput
-from headgate.domain.rank import unix_us
 from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap, parse_when_full
+from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_aware, check_integer, shown
 from headgate.sdk.options import PLAIN, JobOptions, Prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms

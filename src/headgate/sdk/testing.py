@@ -19,7 +19,7 @@ import msgspec
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.sdk.ids import id_from_bytes, new_id_maker
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+from headgate.domain.timestamps import from_unix_us
 
 
 def time_of(microseconds: int) -> datetime:
     """The time in UTC."""
-    return _EPOCH + timedelta(microseconds=microseconds)
+    return from_unix_us(microseconds)
 
 
 def time_or_none(microseconds: int) -> datetime | None:

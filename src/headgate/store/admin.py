@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput, NotFound
-from headgate.domain.rank import MICROSECOND
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.views import (
     AuditView,
     Change,

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from time import monotonic
 from typing import Final, TypeVar
@@ -23,6 +23,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import TIMES, Field, Glob, JobFilter, Op, Term, moment_of
 from headgate.domain.pacing import Pace
 from headgate.domain.states import State
+from headgate.domain.timestamps import MICROSECOND, from_unix_us, unix_us
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.store import listing, reads
 from headgate.store.arguments import check_tenant_no
@@ -37,8 +38,6 @@ COUNT_MAX: Final = 100_000
 COUNT_SECONDS: Final = 5.0
 """How long a count may go on, whatever it has seen by then: others wait for the same connection."""
 T = TypeVar("T")
-_MICROSECOND: Final = timedelta(microseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 TOPICS: Final = "SELECT topic_no, name FROM headgate.topics WHERE tenant_no = $1"
 KEYS: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE tenant_no = $1 AND key = ANY ($2::text[])"
@@ -120,7 +119,7 @@ async def list_matching(
     if wanted is None:
         return JobPage(jobs=[], cursor="")
     found = await listing.step(db, tenant_no, wanted, below=below, limit=limit, oldest=oldest)
-    onward = f"{(as_of - _EPOCH) // _MICROSECOND:x}.{listing.write_cursor(found.below, seal)}" if found.more else ""
+    onward = f"{unix_us(as_of):x}.{listing.write_cursor(found.below, seal)}" if found.more else ""
     return JobPage(jobs=await lines(db, names, found.rows), cursor=onward)
 
 
@@ -173,7 +172,7 @@ async def lines(db: Connection, names: Names, rows: Iterable[listing.Row]) -> li
 
 def bounded(wanted: Filter, as_of: datetime) -> Filter:
     """The filter without what was submitted, or ended, after a moment."""
-    before = as_of + _MICROSECOND
+    before = as_of + MICROSECOND
     if wanted.created_before is not None:
         before = min(before, wanted.created_before)
     return replace(wanted, created_before=before, ended_by=as_of)
@@ -187,7 +186,7 @@ async def _place(db: Connection, cursor: str, seal: bytes, begin: UUID) -> tuple
         return await clock(db), begin
     stamp, _, rest = cursor.partition(".")
     try:
-        as_of = _EPOCH + int(stamp, 16) * _MICROSECOND
+        as_of = from_unix_us(int(stamp, 16))
     except (ValueError, OverflowError):
         raise InvalidInput("cursor", "does not belong to this list", hint="start again without a cursor") from None
     return as_of, listing.read_cursor(rest, seal)
@@ -227,7 +226,7 @@ def _narrow(parts: dict[str, object], term: Term, as_of: datetime) -> None:
     op = term.op.opposite if term.negated else term.op
     value = moment_of(term.values[0], now=as_of) if term.field in TIMES else term.values[0]
     if isinstance(value, datetime):  # low is inclusive, high is not
-        at = value + (_MICROSECOND if op in (Op.ABOVE, Op.TO) else timedelta(0))
+        at = value + (MICROSECOND if op in (Op.ABOVE, Op.TO) else timedelta(0))
         if op in (Op.ABOVE, Op.FROM):
             parts[low] = max(at, _moment(parts.get(low)) or at)
         else:

@@ -26,13 +26,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from importlib import metadata
 from importlib.resources.abc import Traversable
 
 import asyncpg
 
 from headgate.domain import failpoints
 from headgate.domain.errors import MigrationFailed, OutcomeUnknown, ReadOnly, StorageFull, StoreUnavailable
+from headgate.domain.release import version
 from headgate.store.advisory_locks import MIGRATION
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
@@ -264,13 +264,7 @@ class _Runner:
 
     @staticmethod
     def _row(migration: Migration) -> tuple[int, str, str, int | None, str]:
-        return (
-            migration.number,
-            migration.name,
-            migration.checksum,
-            migration.compatible_with,
-            metadata.version("headgate"),
-        )
+        return migration.number, migration.name, migration.checksum, migration.compatible_with, version()
 
 
 class _LockBusyError(Exception):

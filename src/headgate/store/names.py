@@ -19,7 +19,7 @@ from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput, NotFound, QuotaExceeded
 from headgate.domain.ids import TenantNo, TopicNo
 from headgate.domain.jobs import TopicRules
-from headgate.domain.rank import MICROSECOND
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import check_integer, check_tenant, check_topic, shown
 from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection

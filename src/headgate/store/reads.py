@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.pacing import Pace
 from headgate.domain.states import EventKind, OutcomeKind, State
+from headgate.domain.timestamps import from_unix_us
 from headgate.domain.validation import check_integer
 from headgate.domain.views import JobEvent, JobView
 from headgate.store.arguments import check_tenant_no
@@ -30,7 +30,6 @@ from headgate.store.dependencies import relations
 from headgate.store.errors import translating
 from headgate.store.schedules import lineage
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
        j.flags & 16 /* cancel_requested */ <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at,
@@ -109,7 +108,7 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         finished_at=row[16],
         last_error=row[17],
         headers=of_caller(headers),
-        deadline=_EPOCH + timedelta(microseconds=deadline_us) if deadline_us else None,
+        deadline=from_unix_us(deadline_us) if deadline_us else None,
         rank_class=row[19],
         rank_at=row[20],
         flags=row[21],

@@ -10,7 +10,8 @@ import asyncpg
 
 from headgate.domain import failpoints
 from headgate.domain.errors import HeadgateError, Refused
-from headgate.domain.schedules import EPOCH, Due, DueSchedule, Fired, Firing
+from headgate.domain.schedules import Due, DueSchedule, Fired, Firing
+from headgate.domain.timestamps import EPOCH
 from headgate.domain.validation import clean_text
 from headgate.store.connect import Connection
 from headgate.store.database import Database

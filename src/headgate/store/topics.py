@@ -11,8 +11,8 @@ from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import NotFound
 from headgate.domain.jobs import TopicRules, changed_rules
-from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.topic_limits import Rate, TopicLimits
 from headgate.domain.validation import check_integer, check_topic
 from headgate.domain.views import TopicView

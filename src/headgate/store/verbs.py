@@ -9,8 +9,8 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, UniqueTaken
-from headgate.domain.rank import MICROSECOND
 from headgate.domain.states import State
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
 from headgate.domain.views import Change
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.store.upkeep import fold_flows
 from tests.fault.lab.history import Recorder
 

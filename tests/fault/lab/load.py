@@ -22,7 +22,7 @@ from uuid import UUID
 from headgate import Headgate
 from headgate.domain.dependencies import Unique
 from headgate.domain.errors import HeadgateError, Refused
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.domain.topic_limits import Rate
 from headgate.sdk import (
     Forbidden,

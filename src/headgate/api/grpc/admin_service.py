@@ -17,8 +17,8 @@ from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
-from headgate.domain.rank import MICROSECOND
 from headgate.domain.retention import RetentionRules
+from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import check_integer, to_ms
 from headgate.domain.views import Pause, Status, Target, TargetKind
 from headgate.wire import admin_pb2 as pb

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -11,12 +11,11 @@ from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import ID_BYTES
-from headgate.domain.rank import MICROSECOND, unix_us
 from headgate.domain.states import State
+from headgate.domain.timestamps import from_unix_us, unix_us
 from headgate.domain.views import JobView
 from headgate.wire import jobs_pb2, producer_pb2
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 
 
@@ -38,7 +37,7 @@ def at_us(moment: datetime | None) -> int:
 def moment(microseconds: int, *, field: str) -> datetime:
     """A point in time; raises InvalidInput for one that is out of range."""
     try:
-        return _EPOCH + microseconds * MICROSECOND
+        return from_unix_us(microseconds)
     except OverflowError:
         raise InvalidInput(field, f"{microseconds} µs is out of range (must be before 9999-12-31)") from None
 

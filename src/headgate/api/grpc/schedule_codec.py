@@ -8,7 +8,8 @@ from typing import Final
 from headgate.api.grpc.codec import at_us, duration, moment, policy_message, retry_policy, state_of
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.schedules import EPOCH, After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing, WhenFull
+from headgate.domain.schedules import After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing, WhenFull
+from headgate.domain.timestamps import EPOCH
 from headgate.domain.validation import to_ms
 from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.wire import schedules_pb2 as pb

@@ -7,8 +7,8 @@ from datetime import date, datetime, timedelta
 from typing import Final
 
 from headgate.domain.errors import InvalidInput
-from headgate.domain.rank import unix_us
 from headgate.domain.retention import RetentionStatus
+from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_aware, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.retention import rules_of

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from headgate.domain import limits
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.rank import unix_us
+from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_integer, check_page_size, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.codec import body_of
