@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 .PHONY: help demo dev test test-record model test-e2e test-versions check check-supply format wire lock clean requirements explain catalogue fuzz faults \
         mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(READY): requirements.lock pyproject.toml
@@ -18,22 +18,22 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## a server, a worker and a few thousand jobs, live; ends by itself
+demo: $(READY) ## run a server, a worker and a few thousand jobs, then exit
 	@$(BIN)/python -m examples.demo
 
-dev: $(READY) ## embedded PostgreSQL, migrated, until Ctrl-C; prints how to reach it
+dev: $(READY) ## run an embedded PostgreSQL and a server until Ctrl-C
 	@$(BIN)/headgate dev
 
-test: $(READY) ## everything: rules, store, dispatch, SDK, CLI; real servers and workers; kill -9, outages, drains
+test: $(READY) ## run all tests: rules, store, dispatch, SDK, CLI, real servers and workers, kill -9, outages, drains
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test-record: $(READY) ## the same, and note how long each file took, for the order of the next runs: tests/seconds.json
+test-record: $(READY) ## the same, and record the duration of each file for the order of later runs: tests/seconds.json
 	@RECORD_SECONDS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-model: $(READY) ## a long search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
+model: $(READY) ## search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
 	@HEADGATE_MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest -q tests/property/test_store_model.py
 
-test-e2e: $(READY) ## only the tests of whole processes: real servers and workers over real sockets, and what kills them
+test-e2e: $(READY) ## only the tests with real server and worker processes
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
 
 failover: $(READY) ## Patroni, PgBouncer and backups under load, with a verdict; as root, installs Debian packages
@@ -46,32 +46,32 @@ check: $(READY) ## format, lint, types, import direction
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tools/generate_wire.py --check
 
-fuzz: $(READY) ## wrong bytes for MINUTES=5 from SEED=1: every call of a real server, every reader of text
+fuzz: $(READY) ## send invalid bytes for MINUTES=5 from SEED=1 to every call of a real server and every parser
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
-catalogue: $(READY) ## the rows of bad input: which surface is tested, which waits
+catalogue: $(READY) ## list the cases of invalid input, by tested interface
 	@$(BIN)/python -m tests.catalogue
 
 wire: $(READY) ## generate src/headgate/wire from proto/
 	@$(BIN)/python tools/generate_wire.py
 
-format: $(READY) ## format and fix what can be fixed
+format: $(READY) ## format, and fix lint errors where possible
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet .
 
-bench: $(READY) ## measure; nothing else may run on the machine meanwhile
+bench: $(READY) ## measure speed; nothing else may run on the machine
 	@$(BIN)/python -m bench
 
-bench-record: $(READY) ## renew what a job may cost in `make test`: tests/bench/recorded.json
+bench-record: $(READY) ## record the cost limits per job for `make test`: tests/bench/recorded.json
 	@BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
 	@cat tests/bench/recorded.json
 
-overload: $(READY) ## three times what this machine can do, for SECONDS: goodput, refusals, memory, recovery
+overload: $(READY) ## three times the capacity of this machine, for SECONDS: goodput, refusals, memory, recovery
 	@$(BIN)/python -m bench.overload --seconds $(or $(SECONDS),120)
 
-soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: nothing may grow or drift
+soak: $(READY) ## mixed load at 60 % of the maximum with small faults, for MINUTES: no growth, no drift
 	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30)
 
-bench-long: $(READY) ## a snapshot held for ten minutes under load, and the soak
+bench-long: $(READY) ## hold a snapshot for ten minutes under load, then soak
 	@$(BIN)/python -m bench.long --soak-minutes $(or $(MINUTES),30)
 bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, SWEEP=1 for other settings, QUICK=1 or BRIEF=1 to try
 	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(SWEEP),--sweep) $(if $(QUICK),--quick) $(if $(BRIEF),--brief)
@@ -84,19 +84,19 @@ explain: $(READY) ## pages read by a claim of 100 in every hard case
 
 # ONLY=F31,F32: some of them. LONG=1: each fault for as long as the catalogue says. SECONDS=60 SEED=1: a random mix
 # instead. (SECONDS is also a variable of bash, not of make.)
-faults: $(READY) ## break everything on purpose, one fault after the other, and check what must hold; ONLY=, LONG=1, SECONDS=, SEED=
+faults: $(READY) ## inject faults one by one and check the invariants; ONLY=, LONG=1, SECONDS=, SEED=
 	@$(BIN)/python -m tests.fault.lab $(if $(ONLY),--only $(ONLY)) $(if $(LONG),--long) $(if $(SECONDS),--seconds $(SECONDS)) --seed $(or $(SEED),1)
 
-mutants: $(READY) ## prove the checker: each planted bug must turn its invariant red; ONLY=name
+mutants: $(READY) ## inject bugs; each must violate its invariant; ONLY=name
 	@$(BIN)/python -m tests.fault.lab.mutants $(if $(ONLY),--only $(ONLY))
 
-hostile: $(READY) ## attacks by strangers and token holders beside a neighbour, with verdicts; about six minutes; ONLY=text
+hostile: $(READY) ## attacks with and without tokens beside a second tenant, with verdicts; about six minutes; ONLY=text
 	@$(BIN)/python -m tests.hostile.lane $(if $(ONLY),--only "$(ONLY)")
 
-requirements: $(READY) ## each requirement: tests that passed in the last run, a row of `make bench`, or open
+requirements: $(READY) ## list each requirement with its passed tests, its row of `make bench`, or as open
 	@$(BIN)/python -m tools.requirements
 
-test-versions: $(READY) ## the store's tests on PostgreSQL 14 to 18
+test-versions: $(READY) ## run the tests of the store on PostgreSQL 14 to 18
 	@$(BIN)/python tools/test_versions.py
 
 lock: ## renew the hash-pinned lock from pyproject.toml
@@ -106,7 +106,7 @@ lock: ## renew the hash-pinned lock from pyproject.toml
 
 # Not part of `make check`: the tools come from the package index and ask it. Fails when a vulnerability is known, and when a
 # package could not be looked up: an audit of nothing is not a good one.
-check-supply: ## known vulnerabilities of all we depend on, and a bill of materials of what we ship: build/supply/sbom.cdx.json
+check-supply: ## known vulnerabilities of dependencies, and the bill of materials: build/supply/sbom.cdx.json
 	@test -x build/supply/bin/pip-audit || { $(PYTHON) -m venv build/supply && build/supply/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom uv; }
 	@build/supply/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --all-extras \
 	    --constraint requirements.lock --no-emit-index-url --no-emit-find-links -o build/supply/shipped.txt pyproject.toml
@@ -114,5 +114,5 @@ check-supply: ## known vulnerabilities of all we depend on, and a bill of materi
 	    --output-file build/supply/sbom.cdx.json build/supply/shipped.txt
 	@build/supply/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip --requirement requirements.lock
 
-clean: ## remove what make made
+clean: ## remove generated files
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -344,7 +344,7 @@ class Server:
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         if self.options.tls_cert is None and not is_loopback(self.options.host):
-            log.warning('plaintext effect="tokens and jobs can be read on the way" host=%s', self.options.host)
+            log.warning('plaintext effect="the network can read tokens and jobs" host=%s', self.options.host)
         log.info("ready instance=%s no=%d port=%d", name, self.store.instance_no, self.port)
 
     async def run(self, stop: asyncio.Event) -> None:

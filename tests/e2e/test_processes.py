@@ -135,7 +135,7 @@ async def test_a_stop_waits_for_handlers_also_when_the_whole_group_is_signalled(
             await begun([worker], 4)
             for pid in (server.pid, *pids(server).values()):  # as a service manager does
                 os.kill(pid, signal.SIGTERM)
-            await asyncio.to_thread(worker.saw, "the server drains", times=4)
+            await asyncio.to_thread(worker.saw, "server_draining", times=4)
             assert server.exit_code is None
             release.touch()
             assert await asyncio.to_thread(server.wait) == 0
@@ -152,7 +152,7 @@ async def test_a_second_signal_ends_all_processes_at_once(serve: Serve, tmp_path
             await submit(hg, "held", [str(tmp_path / "never").encode()] * 2)
             await begun([worker], 2)
             server.signal(signal.SIGTERM)
-            await asyncio.to_thread(worker.saw, "the server drains", times=2)
+            await asyncio.to_thread(worker.saw, "server_draining", times=2)
             assert await asyncio.to_thread(server.terminate) == 1
             all_gone(pids(server))
 
@@ -167,7 +167,7 @@ async def test_processes_end_when_their_parent_is_killed(serve: Serve, database:
             await begun([worker], 2)
             server.kill()
             # In good order: what runs is not cut off.
-            await asyncio.to_thread(worker.saw, "the server drains", times=2)
+            await asyncio.to_thread(worker.saw, "server_draining", times=2)
             release.touch()
             await asyncio.to_thread(all_gone, found)
         ended, _ = await check(database, ids, [worker])

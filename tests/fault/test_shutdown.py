@@ -163,7 +163,7 @@ async def test_a_second_signal_ends_a_server_at_once_and_its_jobs_go_on(
         ids = await submit(hg, "held", [str(release).encode()] * 2)
         await begun([worker], 2)
         first.signal(signal.SIGTERM)
-        await asyncio.to_thread(worker.saw, "the server drains")
+        await asyncio.to_thread(worker.saw, "server_draining")
         assert first.exit_code is None  # it waits for the handlers
         asked_at = time.monotonic()
         assert await asyncio.to_thread(first.terminate) == 1

@@ -30,9 +30,13 @@ AttributeError: 'uvloop.loop.Handle' object has no attribute 'when'
         ("s1-1.log", TRACEBACK, ["s1-1.log: 1 × traceback, AttributeError: 'uvloop.loop.Handle' object has no"]),
         ("w2-3.log", TRACEBACK * 2, ["w2-3.log: 2 × traceback, AttributeError"]),
         ("s1-1.log", indent(TRACEBACK, "  "), ["s1-1.log: 1 × traceback, AttributeError"]),  # as our own log writes it
-        ("s1-1.log", "2026-11-16 02:53:31,101 ERROR headgate.limits limits_mended counters=3", ["1 × headgate.limits"]),
+        (
+            "s1-1.log",
+            "2026-11-16 02:53:31,101 ERROR headgate.limits limits_corrected counters=3",
+            ["1 × headgate.limits"],
+        ),
         ("s1-1.log", "2026-11-16 02:53:31,101 CRITICAL headgate service_died service=tick", ["service_died"]),
-        ("w1-1.log", "2026-11-16 02:53:31,101 ERROR headgate.worker did_not_stop: 2 handlers still run", []),
+        ("w1-1.log", "2026-11-16 02:53:31,101 ERROR headgate.worker did_not_stop handlers=2", []),
         ("s1-1.log", "2026-11-16 02:53:31,101 WARNING headgate.dispatch claim_failed error=ERROR", []),
         ("postgres.log", TRACEBACK, []),  # not ours
     ],

@@ -38,7 +38,7 @@ from tests.support.server import LoggedProcess, clean_environ
 from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-CONNECTED = r"connected to (?P<address>\S+) \(instance"
+CONNECTED = r" connected server=(?P<address>\S+) instance="
 _LOOK_SECONDS = 0.01
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import re
 import sys
@@ -19,6 +20,8 @@ LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 HOSTILE = 'w" tenant=other level=CRITICAL\r\n2026-01-01 00:00:00 ERROR headgate forged=1\u2028forged=2 \x1b[2K\u202e'
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
 _KEY = re.compile(r"(?<![^\s(])([a-z_]+)=")
+_EVENT = re.compile(r'[a-z][a-z_]*(?: [a-z][a-z_]*=(?:%[-+ #0]*\d*(?:\.\d+)?[sdfg][a-z]*|"[^"%]*"|[\w.-]+))*')
+_FIELD = re.compile(r'([a-z][a-z_]*)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 class Call(NamedTuple):
@@ -69,6 +72,21 @@ def test_no_call_lets_a_strangers_text_forge_a_field_or_a_line(call: Call) -> No
     assert "\x1b" not in written
     assert "\u202e" not in written
     assert keys(written) == keys(_CONVERSION.sub("0", message))
+
+
+@pytest.mark.parametrize("call", list(calls()), ids=lambda call: call.where)
+def test_every_call_is_an_event_name_and_key_value_pairs(call: Call) -> None:
+    """`event key=value key="quoted value"`: a line parses without knowledge of the event."""
+    assert isinstance(call.message, ast.Constant)
+    assert _EVENT.fullmatch(str(call.message.value)), call.message.value
+
+
+def test_a_written_line_parses() -> None:
+    text = line('tokens_unreadable effect="the previous tokens stay valid" error=%s seconds=%.1f', 'a "b" c=d', 0.5)
+    event, _, fields = text.partition(" ")
+    found = {key: json.loads(value) if value[0] == '"' else value for key, value in _FIELD.findall(fields)}
+    assert event == "tokens_unreadable"
+    assert found == {"effect": "the previous tokens stay valid", "error": 'a "b" c=d', "seconds": "0.5"}
 
 
 def test_plain_values_are_written_as_they_are() -> None:

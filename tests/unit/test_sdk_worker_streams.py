@@ -400,7 +400,7 @@ async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
         assert sorted(first) == sorted(sent)
         assert again[:2] == [[first[1]]] * 2
         assert (len(again) > 2) == locked_for_long
-        assert ("1 outcomes could not be reported" in caplog.text) == locked_for_long
+        assert ("outcomes_not_reported jobs=1 " in caplog.text) == locked_for_long
 
 
 @pytest.mark.parametrize("refusal", ["overloaded", "store_unavailable", "shutting_down"])
@@ -427,12 +427,12 @@ async def test_the_last_report_is_made_in_parts_and_again_after_a_refusal_that_m
         reports = [[one.id for one in report.outcomes] for report in server.reports]
         if refusal == "shutting_down":  # this server takes nothing more, and there is no other one
             assert not reports
-            assert "5 outcomes could not be reported" in caplog.text
+            assert "outcomes_not_reported jobs=5 " in caplog.text
         else:
             assert [len(report) for report in reports] == [2, 2, 1, 1]
             assert reports[3] == reports[1][1:]  # the locked one, when all others have been reported
             assert {raw for report in reports for raw in report} == set(sent)
-            assert "could not be reported" not in caplog.text
+            assert "outcomes_not_reported" not in caplog.text
 
 
 async def test_a_silent_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

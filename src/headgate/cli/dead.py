@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from cyclopts import App
 
 from headgate.cli import bulk, values
@@ -73,7 +71,7 @@ def redrive_command(
     if per_second:
         options["per_second"] = per_second
     text = _filter_text(topic, group, filter)
-    asyncio.run(bulk.run(url or None, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
+    bulk.run(url, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 @dead.command(name="discard")
@@ -92,7 +90,7 @@ def discard_command(
     """Delete dead jobs. Their history stays."""
     options: PlanOptions = {"reason": reason}
     text = _filter_text(topic, group, filter)
-    asyncio.run(bulk.run(url or None, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output))
+    bulk.run(url, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 def _filter_text(topic: str, group: str, more: str) -> str:

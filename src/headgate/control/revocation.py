@@ -136,7 +136,7 @@ class Revocation:
                 # Read all the same: who has just revoked a token must not find out later that it was not.
                 log.error('tokens_exposed effect="the next start will refuse the file" reason=%s', problem)
         except (OSError, HeadgateError) as error:
-            log.warning('tokens_unreadable effect="the tokens read before stay valid" error=%s', error)
+            log.warning('tokens_unreadable effect="the previous tokens stay valid" error=%s', error)
         if self._validator.gone != self._gone:
             self._gone = self._validator.gone
             if self._gone:
@@ -158,7 +158,7 @@ class Revocation:
                     await self._operations.end_revoked(one, reason=reason)
                     log.warning("bulk_revoked operation=%s who=%s reason=%s", one.id, one.who, reason)
         except HeadgateError as error:
-            log.warning('revocation_failed effect="it is tried again in a second" error=%s', error)
+            log.warning('revocation_failed effect="retried in a second" error=%s', error)
         else:
             self._seen = state
 

@@ -71,9 +71,9 @@ class BulkRunner:
         if done.requeued:
             self._on_requeued(done.requeued)
         if done.error:
-            log.warning("operation_stumbled operation=%s error=%s", done.operation_id, done.error)
+            log.warning("operation_error operation=%s error=%s", done.operation_id, done.error)
         if done.over:
-            log.info("operation_over operation=%s tenant=%d", done.operation_id, done.tenant_no)
+            log.info("operation_ended operation=%s tenant=%d", done.operation_id, done.tenant_no)
         return True
 
     async def run(self) -> None:

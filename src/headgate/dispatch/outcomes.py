@@ -130,11 +130,11 @@ class OutcomeWriter:
         if failpoints.armed:
             failpoints.armed.touch("abandon_unsent.before_queue")
         back = [(job_id, epoch, Abandon()) for job_id, epoch in zip(delivery.ids, delivery.epochs, strict=True)]
-        self._settle_undelivered(delivery.tenant_no, back, "abandon_unsent_failed")
+        self._settle_undelivered(delivery.tenant_no, back, "never sent")
 
     def end_late(self, tenant_no: int, late: Sequence[tuple[UUID, int, Outcome]]) -> None:
         """Settle jobs that were claimed after their deadline. If this fails, the lease brings them back."""
-        self._settle_undelivered(tenant_no, late, "end_late_failed")
+        self._settle_undelivered(tenant_no, late, "past its deadline")
 
     def _settle_undelivered(self, tenant_no: int, jobs: Sequence[tuple[UUID, int, Outcome]], problem: str) -> None:
         write = OutcomeWrite(
@@ -144,7 +144,9 @@ class OutcomeWriter:
             (),
             jobs,
             done=lambda _: None,
-            failed=lambda error: log.warning("%s jobs=%d error=%s", problem, len(jobs), error),
+            failed=lambda error: log.warning(
+                "undelivered_not_settled reason=%s jobs=%d error=%s", problem, len(jobs), error
+            ),
         )
         try:
             self.put(write)

@@ -40,7 +40,7 @@ class Retention(Periodic):
         began = time.monotonic()
         done = await self._store.run_pass()
         if done.jobs or done.days:
-            log.info("retention jobs=%d days=%d other=%d more=%s", done.jobs, done.days, done.other, done.more)
+            log.info("retention_removed jobs=%d days=%d other=%d more=%s", done.jobs, done.days, done.other, done.more)
         if done.more:
             self._next = max(_REST_LEAST, _REST * (time.monotonic() - began))
         return done

@@ -121,7 +121,7 @@ class Ticker:
         if tick.now is not None:
             self._times.learn(tick.now)
         if tick.stepped_back is not None:
-            log.warning("clock_stepped_back seconds=%.3f whose=database", tick.stepped_back.total_seconds())
+            log.warning("clock_stepped_back seconds=%.3f clock=database", tick.stepped_back.total_seconds())
             self._demands.forget_marks()  # new jobs rank below them
             self._demands.wake_all()
         self._wakes.others = tick.others

@@ -50,9 +50,7 @@ class Unblocker:
         """Look for jobs that wait for what is over; returns the dependencies that had to be mended."""
         mended = await self._store.mend_waits(limit=MEND_AT_ONCE)
         if mended:
-            log.error(
-                'waits_mended number=%d jobs=%s effect="none: please report this as a bug"', len(mended), mended[:10]
-            )
+            log.error('unblocked_late number=%d jobs=%s hint="please report this bug"', len(mended), mended[:10])
             self._woken.set()
         return mended
 

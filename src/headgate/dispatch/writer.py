@@ -320,7 +320,7 @@ class GroupWriter(Generic[P]):
             try:
                 write.fail(error)
             except Exception:
-                log.exception("caller_not_told writer=%s error=%s", self._name, error)
+                log.exception("caller_not_notified writer=%s error=%s", self._name, error)
 
     def _count(self, rows: int, size: int, account: Account[P]) -> None:
         account.rows += rows

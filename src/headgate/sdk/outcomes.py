@@ -75,7 +75,7 @@ def delay_in_ms(delay: Seconds, *, field: str = "delay") -> int:
     except (OverflowError, ValueError):
         raise InvalidInput(field, f"must be at most 5 years, got {shown(delay)}") from None
     if span < timedelta(0):
-        log.warning("%s of %s is negative and was taken as 0", field, delay)
+        log.warning('negative_delay field=%s value=%s effect="0 is used"', field, delay)
         return 0
     if span > limits.DELAY_MAX_MS * MILLISECOND:
         raise InvalidInput(field, f"must be at most 5 years, got {shown(delay)}")

@@ -118,15 +118,15 @@ async def sync_beside(app: Headgate) -> None:
             report = await app.sync_schedules()
         except HeadgateError as error:
             if not _passes(error):
-                log.warning("schedules_not_stored: %s", _in_words(error))
+                log.warning("schedules_not_stored reason=%s", _in_words(error))
                 return
-            log.debug("schedules_wait: %s", error)
+            log.debug("schedules_wait error=%s", error)
         else:
             if report.changed:
-                log.info("schedules_stored: %s", ", ".join(report.changed))
+                log.info("schedules_stored names=%s", ", ".join(report.changed))
             if report.removed:
                 log.warning(
-                    "schedules_no_longer_declared: %s; delete them with `headgate schedule sync APP --prune`",
+                    'schedules_no_longer_declared names=%s hint="headgate schedule sync APP --prune deletes them"',
                     ", ".join(report.removed),
                 )
             return

@@ -153,7 +153,9 @@ class Submissions:
         tasks = self._app.tasks
         while self._done < len(self.submitted):
             if len(results) >= DRAIN_MAX:
-                raise RuntimeError(f"{DRAIN_MAX} jobs were run and there are more: do they submit each other for ever?")
+                raise RuntimeError(
+                    f"{DRAIN_MAX} jobs were run and more are waiting; check for jobs that submit each other without end"
+                )
             job = self.submitted[self._done]
             self._done += 1
             task = tasks.get(job.topic)

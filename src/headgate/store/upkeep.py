@@ -111,8 +111,8 @@ async def warn_of_held_snapshots(db: Connection, *, longer_than: timedelta = SNA
         found = await db.fetch(HELD_SNAPSHOTS, longer_than)
     for who, age in found:
         log.warning(
-            "snapshot_held seconds=%d by=%s: no dead row can be removed meanwhile and the tables grow; end it, or let "
-            "it read from a replica",
+            "snapshot_held seconds=%d by=%s "
+            'effect="dead rows cannot be removed, and the tables grow" hint="end it, or use a replica"',
             age.total_seconds(),
             who,
         )
@@ -141,7 +141,7 @@ async def mend_limits(db: Connection, after: tuple[int, str] = (0, ""), *, limit
     with translating(writing=True):
         ((topic_no, key, mended),) = await db.fetch(MEND_LIMITS, *after, limit)
     if mended:
-        log.error("limits_mended counters=%d: some flush has forgotten to count; please report this", mended)
+        log.error('limits_corrected counters=%d hint="please report this bug"', mended)
     return (0, "") if topic_no is None else (topic_no, key)
 
 

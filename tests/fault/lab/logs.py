@@ -15,9 +15,9 @@ from typing import Final
 TRACEBACK: Final = "Traceback (most recent call last)"
 ALLOWED: Final = (
     # Handlers of the laboratory that sleep in a thread or block the loop do not notice a cancel or a lost lease.
-    r"did_not_stop: ",
+    r"did_not_stop ",
     # A worker told to end while every server is away.
-    r"outcomes could not be reported to any server",
+    r"outcomes_not_reported ",
 )
 """Errors that are what they should be."""
 _ERROR: Final = re.compile(

@@ -64,7 +64,7 @@ class Tls:
                 self.check()  # while files are being replaced, key and certificate may not match
                 changed = self._configuration()
             except (OSError, ssl.SSLError) as error:
-                log.warning('tls_reload_failed effect="the certificate in use stays" error=%s', error)
+                log.warning('tls_reload_failed error=%s effect="the current certificate stays in use"', error)
                 return None
             seen = now
             log.info("tls_reloaded certificate=%s", self.certificate)

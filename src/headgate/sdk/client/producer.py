@@ -214,7 +214,7 @@ class Producer:
         sent = self._in_flight.pop(reply.seq, None)
         if sent is None:  # answered twice, or a seq we never sent
             if reply.HasField("error"):
-                log.warning("%s: %s", self._rotation.current, reply.error.message)
+                log.warning("unexpected_reply server=%s error=%s", self._rotation.current, reply.error.message)
             return
         if not reply.HasField("error"):
             self._window = min(WINDOW, self._window + 1)

@@ -106,7 +106,7 @@ class Beats:
     def _on_timer(self, now: float) -> None:
         silent = now - self.last_frame_at
         if silent > silence_limit(self._interval):
-            log.warning("the server has sent nothing for %.1f s: reconnecting", silent)
+            log.warning('server_silent seconds=%.1f effect="reconnecting"', silent)
             self._actions.reconnect = True
             return
         if now >= self._next_at - self._interval / 8:

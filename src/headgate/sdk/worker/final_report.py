@@ -35,14 +35,14 @@ async def report_without_stream(
         try:
             await _report(channel, left, worker_id=worker_id, token=token)
         except Exception as error:  # noqa: BLE001 -- the next address may accept it; the rest is logged below
-            log.info("%s", rpc.explain(error, address))
+            log.info("report_failed error=%s", rpc.explain(error, address))
         else:
             break  # what is locked at one server is locked at all of them
         finally:
             await channel.close()
     if left:
         log.error(
-            "%d outcomes could not be reported to any server; these jobs will run again when their leases lapse",
+            'outcomes_not_reported jobs=%d effect="the jobs run again when their leases lapse"',
             len(left),
         )
 
@@ -96,7 +96,7 @@ def _locked(outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt]) 
             found.append(outcome)
         elif receipt.code not in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
             log.warning(
-                "the outcome of job %s, epoch %d, was not taken: %s %s",
+                "outcome_not_applied job=%s epoch=%d receipt=%s message=%s",
                 *(UUID(bytes=outcome.id), outcome.epoch, receipt_name(receipt), receipt.message),
             )
     return found

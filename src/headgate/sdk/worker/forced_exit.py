@@ -28,8 +28,7 @@ def forced_exit_after(ended: threading.Event) -> Iterator[None]:
         ended.wait()
         if not left.wait(LEAVING_SECONDS):
             log.error(
-                "did_not_stop: a handler keeps this process from ending %g s after all jobs were settled or "
-                "handed back; leaving by force",
+                'did_not_stop seconds=%g effect="the process exits although a handler still runs"',
                 LEAVING_SECONDS,
             )
             logging.shutdown()

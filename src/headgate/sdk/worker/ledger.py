@@ -164,7 +164,7 @@ class Ledger:
         """Hand back what has no handler here, and ask for that topic no more: another worker may have one."""
         if job.topic not in self.refused_topics:
             self.refused_topics.add(job.topic)
-            log.warning("no handler for topic %s in this worker: its jobs are handed back from now on", job.topic)
+            log.warning('no_handler topic=%s effect="jobs of this topic are abandoned"', job.topic)
         self._hand_back(job)
 
     def start_waiting(self, now: float) -> list[HeldJob]:

@@ -134,13 +134,13 @@ class ProcessSlots:
         try:
             slot.prepare()
         except OSError as error:
-            log.warning("no process could be started yet: %s", error)
+            log.warning("process_not_started error=%s", error)
         while (job := self._inbox.get()) is not None:
             self._running[job] = slot  # first: a stop from now on finds it, and an earlier one has set its flag
             try:
                 outcome = slot.run(job)
             except Exception as error:
-                log.exception("job %s could not be run in a process", job.id)
+                log.exception("process_failed job=%s", job.id)
                 outcome = failure("ProcessFailed", f"the job could not be run in a process of its own: {error}")
             finally:
                 del self._running[job]
@@ -278,7 +278,7 @@ class _Slot:
                 if job.timed_out:
                     return out_of_time(job)
                 if not self._closed:
-                    log.warning("job %s (%s) did not stop when cancelled: its process was ended", job.id, job.topic)
+                    log.warning('did_not_stop job=%s topic=%s effect="its process was killed"', job.id, job.topic)
                 return failure("Cancelled", "the job was cancelled on request, and its process ended by force")
 
     def _receive(self, job: HeldJob, message: ToParent) -> None:
@@ -309,7 +309,7 @@ class _Slot:
         if job.timed_out:
             return out_of_time(job)
         how = _ending(process.exitcode)
-        log.warning("the process that ran job %s (%s) died: %s", job.id, job.topic, how)
+        log.warning("process_died job=%s topic=%s reason=%s", job.id, job.topic, how)
         return failure("ProcessDied", f"the process that ran the job died: {how}")
 
     def _collect_dead(self) -> SpawnProcess:

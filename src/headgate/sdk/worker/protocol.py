@@ -178,7 +178,7 @@ class WorkerProtocol:
                 locked.add(index)
                 continue
             log.warning(
-                "the outcome of job %s, epoch %d, was not taken: %s %s", job.id, job.epoch, code, receipt.message
+                "outcome_not_applied job=%s epoch=%d receipt=%s message=%s", job.id, job.epoch, code, receipt.message
             )
             if receipt.code == jobs.RECEIPT_INVALID and index < len(sent.message.ids):
                 invalid.append((job, receipt))
@@ -202,7 +202,7 @@ class WorkerProtocol:
         for raw_id, epoch in zip(lost.ids, lost.epochs, strict=True):
             job = self.ledger.held.get(raw_id)
             if job is not None and job.epoch == epoch and self.ledger.lose(job):
-                log.warning("lost the lease of job %s, epoch %d: stopping its handler", job.id, epoch)
+                log.warning('lease_lost job=%s epoch=%d effect="its handler is stopped"', job.id, epoch)
                 stopped.append(job)
         self._stop(stopped, now)
 
@@ -240,12 +240,12 @@ class WorkerProtocol:
         """Say so once if a handler does not stop: its slot stays taken until it does."""
         for job in stopping:
             if job.stage == STARTED:
-                log.error("did_not_stop: the handler of job %s (%s) still runs; its slot is lost", job.id, job.topic)
+                log.error('did_not_stop job=%s topic=%s effect="its slot is lost"', job.id, job.topic)
 
     def _drain(self, seconds: float, now: float) -> None:
         """The server ends: finish here what is begun, then connect elsewhere."""
         if not self.draining:
-            log.info("the server drains: connecting elsewhere when what runs has ended")
+            log.info('server_draining effect="reconnecting when running jobs have ended"')
             self.draining = True
             self.timers.set("drain", now + seconds, self._end_drain)
             self.ledger.hand_back_waiting()
@@ -255,7 +255,7 @@ class WorkerProtocol:
         self._drain_over = True
 
     def _error(self, error: jobs.Error, seq: int, now: float) -> None:
-        log.warning("the server reports %s: %s", error.code, error.message)
+        log.warning("server_error code=%s message=%s", error.code, error.message)
         outbox = self.ledger.outbox
         if error.code in RETRIED:
             wait = error.retry_after_ms / 1000 or RESEND_SOON_SECONDS
@@ -265,7 +265,7 @@ class WorkerProtocol:
                 self.timers.set("resend", now + wait, self._resend_older, wait / 2)
         elif seq and (sent := outbox.answered(seq)) is not None:
             # It will never accept this frame. The leases of these jobs lapse: nothing else can be reported about them.
-            log.error("%d outcomes were refused as a whole and are given up: %s", len(sent.jobs), error.message)
+            log.error("outcomes_refused jobs=%d error=%s", len(sent.jobs), error.message)
             self.ledger.acknowledged(sent.jobs)
 
     def _resend(self, seq: int, _now: float) -> None:

@@ -92,7 +92,9 @@ class StopSequence:
         if not running:
             self._flush(now)
             return
-        log.warning("%d handlers did not finish within %g s: handing their jobs back", len(running), self._grace)
+        log.warning(
+            'handlers_not_finished handlers=%d seconds=%g effect="their jobs are abandoned"', len(running), self._grace
+        )
         for job in running:
             job.abandoned = True  # from here on only a success of its handler is sent: it was cut short
             job.request_cancel()
@@ -102,8 +104,7 @@ class StopSequence:
     def _hand_back(self, now: float) -> None:
         if still := Counter(job.topic for job in self._given_up if job.stage == STARTED):
             log.error(
-                "did_not_stop: handlers still run (%s) and are not waited for; their jobs are handed back, and may run "
-                "elsewhere before this process has ended",
+                'did_not_stop handlers=%s effect="their jobs are abandoned, and can run elsewhere at once"',
                 ", ".join(f"{topic}: {count}" for topic, count in still.items()),
             )
         for job in self._given_up:

@@ -199,7 +199,7 @@ class WorkerStream:
             if failed is not None:
                 if rpc.is_final(failed) and not self._was_accepted_lately(failed):
                     raise rpc.explain(failed, address)
-                log.warning("lost the stream: %s", rpc.explain(failed, address))
+                log.warning("stream_lost error=%s", rpc.explain(failed, address))
             wait = self._rotation.move_on()
             if protocol.draining and not self._rotation.single:
                 wait = 0.0  # the next address is another server
@@ -230,7 +230,7 @@ class WorkerStream:
             if first is None or not first.HasField("hello_ack"):
                 return rpc.not_connected(address, "it did not answer the Hello")
             ack = first.hello_ack
-            log.info("connected to %s (instance %s, server %s)", address, ack.instance, ack.server)
+            log.info("connected server=%s instance=%s version=%s", address, ack.instance, ack.server)
             self._rotation.succeeded()
             self._call = call
             protocol.connect(ack, time.monotonic())

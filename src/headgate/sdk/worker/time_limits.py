@@ -74,8 +74,8 @@ class TimeLimits:
             return
         if job.began_at:  # else it still waits in its slot, which will not begin it any more
             log.error(
-                "did_not_stop: the handler of job %s (%s) still runs after its %s; "
-                "the attempt counts as failed, and its slot is lost until the handler returns",
+                "did_not_stop job=%s topic=%s after=%s "
+                'effect="the attempt has failed, and its slot is lost until the handler returns"',
                 *(job.id, job.topic, why),
             )
         self._ledger.settle(job, out_of_time(job))

@@ -123,7 +123,7 @@ class Worker:
             self._io.soon(stream.close)
             stuck = await slots.close()
             if stuck:
-                log.error("did_not_stop: %d handlers still run and were left behind", stuck)
+                log.error('did_not_stop handlers=%d effect="they keep running"', stuck)
                 self.left_behind = stuck
 
     def stop(self) -> None:
@@ -203,14 +203,14 @@ def _signals(io: IoThread, stop: Callable[[], None]) -> Iterator[None]:
     Plain handlers rather than the loop's: these also run while a handler blocks the loop.
     """
     if threading.current_thread() is not threading.main_thread():
-        log.warning("signals are not handled: the worker does not run in the main thread; call stop() instead")
+        log.warning('signals_not_handled reason="the worker does not run in the main thread" hint="call stop()"')
         yield
         return
 
     def asked(number: int, _frame: FrameType | None) -> None:
         stop()
         # Not here: a second signal may come in the middle of the first one's line, and a log cannot be entered twice.
-        io.soon(log.info, "%s: stopping", signal.Signals(number).name)
+        io.soon(log.info, "stopping signal=%s", signal.Signals(number).name)
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -131,7 +131,7 @@ async def _fired(world: World) -> int:
     return count
 
 
-TRYING: Final = "lost the stream"
+TRYING: Final = "stream_lost "
 
 
 @scenario("F13", "all servers down", checks=("I1", "I10"), longer=timedelta(minutes=2))
@@ -176,7 +176,7 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
     process = world.servers["s1"]
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
-    links = seen(world, "w8", "connected to ")
+    links = seen(world, "w8", " connected server=")
     address = world.address("s1")
     assert await is_ready(address)
     caller = client_of(world, address)
@@ -195,7 +195,7 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
                 await caller.hg.wait_result(job, timeout=20)
                 assert not await is_ready(address, seconds=1.0)
             assert process.exit_code is None
-            assert seen(world, "w8", "connected to ") == links, "the link that was there was dropped"
+            assert seen(world, "w8", " connected server=") == links, "the link that was there was dropped"
         finally:
             fault.heal()
             await caller.hg.close(flush=0.1)
@@ -250,7 +250,7 @@ async def a_server_forgets_its_links(world: World) -> None:
 
     try:
         assert await shown("w8")
-        links = {name: seen(world, name, "connected to ") for name in ("w8", "w9")}
+        links = {name: seen(world, name, " connected server=") for name in ("w8", "w9")}
         async with world.faulty("s1 forgets its links"):
             await world.freeze("w8")
             await server.meets("beat.before_ack", "forget")
@@ -259,7 +259,7 @@ async def a_server_forgets_its_links(world: World) -> None:
             await world.thaw("w8")
             began = time.monotonic()
             for name in ("w8", "w9"):
-                await printed(world, name, "connected to ", times=links[name] + 1, within=5 + SLOW_MACHINE)
+                await printed(world, name, " connected server=", times=links[name] + 1, within=5 + SLOW_MACHINE)
             took = time.monotonic() - began
             world.measured("the streams are open again", f"{took:.1f} s")
         assert seen(world, "s1", "session_ended .*reason=session_forgotten") >= 1

@@ -97,7 +97,7 @@ async def a_large_payload_on_a_narrow_link(world: World) -> None:
             await asyncio.sleep(world.lasting(3 * world.lease, 60.0))
             running = await look(world, [job for one in (small, *middle) for job in one.ids])
             assert {(one.state, one.attempt, claims(one.epoch)) for one in running} == {(State.RUNNING, 1, 1)}, running
-            assert seen(world, "w20", "has sent nothing for") >= 1, "the large one has arrived?"
+            assert seen(world, "w20", "server_silent ") >= 1, "the large one has arrived?"
             await add_worker(world, "w8")
             await world.clients[RED].admin.workers.quiet(name, reason="a narrow link")
             await large.run_at("w8", within=30)
@@ -170,7 +170,7 @@ async def a_crowd_comes_back(world: World) -> None:
     try:
 
         async def connected(times: int) -> bool:
-            return sum(seen(world, f"crowd{number}", "connected to ") for number in range(4)) >= times
+            return sum(seen(world, f"crowd{number}", " connected server=") for number in range(4)) >= times
 
         await eventually(lambda: connected(crowd), "the crowd has connected", within=60)
         jobs = await submit(world, "fast", 5)
