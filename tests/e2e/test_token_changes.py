@@ -341,4 +341,4 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
         assert (await again.admin.bulk.get(started.id)).changed < 50
         entries = [entry for entry in await again.admin.audit() if str(started.id) in entry.target]
     told = [(entry.actor, entry.verb) for entry in entries if word in entry.reason]
-    assert told == [("headgate", "cancel_operation")]
+    assert told == [("headgate", "cancel_bulk")]

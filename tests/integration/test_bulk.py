@@ -103,7 +103,7 @@ async def test_each_verb_changes_what_matches_once_with_actor_and_reason(queue: 
         assert job.state is expected
         assert job.priority == (7 if verb is Verb.REPRIORITISE else 0)
     told = [(entry.actor, entry.verb, entry.reason) for entry in await audit.entries(queue.db, tenant)]
-    assert told == [("ana", "end_operation", "since"), ("ana", "start_operation", "since")]
+    assert told == [("ana", "end_bulk", "since"), ("ana", "start_bulk", "since")]
 
 
 async def test_redriven_jobs_keep_their_order_and_their_delay(queue: Queue) -> None:
@@ -303,7 +303,7 @@ async def test_after_a_cancel_nothing_more_is_changed(queue: Queue, monkeypatch:
     again = await bulk.cancel(queue.db, tenant, one.id, who="ben")
     assert again.finished_at == ended.finished_at
     told = [(entry.actor, entry.verb, entry.reason) for entry in await audit.entries(queue.db, tenant)]
-    assert told == [("ben", "cancel_operation", "enough"), ("ana", "start_operation", "since")]
+    assert told == [("ben", "cancel_bulk", "enough"), ("ana", "start_bulk", "since")]
 
 
 async def test_a_rate_limit_is_kept_over_any_second(queue: Queue) -> None:
@@ -379,7 +379,7 @@ async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(
     assert seen.state is Progress.FAILED
     assert problem in seen.error
     assert timedelta(seconds=60) <= clock.now - began <= timedelta(seconds=70)
-    assert (await audit.entries(queue.db))[0].verb == "fail_operation"
+    assert (await audit.entries(queue.db))[0].verb == "fail_bulk"
 
 
 async def test_an_operation_that_is_always_too_slow_fails_and_lets_others_go_on(queue: Queue, database: str) -> None:
@@ -505,7 +505,7 @@ async def test_three_instances_share_one_operation_and_one_that_is_dropped_is_re
     one = await bulk.get(queue.db, tenant, one.id)
     assert (one.state, counts(one)) == (Progress.DONE, (JOBS, JOBS, 0, 0))
     await all_changed_once(queue.db, EventKind.DISCARDED)
-    ends = [entry for entry in await audit.entries(queue.db, tenant) if entry.verb == "end_operation"]
+    ends = [entry for entry in await audit.entries(queue.db, tenant) if entry.verb == "end_bulk"]
     assert len(ends) == 1
 
 

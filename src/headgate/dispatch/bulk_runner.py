@@ -12,7 +12,7 @@ from uuid import UUID
 from headgate.dispatch.periodic import wait_at_most
 from headgate.domain.errors import HeadgateError
 
-log = logging.getLogger("headgate.operations")
+log = logging.getLogger("headgate.bulk")
 POLL_SECONDS: Final = 30.0
 """Between looks without a wake. The tick wakes, if it sees operations that are not over, and so does their start."""
 BUSY_SECONDS: Final = 0.25
@@ -91,7 +91,7 @@ class BulkRunner:
                     waits = BUSY_SECONDS
             except HeadgateError as error:
                 backoff = min(_BACKOFF_MOST, max(0.1, backoff * 2))
-                log.warning("operation_chunk_failed error=%s retry_in=%.2fs", error, backoff)
+                log.warning("bulk_chunk_failed error=%s retry_in=%.2fs", error, backoff)
                 waits = backoff
             # Jittered: the instances of a system must not look in step. A rate-limited operation names its own time.
             idle = self._poll * uniform(0.8, 1.2)  # noqa: S311

@@ -66,8 +66,8 @@ SITES: Final[dict[str, str]] = {
     "schedule.before_commit": "due schedules are read and planned; nothing has fired",
     "schedule.after_mark": "occurrences are marked and their jobs made; behind a pooler, not committed",
     "schedule.after_commit": "they are committed; dispatch was not notified",
-    "operation.before_commit": "a chunk of an operation is done; not committed",
-    "operation.after_commit": "the chunk is committed; dispatch was not notified",
+    "bulk.before_commit": "a chunk of an operation is done; not committed",
+    "bulk.after_commit": "the chunk is committed; dispatch was not notified",
     "transaction.before_commit": "an explicit transaction has executed all its statements",
     "transaction.after_commit": "it is committed",
     # --- the schema ---

@@ -159,7 +159,7 @@ async def start(
             return found
         if active >= ACTIVE_MAX:
             raise Refused(f"{ACTIVE_MAX} operations are not over yet; wait for some of them, or cancel them")
-        await _note(db, tenant_no, found, actor=who, verb="start_operation", reason=plan.reason)
+        await _note(db, tenant_no, found, actor=who, verb="start_bulk", reason=plan.reason)
     return found
 
 
@@ -233,7 +233,7 @@ async def cancel(
             ended = await db.fetchval(CANCEL, tenant_no, operation_id)
         found = await get(db, tenant_no, operation_id)
         if ended is not None:
-            await _note(db, tenant_no, found, actor=who, verb="cancel_operation", reason=reason)
+            await _note(db, tenant_no, found, actor=who, verb="cancel_bulk", reason=reason)
     return found
 
 

@@ -198,13 +198,13 @@ async def _advance(
             db,
             task.tenant_no,
             actor=task.who,
-            verb="end_operation",
+            verb="end_bulk",
             target=f"operation {task.id}",
             reason=task.reason,
             detail=dict(zip(("matched", "changed", "skipped", "errors"), totals, strict=True)),
         )
     if failpoints.armed:
-        await failpoints.armed.reach("operation.before_commit")
+        await failpoints.armed.reach("bulk.before_commit")
     return replace(chunk, over=over)
 
 
@@ -254,7 +254,7 @@ async def _fail(db: Connection, task: Task, text: str, instance_no: int) -> None
             db,
             task.tenant_no,
             actor=task.who,
-            verb="fail_operation",
+            verb="fail_bulk",
             target=f"operation {task.id}",
             reason=text[: limits.REASON_MAX_CHARS].replace("\n", " "),
         )
@@ -348,7 +348,7 @@ class BulkChunks:
         async with self._database.lane("admin").use() as db:
             chunk = await run_chunk(db, self._database.names, instance_no=self._database.instance_no)
         if failpoints.armed and chunk is not None:
-            await failpoints.armed.reach("operation.after_commit")
+            await failpoints.armed.reach("bulk.after_commit")
         return chunk
 
     async def next_chunk_in(self) -> float | None:

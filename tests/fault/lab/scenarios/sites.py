@@ -151,8 +151,8 @@ async def servers_die_while_they_fire_and_operate(world: World) -> None:
         "schedule.before_commit": _ask,
         "schedule.after_mark": _ask,
         "schedule.after_commit": _ask,
-        "operation.before_commit": _operate,
-        "operation.after_commit": _operate,
+        "bulk.before_commit": _operate,
+        "bulk.after_commit": _operate,
         "transaction.before_commit": _operate,
         "transaction.after_commit": _operate,
     }
