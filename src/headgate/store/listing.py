@@ -13,10 +13,10 @@ import base64
 import binascii
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 from time import monotonic
 from typing import Final
@@ -43,6 +43,7 @@ from headgate.domain.validation import (
 from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.listing_orders import days_of, look_up_arguments, order_of
 
 LOOK_AT: Final = 20_000
 """How many ids one page may look at: at some microseconds each, the worst page costs well under 100 ms."""
@@ -56,8 +57,6 @@ BODY_MAX_BYTES: Final = 65_536
 """Larger payloads are not looked into: they match no condition on them."""
 NEWEST: Final = UUID(int=2**128 - 1)
 OLDEST: Final = UUID(int=0)
-_BEGINNING, _END = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-_DAY: Final = timedelta(days=1)
 
 # Choosing: $1 tenant, $2 below this id, $3 how many, $4 the order to take them from.
 CHOOSE: Final = "SELECT id FROM headgate.list_ids_v1($1, $2, $3, $4, $5, $6, $7, $8, $9) AS id ORDER BY id DESC"
@@ -288,7 +287,7 @@ async def step(
 
     With `oldest` it goes up instead, and `below` means above.
     """
-    choice = _choice(matching)
+    choice = order_of(matching)
     # With no filter every id chosen is a row, so no more are chosen than the page needs. Running and waiting jobs lie
     # in another order, so all of them are taken at once.
     chunk = limit if matching.is_open else max(limit, CHUNK)
@@ -310,7 +309,7 @@ async def step(
                 found = [
                     _row(one)
                     for one in await db.fetch(
-                        LOOK_UP, tenant_no, part, max(1, wanted), *_arguments(matching, oldest=oldest)
+                        LOOK_UP, tenant_no, part, max(1, wanted), *look_up_arguments(matching, oldest=oldest)
                     )
                 ]
                 if matching.is_judged_here:
@@ -344,7 +343,9 @@ def _told_to_narrow() -> Iterator[None]:
 async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[Row]:
     """Those of the given jobs that match at this moment, newest first."""
     with translating(writing=False), _told_to_narrow():
-        found = [_row(one) for one in await db.fetch(LOOK_UP, tenant_no, ids, max(1, len(ids)), *_arguments(matching))]
+        found = [
+            _row(one) for one in await db.fetch(LOOK_UP, tenant_no, ids, max(1, len(ids)), *look_up_arguments(matching))
+        ]
         return await _judged(db, tenant_no, matching, found)
 
 
@@ -361,7 +362,7 @@ async def _choose(
     if matching.ids is not None:  # there is nothing to walk
         left = (one for one in matching.ids if (one > below if oldest else one < below))
         return sorted(left, reverse=not oldest)[:at_once]
-    since, until = _days(matching)
+    since, until = days_of(matching)
     found = await db.fetch(
         CHOOSE_OLDEST if oldest else CHOOSE, tenant_no, below, at_once, *choice, LOOK_AT, since, until
     )
@@ -405,104 +406,12 @@ def _decoded(raw: bytes) -> object:
         return None  # opaque bytes are a legal payload; no path leads into them
 
 
-def _days(matching: Filter) -> tuple[datetime, datetime]:
-    """The whole UTC days, hence partitions, in which what matches has ended: never before it was created."""
-    since = max(matching.finished_from or _BEGINNING, matching.created_from or _BEGINNING).astimezone(UTC)
-    until = matching.finished_before or _END
-    if matching.ended_by is not None and matching.ended_by < until:
-        until = matching.ended_by
-    until = until.astimezone(UTC)
-    since = since.replace(hour=0, minute=0, second=0, microsecond=0)
-    return since, until if until == _END else until.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
-
-
 def _choice_of(values: object, *, field: str) -> Set[object]:
     if not isinstance(values, Set):
         raise InvalidInput(field, f"must be a frozenset, got {shown(values)}")
     if not values:
         raise InvalidInput(field, "is an empty choice, which nothing can match; leave it out for any")
     return values
-
-
-def _choice(matching: Filter) -> tuple[str, str | None, int | None]:
-    """The narrowest order that holds everything the filter can match, with the tag or the schedule that owns it."""
-    if matching.tags:
-        return "tagged", matching.tags[0], None
-    for choice in matching.tag_choices:
-        if len(choice) == 1:
-            return "tagged", next(iter(choice)), None
-    if (schedule_no := _only_schedule(matching)) is not None:
-        return "scheduled", None, schedule_no
-    days = _days(matching)
-    narrow = days != (_BEGINNING, _END)
-    for few, name in (
-        ({State.RUNNING}, "running"),
-        ({State.SCHEDULED, State.RETRYING}, "waiting"),
-        ({State.DEAD, State.CANCELLED}, "ended_badly" if narrow else "unhappy"),
-        ({state for state in State if not state.is_final}, "live"),
-        ({state for state in State if state.is_final}, "ended" if narrow else "finished"),
-    ):
-        if matching.states is not None and matching.states <= few:
-            return name, None, None
-    if matching.finished_from is not None or matching.finished_before is not None:
-        return "ended", None, None  # a live job has no such time
-    return "recent" if narrow else "all", None, None
-
-
-def _only_schedule(matching: Filter) -> int | None:
-    if matching.schedule_no is not None:
-        return matching.schedule_no
-    return next(iter(matching.schedule_nos)) if matching.schedule_nos and len(matching.schedule_nos) == 1 else None
-
-
-def _arguments(matching: Filter, *, oldest: bool = False) -> tuple[object, ...]:
-    """$4 and on of LOOK_UP."""
-    schedules = matching.schedule_nos if matching.schedule_no is None else {matching.schedule_no}
-    if matching.schedule_no is not None and matching.schedule_nos is not None:
-        schedules = {matching.schedule_no} & matching.schedule_nos
-    return (
-        None if matching.states is None else [int(state) for state in matching.states],
-        _listed(matching.topic_nos),
-        matching.created_from,
-        matching.created_before,
-        matching.priority_from,
-        matching.priority_to,
-        None if not matching.tags else list(matching.tags),
-        _listed(schedules),
-        _listed(matching.not_schedule_nos),
-        *_flat(matching.tag_choices),
-        _listed(matching.not_tags),
-        matching.finished_from,
-        matching.finished_before,
-        matching.due_from,
-        matching.due_before,
-        matching.started_from,
-        matching.started_before,
-        _listed(matching.priorities),
-        _listed(matching.not_priorities),
-        matching.attempts_from,
-        matching.attempts_to,
-        _listed(matching.attempts),
-        _listed(matching.not_attempts),
-        *_flat(matching.workers),
-        _flat(matching.not_workers)[0],
-        *_flat(matching.errors),
-        _flat(matching.not_errors)[0],
-        _listed(matching.ids),
-        _listed(matching.not_ids),
-        matching.ended_by,
-        oldest,
-    )
-
-
-def _flat(choices: Sequence[Iterable[str]]) -> tuple[list[str] | None, list[int] | None, int]:
-    """All texts of some choices, the choice that each belongs to, and how many choices there are."""
-    flat = [(text, place) for place, choice in enumerate(choices) for text in choice]
-    return [text for text, _ in flat] or None, [place for _, place in flat] or None, len(choices)
-
-
-def _listed(values: Iterable[object] | None) -> list[object] | None:
-    return None if values is None else list(values)
 
 
 def _row(record: asyncpg.Record) -> Row:

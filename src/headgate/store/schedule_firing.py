@@ -17,7 +17,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translate, translating
 from headgate.store.partitions import fetch_into_days
-from headgate.store.schedules import CATCH_UPS, OVERLAPS, timing_of
+from headgate.store.schedule_rows import CATCH_UPS, OVERLAPS, timing_of
 
 KEEP_ENDED: Final = timedelta(days=7)
 AGAIN_AFTER_ERROR: Final = timedelta(seconds=60)

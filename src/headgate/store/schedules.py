@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
-from typing import Final, assert_never
+from typing import Final
 from uuid import UUID
 
-import asyncpg
-
-from headgate.domain.errors import AlreadyExists, NotFound, Refused, StoreError, VersionConflict
+from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict
 from headgate.domain.ids import JobId, TenantNo
 from headgate.domain.schedules import (
-    After,
-    At,
-    CatchUp,
-    Cron,
-    Every,
-    Overlap,
     ScheduleSpec,
-    Timing,
-    WhenFull,
     first_occurrence,
     never_fires,
     triggered_job_id,
 )
 from headgate.domain.states import State, SubmitReceipt
-from headgate.domain.validation import MILLISECOND, to_ms
 from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.store import audit
 from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
-
-OVERLAPS: Final = (Overlap.ALLOW, Overlap.SKIP, Overlap.REPLACE)  # by their numbers in the table
-CATCH_UPS: Final = (CatchUp.ONE, CatchUp.ALL, CatchUp.NONE)
-WHEN_FULLS: Final = (WhenFull.WAIT, WhenFull.SKIP)
+from headgate.store.schedule_rows import resolved, summary, values_of, view_of
 
 # One statement for one schedule ($2) and for a page of them. index: schedules_tenant_no_name_key
 SHOW: Final = """
@@ -128,7 +112,7 @@ async def put(
                 first = first_occurrence(spec.timing, now=now, last=None, ends_at=spec.ends_at)
                 if first is None:
                     raise never_fires(spec)
-                values = _values(spec, topic.no, policy_no, first)
+                values = values_of(spec, topic.no, policy_no, first)
                 made = await db.fetchval(INSERT, tenant_no, name, *values, now, who)
             if made is None:
                 # Here from the start, or made by another just now: workers that start together all put the same.
@@ -139,7 +123,7 @@ async def put(
                     if expected == 0:
                         raise AlreadyExists(f'schedule "{name}" exists; leave the version out to replace it')
                     raise _stale(before, expected)
-                spec = _resolved(spec, before.spec)
+                spec = resolved(spec, before.spec)
                 if spec == before.spec:
                     return before, False
                 if spec.timing == before.spec.timing and before.next_at is not None:
@@ -150,7 +134,7 @@ async def put(
                     first = first_occurrence(spec.timing, now=now, last=before.last_at, ends_at=spec.ends_at)
                     if first is None and spec.timing != before.spec.timing:
                         raise never_fires(spec)
-                await db.execute(UPDATE, tenant_no, name, *_values(spec, topic.no, policy_no, first), now, who)
+                await db.execute(UPDATE, tenant_no, name, *values_of(spec, topic.no, policy_no, first), now, who)
             after = await _found(db, names, tenant_no, name)
             await audit.record(
                 db,
@@ -182,7 +166,7 @@ async def listed(
     """A page in the order of names."""
     with translating(writing=False):
         rows = await db.fetch(SHOW, tenant_no, None, after, topics, source, limit)
-        return [await _view(db, names, row) for row in rows]
+        return [await view_of(db, names, row) for row in rows]
 
 
 async def delete(
@@ -307,7 +291,7 @@ async def _find(
     if locked:
         await db.execute(LOCK, tenant_no, name)  # first: what is read next must be what the lock holds
     row = await db.fetchrow(SHOW, tenant_no, name, "", None, None, 1)
-    return None if row is None else await _view(db, names, row)
+    return None if row is None else await view_of(db, names, row)
 
 
 async def _found(db: Connection, names: Names, tenant_no: int, name: str, *, locked: bool = False) -> ScheduleView:
@@ -315,134 +299,6 @@ async def _found(db: Connection, names: Names, tenant_no: int, name: str, *, loc
     if view is None:
         raise NotFound("schedule", name)
     return view
-
-
-async def _view(db: Connection, names: Names, row: asyncpg.Record) -> ScheduleView:
-    spec = ScheduleSpec(
-        topic=row[3],
-        priority=row[4],
-        max_attempts=row[5],
-        policy=None if row[6] is None else await names.policy_by_no(db, row[6]),
-        payload=row[7],
-        headers=json.loads(row[8] or "{}"),
-        tags=tuple(row[9]),
-        timing=timing_of(*row[10:15]),
-        overlap=OVERLAPS[row[15]],
-        catch_up=CATCH_UPS[row[16]],
-        catch_up_most=row[17],
-        ends_at=row[18],
-        source=row[31],
-        when_full=WHEN_FULLS[row[35]],
-    )
-    return ScheduleView(
-        schedule_no=row[0],
-        name=row[1],
-        version=row[2],
-        spec=spec,
-        next_at=row[19],
-        last_at=row[20],
-        last_job_id=None if row[21] is None else JobId(row[21]),
-        fired=row[22],
-        skipped=row[23],
-        last_skip=row[24] or "",
-        last_skip_at=row[25],
-        last_error=row[26] or "",
-        paused=row[27],
-        paused_by=row[28],
-        paused_at=row[29],
-        reason=row[30],
-        created_at=row[32],
-        changed_at=row[33],
-        changed_by=row[34],
-        full_since=row[36],
-    )
-
-
-def timing_of(kind: int, at: datetime | None, span_ms: int | None, expression: str | None, zone: str | None) -> Timing:
-    span = (span_ms or 0) * MILLISECOND
-    if kind == 3 and expression is not None and zone is not None:
-        return Cron(expression=expression, zone=zone)
-    if kind == 2 and at is not None:
-        return Every(interval=span, anchor=at)
-    if kind == 1 and at is not None:
-        return After(delay=span, at=at)
-    if kind == 0 and at is not None:
-        return At(at=at)
-    raise StoreError(f"a row of headgate.schedules has a kind {kind} that this release does not know")
-
-
-def _values(spec: ScheduleSpec, topic_no: int, policy_no: int | None, first: datetime | None) -> tuple[object, ...]:
-    """The columns from topic_no to next_at, in the order of INSERT and UPDATE."""
-    at: datetime | None = None
-    span_ms: int | None = None
-    expression: str | None = None
-    zone: str | None = None
-    match spec.timing:
-        case At(at=moment):
-            kind, at = 0, moment
-        case After(delay=delay, at=moment):
-            kind, at, span_ms = 1, moment or first, to_ms(delay)
-        case Every(interval=interval, anchor=anchor):
-            kind, at, span_ms = 2, anchor, to_ms(interval)
-        case Cron():
-            kind, expression, zone = 3, spec.timing.expression, spec.timing.zone
-        case _:
-            assert_never(spec.timing)
-    return (
-        topic_no,
-        spec.priority,
-        spec.max_attempts,
-        policy_no,
-        spec.payload,
-        json.dumps(dict(spec.headers), ensure_ascii=False) if spec.headers else None,
-        list(spec.tags),
-        kind,
-        at,
-        span_ms,
-        expression,
-        zone,
-        OVERLAPS.index(spec.overlap),
-        CATCH_UPS.index(spec.catch_up),
-        spec.catch_up_most,
-        spec.ends_at,
-        spec.source,
-        WHEN_FULLS.index(spec.when_full),
-        first,
-    )
-
-
-def _resolved(spec: ScheduleSpec, before: ScheduleSpec) -> ScheduleSpec:
-    """The same delay put again means the moment it meant the first time."""
-    if isinstance(spec.timing, After) and isinstance(before.timing, After) and spec.timing.delay == before.timing.delay:
-        spec = replace(spec, timing=before.timing)
-    return spec
-
-
-def summary(view: ScheduleView) -> dict[str, object]:
-    """What an audit keeps of a schedule: enough to see what changed, and never the payload."""
-    spec, timing = view.spec, view.spec.timing
-    match timing:
-        case At(at=at):
-            when = f"at {at.isoformat()}"
-        case After(delay=delay):
-            when = f"after {delay}"
-        case Every(interval=interval, anchor=anchor):
-            when = f"every {interval} from {anchor.isoformat()}"
-        case Cron(expression=expression, zone=zone):
-            when = f"{expression} {zone}"
-        case _:
-            assert_never(timing)
-    return {
-        "version": view.version,
-        "topic": spec.topic,
-        "when": when,
-        "priority": spec.priority,
-        "overlap": spec.overlap.value,
-        "catch_up": spec.catch_up.value,
-        "when_full": spec.when_full.value,
-        "paused": view.paused,
-        "payload_bytes": len(spec.payload),
-    }
 
 
 class ScheduleStore:
