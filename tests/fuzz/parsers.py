@@ -20,7 +20,7 @@ from headgate.control.auth import parse_tokens
 from headgate.control.permissions import RULES
 from headgate.domain.cron import check_zone, next_occurrence, parse_cron
 from headgate.domain.errors import HeadgateError
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.ids import new_job_id, parse_job_id
 from headgate.ops.settings import Settings
 from headgate.sdk.addresses import addresses_of

@@ -17,7 +17,7 @@ from headgate.control.bulk import Bulk, Request
 from headgate.dispatch.bulk_runner import BulkRunner
 from headgate.domain.bulk import ACTIVE_MAX, BulkConflict, BulkOperation, Plan, Progress, Verb
 from headgate.domain.errors import InvalidInput, NotFound, Refused
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed

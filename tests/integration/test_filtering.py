@@ -11,7 +11,7 @@ import pytest
 from headgate.domain import pacing
 from headgate.domain.bulk import DeadGroups, JobPage
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed

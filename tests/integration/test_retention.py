@@ -15,7 +15,7 @@ from headgate.dispatch.retention import Retention
 from headgate.domain.bulk import Plan, Verb
 from headgate.domain.dependencies import NewBatch, Unique
 from headgate.domain.errors import InvalidInput, NotFound, StoreUnavailable
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.retention import Removed, RetentionRules

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import SPAN_MAX, TIMES, Ago, Field, Glob, JobFilter, Op, Term, Value, parse
+from headgate.domain.filter_parser import parse
+from headgate.domain.filters import SPAN_MAX, TIMES, Ago, Field, Glob, JobFilter, Op, Term, Value
 from headgate.domain.states import State
 
 WORDS = st.text(

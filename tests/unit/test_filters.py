@@ -11,6 +11,7 @@ import pytest
 from headgate.domain import limits
 from headgate.domain.bulk import Plan, Verb
 from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import (
     PATTERNS_MAX,
     WILDCARDS_MAX,
@@ -23,8 +24,6 @@ from headgate.domain.filters import (
     Term,
     body_matches,
     moment_of,
-    parse,
-    topic_term,
 )
 from headgate.domain.states import State
 

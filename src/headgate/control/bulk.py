@@ -14,7 +14,8 @@ from headgate.control.ports import BulkStore
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, Verb
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import Field, Glob, JobFilter, parse, topic_term
+from headgate.domain.filter_parser import parse, topic_term
+from headgate.domain.filters import Field, Glob, JobFilter
 from headgate.domain.identity import Identity, TokenRevoked
 from headgate.domain.validation import shown
 

@@ -15,7 +15,8 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.filters import Field, JobFilter, Term, parse
+from headgate.domain.filter_parser import parse
+from headgate.domain.filters import Field, JobFilter, Term
 from headgate.domain.states import State
 from headgate.domain.validation import check_delay, check_integer, check_priority, check_text, check_topic, shown, to_ms
 

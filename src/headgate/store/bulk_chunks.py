@@ -31,7 +31,7 @@ from headgate.domain.errors import (
     StoreUnavailable,
     TooSlow,
 )
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.ids import TenantNo
 from headgate.domain.states import State
 from headgate.store import audit, listing, matching, verbs

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from headgate.domain.bulk import Verb
 from headgate.domain.errors import InvalidInput
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.ids import parse_job_id
 from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
 from headgate.sdk.admin.encoding import utf8_text

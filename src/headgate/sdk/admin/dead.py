@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.filters import Field, Term, parse, topic_term
+from headgate.domain.filter_parser import parse, topic_term
+from headgate.domain.filters import Field, Term
 from headgate.domain.states import State
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.bulk import Bulk, BulkOperation

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-from headgate.domain.filters import parse
+from headgate.domain.filter_parser import parse
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
