@@ -299,7 +299,7 @@ async def test_the_command_line_looks_asks_and_tells(
         assert groups[0].split() == ["GROUP", "TOPIC", "COUNT", "FIRST", "LAST", "ERROR"]
         group = groups[1].split()[0]
         assert groups[1].endswith("ValueError: no #")
-        assert "--yes: is needed" in await run("dead", "redrive", topic, code=2)
+        assert "--yes: is required" in await run("dead", "redrive", topic, code=2)
         assert "pass a topic" in await run("dead", "discard", code=2)
         dry = await run("dead", "redrive", topic, "--group", group, "--dry-run")
         assert dry.splitlines()[0] == f"3 jobs match state:dead topic:{topic} error_group:{group}."

@@ -189,7 +189,7 @@ async def test_a_second_signal_ends_a_worker_at_once_and_hands_its_jobs_back(
         ids = await submit(hg, topic, [str(release).encode()] * 2)
         await begun([leaving], 2)
         leaving.signal(signal.SIGTERM)
-        await asyncio.to_thread(leaving.saw, "SIGTERM: stopping")
+        await asyncio.to_thread(leaving.saw, "stopping signal=SIGTERM")
         asked_at = time.monotonic()
         await asyncio.to_thread(leaving.terminate)
         assert time.monotonic() - asked_at < GRACE / 2
