@@ -289,7 +289,7 @@ class Server:
             require_durable(await inspect(db), unsafe=self.options.unsafe)
             self.store.checks_durability = not self.options.unsafe
             await check_schema(db)
-            # Read before any worker is accepted; without it nobody knows whether dispatch is open.
+            # Read before any worker is accepted; without it the gate is not known.
             paused = [(row.tenant_no, row.topic_no) for row in await controls(db) if row.paused]
             quiet = await quiet_set(db)
             await ensure_partitions(db)

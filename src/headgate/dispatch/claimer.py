@@ -112,7 +112,7 @@ class Claimer:
                 dealt += await self._claim_and_look_again(demand)
             except StoreError as error:
                 self.errors += 1
-                if type(error) is not StoreError:  # away, busy, full, read-only: nobody gets anything
+                if type(error) is not StoreError:  # away, busy, full, read-only: no demand gets anything
                     raise
                 fault = error  # a page of this topic, perhaps: the others first
             except HeadgateError as error:

@@ -1,6 +1,6 @@
 """Keeping leases: beats land in memory, and rows with less than half their time left are renewed in bulk.
 
-A job shorter than half its lease costs no renewal at all. A row that another transaction has locked is skipped: nobody
+A job shorter than half its lease costs no renewal at all. A row that another transaction has locked is skipped: no one
 waits for it, it counts as neither renewed nor lost, and the next pass asks again. If it stays locked until its lease is
 over, the watchdog may take it as soon as it is free; its epoch then decides whose outcome counts.
 
@@ -105,7 +105,7 @@ class LeaseRenewer:
             # A plain stream beats only for what it holds.
             may_be_silent = session.return_credit is not None and not session.held
             if now - session.last_seen > session.longest_lease and not may_be_silent:
-                silence = f"worker {session.worker_id} was not heard of for {now - session.last_seen:.0f} s"
+                silence = f"worker {session.worker_id} sent nothing for {now - session.last_seen:.0f} s"
                 session.end(SessionSilent(silence))
                 continue
             silent = now - session.last_seen
@@ -157,7 +157,7 @@ class LeaseRenewer:
                 # Still due, but behind those that were not tried yet.
                 session.renew_later(job_id, epoch, lease_ms, now)
                 continue
-            # Unless it was delivered anew, or given a longer lease, while we asked.
+            # Unless it was delivered again, or given a longer lease, while we asked.
             session.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
             if answer is not None and answer.cancel:
                 _frame_for(control, session).cancel = [*_frame_for(control, session).cancel, (job_id, epoch)]

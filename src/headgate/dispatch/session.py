@@ -65,7 +65,7 @@ class Superseded(SessionEnded):
 
 
 class SessionSilent(SessionEnded):
-    """Nothing was heard of the worker for longer than its lease."""
+    """The worker sent nothing for longer than its lease."""
 
     code = "session_silent"
 

@@ -103,7 +103,7 @@ class SessionRules:
     async def open(self, identity: Identity, hello: Hello) -> tuple[WorkerSession, list[tuple[UUID, int]]]:
         """Open a session, and take over what its worker holds; returns it, and the jobs that are not its own any more.
 
-        Whoever opens it calls `close`. Raises WorkerIdTaken, Overloaded, ShuttingDown.
+        The caller must call `close`. Raises WorkerIdTaken, Overloaded, ShuttingDown.
         """
         check_worker_id(hello.worker_id)
         session = await self.new_session(identity, hello.worker_id, self.lease_ms, hello.incarnation)

@@ -31,7 +31,7 @@ QUEUE_ROWS, QUEUE_BYTES = 16_000, 32_000_000
 """What may wait to be submitted: a fraction of a second's worth. One stream alone may have half of it, which is what
 one `submit_many` of the SDK has on its way. More would not be written sooner, only answered later."""
 FLUSH_ROWS, FLUSH_BYTES = 3_000, 3_000_000
-"""More at once than other writers: a bulk submit waits for commits more than for anything else, and jobs that nobody
+"""More at once than other writers: a bulk submit waits for commits more than for anything else, and jobs that no worker
 works on yet are not held up by it. In turns, medians: 2,000 at once 80,000 jobs/s, 4,000 at once 86,000; but whole
 cycles lose some percent by 4,000."""
 REST_FROM_ROWS, REST_TIMES, REST_MOST_SECONDS = 500, 2.0, 0.25

@@ -1,6 +1,6 @@
 """When the watchdog may reap: not right after an outage.
 
-While the database (or this process) was away, nobody could renew. Leases that ran out then mostly belong to workers
+While the database (or this process) was away, no lease was renewed. Leases that ran out then mostly belong to workers
 that are alive, so for one beat's time after the last failure nothing is reaped, and renewals must have gone first. A
 process that has just started knows nothing of what was before, and waits as well.
 """

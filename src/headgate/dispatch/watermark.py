@@ -1,7 +1,7 @@
 """Where a claim need not look: the soft watermark.
 
-A claimed job leaves a dead entry at the head of the claim index. Vacuum removes it, unless somebody's old snapshot is
-held; then every claim that starts at the head walks over all of them. So claims start where the last one ended: one
+A claimed job leaves a dead entry at the head of the claim index. Vacuum removes it, unless another session holds an old
+snapshot; then every claim that starts at the head walks over all of them. So claims start where the last one ended: one
 mark per (topic, rank class), because each class has its own dead prefix, for a bounded number of classes.
 
 Work lands below the marks: a retry or a hand-back keeps its old rank, a slow transaction commits late, a claim that
@@ -73,7 +73,7 @@ class Watermark:
     def claimed(self, topic_nos: Sequence[int], rank_classes: Sequence[int], ranks_at: Sequence[int]) -> None:
         """Raise the marks to the last job of each class in a claim that came in order.
 
-        Everything that stood before those jobs and could be seen was claimed with them or by somebody else.
+        Everything that stood before those jobs and could be seen was claimed with them or by another claim.
         """
         self._claims += 1
         for topic_no, rank_class, rank_at in zip(topic_nos, rank_classes, ranks_at, strict=True):
@@ -124,7 +124,7 @@ class Watermark:
                     self._looked(topic_no, (rank_class, rank_at))
         self.claimed(topic_nos, rank_classes, ranks_at)
         self.missed(news.locked)
-        # Their arrivals were not told.
+        # Their arrivals were not reported.
         self.forget(asked if 0 in news.paused else news.paused)
 
     def missed(self, ranges: Iterable[RankRange]) -> None:

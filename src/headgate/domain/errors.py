@@ -192,7 +192,7 @@ class StoreError(HeadgateError):
 class InternalError(HeadgateError):
     """A bug of ours, met while something was written: whether it was committed is not known. The log has the traceback.
 
-    `cause` is named by its kind only: its text may hold somebody's payload.
+    `cause` is named by its kind only: its text may hold a payload.
     """
 
     code = "internal"

@@ -3,7 +3,7 @@
 `now` stands for the database's clock. An expected answer (a stale outcome, a lease not yet over) is a value and leaves
 the job as it was; a verb that makes no sense for the job's state raises `WrongState`.
 
-One outcome is accepted after its lease has run out, as long as nobody reaped or claimed the job in between: the epoch
+One outcome is accepted after its lease has run out, as long as the job was neither reaped nor claimed since: the epoch
 decides, not the time, so work that was done is not thrown away because its report was slow.
 """
 
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A job after a verb, what its timeline got, and what the caller is told."""
+    """A job after a verb, what its timeline got, and the answer to the caller."""
 
     job: JobRecord
     event: EventKind | None = None
@@ -224,7 +224,7 @@ def redrive(
 def reprioritise(job: JobRecord, priority: int, *, ageing_step: timedelta | None) -> Step:
     """Move a waiting job to another priority, keeping its age. A running one has left the queue already.
 
-    `ageing_step` is the one the job was ranked with: a topic that changes its step ranks its waiting jobs anew.
+    `ageing_step` is the one the job was ranked with: a topic that changes its step ranks its waiting jobs again.
     """
     _demand(job, job.state.is_queued, verb="reprioritise", allowed="waiting")
     rank_class, _ = rank_of(check_priority(priority), ageing_step)

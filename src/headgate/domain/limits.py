@@ -98,7 +98,7 @@ COUNTED_FROM_BYTES: Final = 16_384
 200 in memory, so what is not counted costs 1.6 MB at most."""
 LIST_MAX: Final = 20_000
 """Elements of a list that has no narrower limit when it is counted before parsing. What its method takes is less, and
-is told by field."""
+is reported by field."""
 PROGRESS_MAX_JOBS: Final = 10_000
 """Reports of progress, and requests for longer leases, in one message."""
 REQUESTS_AT_ONCE: Final = 16

@@ -93,7 +93,7 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lapsed:
-    """The lease ran out and nobody renewed it: the watchdog ends the attempt. Never sent by a worker."""
+    """The lease ran out and was not renewed: the watchdog ends the attempt. Never sent by a worker."""
 
 
 Outcome: TypeAlias = Completed | Failed | Nack | Abandon | Snooze

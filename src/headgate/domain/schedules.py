@@ -1,6 +1,6 @@
 """When a schedule makes its jobs: the kinds, the policies, and the plan for what is due. Pure: no clock, no I/O.
 
-An occurrence is a moment at which a schedule is to make a job; there is one job per occurrence, whoever makes it. A
+An occurrence is a moment at which a schedule is to make a job; there is one job per occurrence, on any instance. A
 plan says which of the occurrences that have come become jobs and when to look again. It is made by any instance, from
 what it read; the store carries it out only if the schedule still stands as it was read.
 """
@@ -195,7 +195,7 @@ def _choice(value: object, known: list[str], *, field: str) -> str:
 
 
 def next_after(timing: Timing, after: datetime) -> datetime | None:
-    """The first occurrence after a moment, in UTC. Strictly later, and the same for whoever asks."""
+    """The first occurrence after a moment, in UTC. Strictly later, and the same for every caller."""
     match timing:
         case At(at=at):
             return at if at > after else None

@@ -49,7 +49,7 @@ def shown(value: object) -> str:
         case bool():
             return f"bool {value}"
         case int():
-            # Python refuses to print integers of more than 4,300 digits, and nobody would read them.
+            # Python refuses to print integers of more than 4,300 digits, and no one would read them.
             return f"int {value}" if value.bit_length() <= 128 else f"int of {value.bit_length()} bits"
         case float() | timedelta():
             return f"{type(value).__name__} {value}"
@@ -77,7 +77,7 @@ def check_integer(value: object, *, field: str, low: int, high: int) -> int:
 
 
 def check_flag(value: object, *, field: str) -> bool:
-    """Accept True or False and nothing that merely counts as one of them."""
+    """Accept True or False and no other value that counts as one of them."""
     if not isinstance(value, bool):
         raise InvalidInput(field, f"must be a bool, got {shown(value)}")
     return value
@@ -102,7 +102,7 @@ def check_text(value: object, *, field: str, high: int, low: int = 1, hint: str 
 
 
 def check_bytes(value: object, *, field: str, high: int) -> bytes:
-    """Accept bytes of at most `high` bytes; text has to be encoded by whoever knows its encoding."""
+    """Accept bytes of at most `high` bytes; text has to be encoded by the caller."""
     if not isinstance(value, bytes):
         raise InvalidInput(
             field,

@@ -15,8 +15,8 @@ A module has functions that take a connection, and a class that fits a port of `
 lane and turns names into numbers.
 
 Who owns which state
-- The row decides, nobody's memory does. A job is in `jobs` (live) or in `archive` (finished), never in both; it moves
-  in the statement that settles it. Every change is guarded by state and epoch, on the newest version of the row.
+- The row decides, not what an instance remembers. A job is in `jobs` (live) or in `archive` (finished), never in both;
+  it moves in the statement that settles it. Every change is guarded by state and epoch, on the row's newest version.
 - The database's clock decides leases and due times: `headgate.clock_v1()`, one reading per flush.
 - Names and policies are cached in the process for good: a number never changes its meaning.
 

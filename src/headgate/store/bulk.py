@@ -125,7 +125,7 @@ async def start(
 ) -> BulkOperation:
     """Make the operation, and note it; the same id and the same plan again is the same operation.
 
-    `expected` is what people are told to expect; it changes nothing.
+    `expected` is the count that people are shown; it changes nothing.
     """
     check_tenant_no(tenant_no)
     if plan.topic is not None:
@@ -277,7 +277,7 @@ def _operation(row: asyncpg.Record) -> BulkOperation:
 class BulkStore:
     """Fits the ports of control's bulk verbs and of the bulk runner.
 
-    What looks at many jobs has a lane of its own: a count may take a second, and nobody who reads one job waits for it.
+    What looks at many jobs has a lane of its own: a count may take a second, and reads of one job do not wait for it.
     """
 
     def __init__(self, database: Database) -> None:

@@ -5,7 +5,7 @@ once more, applies the verb, and moves cursor and counts. All of that commits or
 leaves the cursor where it was and no job changed, so the next chunk, on any instance, does the same work again.
 
 The cursor only goes down, so an operation ends, whatever its own verb does to what matches.
-Locks are taken in the order: operation, then jobs by id. Nobody who holds a job waits for an operation.
+Locks are taken in the order: operation, then jobs by id. No transaction that holds a job waits for an operation.
 """
 
 from __future__ import annotations

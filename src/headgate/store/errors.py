@@ -2,7 +2,7 @@
 
 The one question that matters to a caller of a write is: may it have been committed? The answer is "unknown"
 (OutcomeUnknown) whenever the connection ended after the statement was sent, even when the server said farewell (57P01,
-57P02): a backend can be told to end after it committed and before it answered, and with synchronous replication it ends
+57P02): a backend can be ended after it committed and before it answered, and with synchronous replication it ends
 *because* it waits after a local commit. Every other error of a statement means that it was rolled back.
 """
 
@@ -114,7 +114,7 @@ def _not_encoded(error: asyncpg.DataError, cause: BaseException, names: Sequence
 
 
 def _from_server(error: asyncpg.PostgresError, *, writing: bool) -> HeadgateError:
-    # Only the primary message: DETAIL may carry the values of a row, hence a payload.
+    # Only the primary message: DETAIL may carry the values of a row, so a payload.
     state, message = error.sqlstate or "", error.args[0] if error.args else ""
     if state == "55P03":
         return RowLocked(

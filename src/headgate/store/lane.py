@@ -17,7 +17,7 @@ from headgate.store.errors import DRIVER_ERRORS, translating
 
 _UNUSABLE_AFTER = (OutcomeUnknown, StoreUnavailable, ReadOnly)
 """Broken: PostgreSQL says farewell a moment before it hangs up, and in between the connection still seems open. Or
-the session may not write, as it was told at its start: a new one may, here or on another host."""
+the session may not write, as PostgreSQL said at its start: a new one may, here or on another host."""
 
 
 class Lane:

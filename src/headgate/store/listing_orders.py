@@ -16,7 +16,7 @@ _DAY: Final = timedelta(days=1)
 
 
 def days_of(matching: Filter) -> tuple[datetime, datetime]:
-    """The whole UTC days, hence partitions, in which what matches has ended: never before it was created."""
+    """The whole UTC days, and so the partitions, in which what matches has ended: never before it was created."""
     since = max(matching.finished_from or _BEGINNING, matching.created_from or _BEGINNING).astimezone(UTC)
     until = matching.finished_before or _END
     if matching.ended_by is not None and matching.ended_by < until:

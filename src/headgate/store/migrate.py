@@ -9,13 +9,13 @@ pooler cannot hold: give such migrations a direct connection. Its row is written
 completed at the end; a row left without applied_at means that the file was cut short, and the next run starts it from
 its beginning.
 
-Nobody waits *inside* PostgreSQL for the advisory lock: a waiting SELECT holds a snapshot, and CREATE INDEX CONCURRENTLY
+No one waits *inside* PostgreSQL for the advisory lock: a waiting SELECT holds a snapshot, and CREATE INDEX CONCURRENTLY
 in the other runner waits for every older snapshot, so the two would deadlock. Runners try, and sleep between tries.
 
 A step that would break servers that run now is refused while they do (`migration_guard`).
 
 DDL waits for table locks only for `lock_timeout`, since what comes after it in the queue, every claim and submit,
-waits as well; then it steps back, lets the others pass, and tries again. CONCURRENTLY blocks nobody and may wait.
+waits as well; then it steps back, lets the others pass, and tries again. CONCURRENTLY blocks no one and may wait.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ UPDATE headgate.migrations
  WHERE number = $1 AND applied_at IS NULL
 """
 
-# After the fact, since the waiting session itself cannot look. Whoever blocked us for the whole timeout has a
+# After the fact, since the waiting session itself cannot look. A session that blocked us for the whole timeout has a
 # transaction older than that (later ones queue behind us), and a lock on one of our tables. A prepared transaction has
 # no pid.
 _BLOCKERS = """

@@ -1,7 +1,7 @@
 """Day partitions of archive and events: made a week ahead, dropped whole when their time is over.
 
 Dropping a partition frees finished jobs without a single dead row. It is detached first, without blocking anyone: from
-then on nobody can redrive its jobs. Then what hangs on them elsewhere (large payloads, tags, lineage) is deleted in
+then on no one can redrive its jobs. Then what hangs on them elsewhere (large payloads, tags, lineage) is deleted in
 bounded chunks, and the table is dropped. Every step can be repeated, so a run that was cut off is simply done again.
 """
 
@@ -74,7 +74,7 @@ async def ensure_partitions(db: Connection, *, days_ahead: int = DAYS_AHEAD) -> 
 async def fetch_into_days(db: Connection, statement: str, *arguments: object) -> list[asyncpg.Record]:
     """Run a statement that writes to archive or events; makes missing partitions and tries once more.
 
-    They are made a week ahead, so one is missing only when nobody served for a week or the clock has jumped: no outcome
+    They are made a week ahead, so one is missing only when no server ran for a week or the clock has jumped: no outcome
     must be lost for that. Not for use inside a transaction, which the first error would have ended.
     """
     try:

@@ -54,7 +54,7 @@ async def resume_worker(db: Connection, tenant_no: int, worker: str) -> bool:
 
 
 async def forget_quiet(db: Connection) -> None:
-    """Drop the rows whose time is over; nobody heeds them any more."""
+    """Drop the rows whose time is over and that have no effect any more."""
     with translating(writing=True):
         await db.execute(FORGET, None)
 

@@ -1,6 +1,6 @@
 """Reading jobs, and the counts; lists are in listing.py.
 
-Live and finished jobs are read in one statement, hence in one snapshot: a job on its way from `jobs` to `archive` is
+Live and finished jobs are read in one statement, and so in one snapshot: a job on its way from `jobs` to `archive` is
 seen once, never twice and never not at all.
 """
 

@@ -50,7 +50,7 @@ RETURNING s.when_full"""
 POSTPONE: Final = """
 UPDATE headgate.schedules SET look_at = headgate.clock_v1() + $4, last_error = $5
  WHERE schedule_no = $1 AND version = $2 AND next_at = $3 AND look_at IS NOT NULL"""
-# Once its moment is over, a schedule is of use to nobody but its jobs' history; that is read within days.
+# Once its moment is over, a schedule is needed only for the history of its jobs, which is read within days.
 FORGET_ENDED: Final = """
 WITH old AS (SELECT s.schedule_no FROM headgate.schedules s
               WHERE s.next_at IS NULL AND s.kind IN (0, 1) AND s.source = ''
@@ -164,7 +164,7 @@ def _arguments(firings: Sequence[Firing]) -> tuple[list[object], ...]:
 
 
 class FiringStore:
-    """Fits the scheduler's port, on a lane of its own: firing waits for nobody."""
+    """Fits the scheduler's port, on a lane of its own: firing waits for no other call."""
 
     def __init__(self, database: Database) -> None:
         self._fire = database.lane("schedule")

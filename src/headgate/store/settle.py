@@ -93,7 +93,7 @@ class OutcomeFlush:
             raise InvalidInput("outcome", f"must be one of the five outcomes, got {shown(outcome)}")
         if tenant_no not in self._done and tenant_no not in self._others:
             check_tenant_no(tenant_no)
-        # One that never was is merely stale.
+        # An epoch that was never given out is stale.
         check_integer(epoch, field="epoch", low=-limits.EPOCH_MAX, high=limits.EPOCH_MAX)
         index = self._size
         self._size += 1

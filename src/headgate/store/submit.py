@@ -90,7 +90,7 @@ async def _or_refused(
 
 def _refused(flush: SubmitFlush, error: StoreError) -> dict[int, SubmitAnswer]:
     """A part that fails for good is refused alone, for what went before is committed. Where it may pass, all of it is
-    sent again; nobody may then be told that nothing was written."""
+    sent again; no caller may then get the answer that nothing was written."""
     if isinstance(error, OutcomeUnknown):
         raise error
     if isinstance(error, StoreUnavailable | StoreBusy | ReadOnly):

@@ -184,7 +184,7 @@ class TickCalls(SubmitCalls):
     async def reap(self) -> int:
         """End attempts whose lease has run out; says how many.
 
-        Never in the tick's own call, which may have waited for a database that was away, and nobody could renew.
+        Never in the tick's own call, which may have waited for a database that was away: no lease was renewed.
         """
         try:
             async with self.lane("tick").use() as db:

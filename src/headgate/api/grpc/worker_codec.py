@@ -79,7 +79,7 @@ def outcomes_of(
             check_ids([message.id], [message.epoch], field="outcome.id")
             outcome = outcome_of(message)
         except HeadgateError as error:
-            # Without its traceback: that leads to this frame, hence to all the others, and only the collector
+            # Without its traceback: that leads to this frame, and so to all the others, and only the collector
             # would part them.
             bad[index] = error.with_traceback(None)
             continue

@@ -24,7 +24,7 @@ from headgate.wire import worker_pb2
 
 NAME: Final = "headgate.v1.WorkerService"
 FAREWELL_SECONDS = 2.0
-"""How long a peer may take to read what it is still to be sent, before nobody waits for it any more."""
+"""How long a peer may take to read what it is still to be sent, before the server stops waiting."""
 # What grpc.aio hands to a servicer; its reads give a message or grpc.aio.EOF, which the stubs do not say.
 WorkStream: TypeAlias = "grpc.aio.ServicerContext[Any, worker_pb2.ServerFrame]"
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -58,7 +58,7 @@ class WorkerService:
             opening.clear()
             await end_with(stream, error)
         except GONE:
-            raise asyncio.CancelledError from None  # the peer has left: there is nobody to greet, and nothing to log
+            raise asyncio.CancelledError from None  # the peer has left: there is no one to answer, and nothing to log
         await self._serve(session, stream, self._write(session, stream), self._read(session, stream, opening))
 
     async def _first_frame(self, stream: WorkStream) -> worker_pb2.WorkerFrame:

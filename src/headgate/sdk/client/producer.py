@@ -1,6 +1,6 @@
 """The outbox and its one Produce stream.
 
-Everything but `put` runs on the I/O loop. Parcels wait in `_inbox` (put by any thread), then `_unsent`, then in a
+Everything but `put` runs on the I/O loop. Submits wait in `_inbox` (put by any thread), then `_unsent`, then in a
 `SentFrame` of `_in_flight` by seq, until a reply or their deadline. The bound on all of them together is `capacity`,
 which a caller takes before `put`.
 The stream is opened at the first submit, and after a break only if there is something to send.

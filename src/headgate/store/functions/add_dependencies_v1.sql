@@ -130,7 +130,7 @@ BEGIN
                   JOIN unnest(v_done, v_states) AS d(id, state) ON d.id = x.id AND d.state IS NULL
                  WHERE x.o <> ALL (v_ords) ORDER BY x.o, x.id) AS p;
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
-        -- Who waits on for a finished parent to be redriven must be told when that ends: the mark goes with the row.
+        -- Who waits on for a finished parent to be redriven must learn when that ends: the mark goes with the row.
         SELECT array_agg(DISTINCT p.id) INTO v_kept
           FROM unnest(parent_ords_, parents_) AS p(o, id)
           JOIN unnest(v_done, v_states) AS d(id, state) ON d.id = p.id AND d.state IN (6, 7) /* dead, cancelled */
@@ -164,17 +164,17 @@ BEGIN
     END IF;
 
     IF v_unique THEN
-        WITH told AS MATERIALIZED (
+        WITH given AS MATERIALIZED (
             SELECT k.o, k.key, row_number() OVER (PARTITION BY topics_[k.o], k.key ORDER BY k.o) AS nth
               FROM unnest(unique_ords_, unique_keys_) AS k(o, key) WHERE k.o <> ALL (v_ords)),
         won AS (
             INSERT INTO headgate.unique_jobs (tenant_no, job_id, topic_no, key, live)
-            SELECT tenant_, ids_[t.o], topics_[t.o], t.key, true FROM told t
+            SELECT tenant_, ids_[t.o], topics_[t.o], t.key, true FROM given t
              WHERE t.nth = 1 ORDER BY topics_[t.o], t.key        -- one order for everybody: no deadlock
             ON CONFLICT DO NOTHING
             RETURNING unique_jobs.job_id)
         SELECT array_agg(t.o), array_agg(13::smallint), array_agg(ids_[t.o]) INTO v_new_ords, v_new_codes, v_new_jobs
-          FROM told t WHERE t.nth > 1 OR ids_[t.o] NOT IN (SELECT w.job_id FROM won w);
+          FROM given t WHERE t.nth > 1 OR ids_[t.o] NOT IN (SELECT w.job_id FROM won w);
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
     END IF;
 

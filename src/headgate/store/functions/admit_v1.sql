@@ -50,7 +50,7 @@ BEGIN
                      WHERE r.holder IS NULL AND w.topic_no = r.topic_no AND w.limit_key = r.limit_key
                      ORDER BY w.rank_class, w.rank_at, w.job_id LIMIT r.capacity)
                    UNION ALL
-                   -- Strict order: while one has begun and not ended, nobody but it.
+                   -- Strict order: while one has begun and not ended, no other job.
                    (SELECT w.job_id, 1 FROM headgate.limit_line w
                      WHERE w.tenant_no = tenant_ AND w.job_id = r.holder AND w.topic_no = r.topic_no
                        AND w.limit_key = r.limit_key LIMIT r.capacity)) AS w

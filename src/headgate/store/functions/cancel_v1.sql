@@ -1,4 +1,4 @@
--- Cancels jobs of one tenant. Queued ones end at once; a running one is flagged, its worker is told, and it ends with its
+-- Cancels jobs of one tenant. Queued ones end at once; a running one is flagged, its worker is notified, and it ends with its
 -- answer or its lease. Returns per ord: (found, state afterwards, changed). A finished job stays as it is.
 CREATE FUNCTION headgate.cancel_v1(tenant_ int, ids_ uuid[], who_ text, reason_ text)
 RETURNS TABLE (ord int, state smallint, changed boolean)
@@ -24,7 +24,7 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.topic_no, j.state, j.epoch, j.attempt, j.claimed_at, j.worker FROM headgate.jobs j
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_queued || v_running)),
-    told AS (
+    given AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker, actor, reason)
         SELECT tenant_, h.id, v_now, CASE WHEN h.state = 1 /* running */ THEN 6 /* cancel_requested */ ELSE 7 /* cancelled */ END,
                h.epoch, h.attempt,

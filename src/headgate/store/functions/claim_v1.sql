@@ -5,7 +5,7 @@
 -- rank_to)), in order within a topic. Without a watermark that is one whole range per topic; with one, the ranges leave
 -- out the dead prefix of each class (dispatch/watermark.py). hints_ are ids known to have come back below the mark.
 --
--- seen_ and generation_ are what the claim before this one has told: which arrivals it has seen (arrived_v1.sql). Where
+-- seen_ and generation_ are what the claim before this one has returned: which arrivals it has seen (arrived_v1.sql). Where
 -- others have arrived since, outside of the ranges given, this claim looks as well. NULL: look at the ranges given only.
 --
 -- runs_ and workers_ say who gets what: the first runs_[1] jobs in order go to workers_[1], and so on.
@@ -89,7 +89,7 @@ BEGIN
     END IF;
 
     IF seen_ IS NOT NULL THEN v_running := ARRAY(SELECT pg_snapshot_xip(v_seen)); END IF;
-    -- One statement: the snapshot told is the one in which the arrivals were read.
+    -- One statement: the snapshot returned is the one in which the arrivals were read.
     -- explain: arrivals
     SELECT pg_current_snapshot()::text AS seen, f.generation,
            seen_ IS NOT NULL AND (generation_ + 1 < f.generation      -- some were deleted unseen

@@ -66,7 +66,7 @@ BEGIN
                array_agg(o.job_id) FILTER (WHERE NOT o.live)
           INTO v_open_nos, v_open_tenants, v_open_overlaps, v_open_jobs, v_open_live, v_over, v_over_jobs
           FROM headgate.open_runs_v1(v_won) AS o;
-        -- Close what has finished, so that nobody looks at it again. By its place: by its key, a plan made while the table
+        -- Close what has finished, so that it is not looked at again. By its place: by its key, a plan made while the table
         -- was small was seen to read all runs of the schedule. The id guards against another row in that place.
         UPDATE headgate.schedule_jobs l SET open_at = NULL WHERE l.ctid = ANY (v_over) AND l.job_id = ANY (v_over_jobs);
         SELECT coalesce(array_agg(DISTINCT u.no), '{}') INTO v_busy
@@ -149,7 +149,7 @@ BEGIN
          WHERE m.n <> ALL (coalesce(v_refused, '{}')) GROUP BY 1),
     refused AS (SELECT v_nos[r.o] AS no, count(*)::int AS n, min(v_ats[r.o]) AS first FROM unnest(v_refused) AS r(o) GROUP BY 1),
     asked AS (SELECT r.o, max(r.at) AS newest FROM unnest(run_ords_, run_ats_) AS r(o, at) GROUP BY 1),
-    told AS MATERIALIZED (
+    given AS MATERIALIZED (
         SELECT u.no, u.missed, coalesce(j.made, 0) AS made, j.newest,
                CASE WHEN w.waits THEN r.first ELSE u.next END AS next, w.waits,
                CASE WHEN w.waits THEN j.newest_at ELSE greatest(u.due, u.missed, a.newest) END AS handled,
@@ -171,7 +171,7 @@ BEGIN
            last_job_id = coalesce(k.newest, s.last_job_id), fired = s.fired + k.made, skipped = s.skipped + k.skipped,
            last_skip = coalesce(k.skip, s.last_skip),
            last_skip_at = CASE WHEN k.skip IS NULL THEN s.last_skip_at ELSE k.handled END
-      FROM told k
+      FROM given k
      WHERE s.schedule_no = k.no
     RETURNING s.schedule_no, s.topic_no, k.made, k.skipped, k.waits;
 END $$;

@@ -18,13 +18,13 @@ BEGIN
     ELSE
         DELETE FROM headgate.limit_line w WHERE w.tenant_no = tenant_ AND w.job_id = ANY (ids_);
     END IF;
-    WITH told AS MATERIALIZED (
+    WITH given AS MATERIALIZED (
         SELECT k.topic_no, k.limit_key, count(*) FILTER (WHERE k.job_id = ANY (admitted_)) AS n
           FROM headgate.job_limit_keys k WHERE k.tenant_no = tenant_ AND k.job_id = ANY (ids_) GROUP BY 1, 2),
     counted AS (
         UPDATE headgate.limit_usage u
            SET admitted = u.admitted - t.n, holder = CASE WHEN u.holder = ANY (ids_) THEN NULL ELSE u.holder END
-          FROM told t WHERE NOT reline_ AND u.topic_no = t.topic_no AND u.limit_key = t.limit_key)
-    SELECT array_agg(t.topic_no), array_agg(t.limit_key) INTO v_topics, v_keys FROM told t;
+          FROM given t WHERE NOT reline_ AND u.topic_no = t.topic_no AND u.limit_key = t.limit_key)
+    SELECT array_agg(t.topic_no), array_agg(t.limit_key) INTO v_topics, v_keys FROM given t;
     RETURN QUERY SELECT a.topic_no FROM headgate.admit_v1(tenant_, coalesce(v_topics, '{}'), v_keys) AS a;
 END $$;

@@ -1,4 +1,4 @@
--- Counters that are wrong, and by how much: one statement, hence one snapshot, in which jobs and counters must agree.
+-- Counters that are wrong, and by how much: one statement, and so one snapshot, in which jobs and counters must agree.
 CREATE FUNCTION headgate.limit_drift_v1()
 RETURNS TABLE (tenant_no int, topic_no int, limit_key text, running int, admitted int)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

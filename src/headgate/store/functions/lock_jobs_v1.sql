@@ -1,4 +1,4 @@
--- Locks the running jobs among those given, in key order, for a call that would else come to them in parts: whoever waits
+-- Locks the running jobs among those given, in key order, for a call that would else come to them in parts: a session that waits
 -- for row locks takes them in that order, or two such calls would wait for each other. tenants_/counts_ cut ids_ into
 -- runs, in any order; a tenant may have several. What they use of limits is locked behind them all.
 CREATE FUNCTION headgate.lock_jobs_v1(tenants_ int[], counts_ int[], ids_ uuid[]) RETURNS void

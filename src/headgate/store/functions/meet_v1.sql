@@ -6,7 +6,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
 SET enable_nestloop = on SET jit = off AS $$
 BEGIN
-    WITH told AS (
+    WITH given AS (
         UPDATE headgate.job_dependencies d
            SET met = CASE WHEN e.state = 5 /* completed */ OR d.needs = 1 OR d.on_failure = 1 THEN 1 ELSE e.state END
           FROM unnest(ids_, states_) AS e(id, state)
@@ -16,6 +16,6 @@ BEGIN
            AND (e.state IN (5, 8) /* completed, gone */ OR d.needs = 1 OR d.on_failure <> 2)
         RETURNING d.child_id)
     INSERT INTO headgate.dependency_checks (tenant_no, child_id)
-    SELECT DISTINCT tenant_, t.child_id FROM told t;
+    SELECT DISTINCT tenant_, t.child_id FROM given t;
     RETURN FOUND;
 END $$;

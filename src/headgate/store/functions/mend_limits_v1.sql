@@ -1,4 +1,4 @@
--- Puts wrong counters right, by the difference: what others change meanwhile stays counted. Also forgets keys that nobody
+-- Puts wrong counters right, by the difference: what others change meanwhile stays counted. Also forgets keys that no job
 -- uses (behind (topic_, key_), at most n_). Returns where to go on, and how many were wrong.
 CREATE FUNCTION headgate.mend_limits_v1(topic_ int, key_ text, n_ int, OUT topic int, OUT key text, OUT mended int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -1,5 +1,5 @@
 -- Why some outcomes were not applied: 1 duplicate (this very outcome was applied before), 2 stale, 3 unknown job.
--- One statement, hence one snapshot: a job on its way from jobs to archive is seen in exactly one of the two.
+-- One statement, and so one snapshot: a job on its way from jobs to archive is seen in exactly one of the two.
 -- The LATERAL … LIMIT 1 look-ups are key probes whatever the statistics say; a join could be turned round.
 CREATE FUNCTION headgate.receipts_v1(tenant_ int, ids_ uuid[], epochs_ bigint[], kinds_ smallint[], first_ord_ int)
 RETURNS TABLE (ord int, receipt smallint, state smallint, run_at timestamptz)
@@ -14,7 +14,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
       LEFT JOIN LATERAL (
            (SELECT j.id, j.epoch, j.state, j.last_outcome,
                    CASE WHEN j.state IN (2, 3) /* scheduled, retrying */
-                      THEN j.run_at END AS run_at     -- only while it waits: as told when applied
+                      THEN j.run_at END AS run_at     -- only while it waits: as answered when applied
               FROM headgate.jobs j
              WHERE j.tenant_no = tenant_ AND j.id = t.id LIMIT 1)
            UNION ALL

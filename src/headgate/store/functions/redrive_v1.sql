@@ -34,7 +34,7 @@ BEGIN
         v_keyed := ARRAY(SELECT i FROM unnest(v_keyed) AS i WHERE i <> ALL (v_refused));
     END IF;
     RETURN QUERY
-    WITH told AS MATERIALIZED (
+    WITH given AS MATERIALIZED (
         SELECT u.id, u.payload, u.n::int AS n, v_run_at + (u.n - 1) * spread_us_ * interval '1 us' AS run_at,
                (CASE WHEN delay_ms_ > 0 OR (u.n > 1 AND spread_us_ > 0) THEN 2 ELSE 0 END)::smallint AS state
           FROM unnest(ids_, payloads_) WITH ORDINALITY AS u(id, payload, n)),
@@ -44,7 +44,7 @@ BEGIN
                   a.last_outcome, a.last_error, a.headers, a.payload, a.attempt),
     edited AS (
         INSERT INTO headgate.payloads (tenant_no, id, payload)
-        SELECT tenant_, t.id, t.payload FROM told t JOIN gone g ON g.id = t.id WHERE octet_length(t.payload) > 1024
+        SELECT tenant_, t.id, t.payload FROM given t JOIN gone g ON g.id = t.id WHERE octet_length(t.payload) > 1024
         ON CONFLICT (tenant_no, id) DO UPDATE SET payload = excluded.payload),
     made AS (
         INSERT INTO headgate.jobs AS j (id, rank_at, created_at, run_at, tenant_no, topic_no, rank_class, priority,
@@ -61,19 +61,19 @@ BEGIN
                CASE WHEN (g.headers ->> '.deadline_us')::bigint <= (extract(epoch FROM t.run_at) * 1000000)::bigint
                     THEN nullif(g.headers - '.deadline_us', '{}') ELSE g.headers END,
                CASE WHEN t.payload IS NULL THEN g.payload WHEN octet_length(t.payload) <= 1024 THEN t.payload END
-          FROM gone g JOIN told t ON t.id = g.id JOIN headgate.topics p ON p.topic_no = g.topic_no
+          FROM gone g JOIN given t ON t.id = g.id JOIN headgate.topics p ON p.topic_no = g.topic_no
         RETURNING j.id, j.topic_no, j.rank_class, j.rank_at),
     noted AS (
         INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, run_at, actor, reason, detail)
         SELECT tenant_, g.id, v_now, 8 /* redriven */, g.epoch, 0, CASE WHEN g.id = ANY (v_keyed) THEN 4 /* blocked */ ELSE t.state END, t.run_at, who_,
                reason_,
                jsonb_build_object('from', g.state, 'attempts', g.attempt, 'edited', t.payload IS NOT NULL)
-          FROM gone g JOIN told t ON t.id = g.id),
+          FROM gone g JOIN given t ON t.id = g.id),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, g.topic_no, g.state, CASE WHEN g.id = ANY (v_keyed) THEN 4 /* blocked */ ELSE t.state END, count(*), v_now
-          FROM gone g JOIN told t ON t.id = g.id GROUP BY 2, 3, 4)
-    SELECT t.n, m.id, m.topic_no, m.rank_class, m.rank_at FROM made m JOIN told t ON t.id = m.id;
+          FROM gone g JOIN given t ON t.id = g.id GROUP BY 2, 3, 4)
+    SELECT t.n, m.id, m.topic_no, m.rank_class, m.rank_at FROM made m JOIN given t ON t.id = m.id;
     PERFORM headgate.arrived_v1(tenant_, v_ids);
     IF cardinality(v_keyed) > 0 THEN PERFORM headgate.line_up_v1(tenant_, v_keyed); END IF;
     -- An edited body that is small again lives in the row; its old large copy is of no more use.

@@ -1,5 +1,5 @@
 -- Pushes leases forward; returns (ord, lost, cancel, skipped) only for those that are lost (another epoch, not running,
--- gone), whose worker must be told that a cancel was requested, or that another session has locked. lease_until is in no
+-- gone), whose worker must learn that a cancel was requested, or that another session has locked. lease_until is in no
 -- index, so this is a HOT update.
 --
 -- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
@@ -20,7 +20,7 @@ BEGIN
         v_to := v_from + counts_[v_run] - 1;
         v_ids := ids_[v_from:v_to];
         RETURN QUERY
-        WITH told AS MATERIALIZED (
+        WITH given AS MATERIALIZED (
             SELECT u.id, u.epoch, u.n::int AS n
               FROM unnest(v_ids, epochs_[v_from:v_to]) WITH ORDINALITY AS u(id, epoch, n)),
         locked AS MATERIALIZED (           -- as they are now, not as this statement first saw them
@@ -29,7 +29,7 @@ BEGIN
                FOR NO KEY UPDATE SKIP LOCKED),          -- what the update takes, no more
         ours AS MATERIALIZED (
             SELECT l.id, l.epoch FROM locked l
-             WHERE l.state = 1 /* running */ AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM told t)),
+             WHERE l.state = 1 /* running */ AND (l.id, l.epoch) IN (SELECT t.id, t.epoch FROM given t)),
         held AS (
             UPDATE headgate.jobs j
                -- Never shortened: a handler may have asked for longer.
@@ -45,11 +45,11 @@ BEGIN
             -- good, locked or not: epochs only grow.
             SELECT j.id, j.epoch FROM headgate.jobs j
              WHERE j.tenant_no = tenants_[v_run] AND j.state + 0 = 1 /* running */
-               AND j.id = ANY (ARRAY(SELECT t.id FROM told t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
+               AND j.id = ANY (ARRAY(SELECT t.id FROM given t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
         SELECT v_from + t.n - 1, h.id IS NULL AND o.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false),
                h.id IS NULL AND (o.id IS NOT NULL OR b.id IS NOT NULL)
-          -- With the epoch: who lost a job and who got it may both be among those told.
-          FROM told t
+          -- With the epoch: who lost a job and who got it may both be among those given.
+          FROM given t
           LEFT JOIN ours o ON o.id = t.id AND o.epoch = t.epoch
           LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch
           LEFT JOIN busy b ON b.id = t.id AND b.epoch = t.epoch

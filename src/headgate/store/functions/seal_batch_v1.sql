@@ -1,5 +1,5 @@
 -- No more members: counts them, and lets the callback go once all have done their part. Harmless when repeated; gives
--- false for no such batch. expired_: nobody sealed it in time, so its callback, which would announce less than was meant,
+-- false for no such batch. expired_: it was not sealed in time, so its callback, which would announce less than was meant,
 -- is cancelled instead.
 CREATE FUNCTION headgate.seal_batch_v1(tenant_ int, id_ uuid, expired_ boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -25,7 +25,7 @@ DECLARE
     v_related   uuid[];          -- of those that ended: others wait for it, or it has a unique key
     v_limited  uuid[];          -- counted against a limit, of their topic or their key
 BEGIN
-    WITH told AS MATERIALIZED (
+    WITH given AS MATERIALIZED (
         SELECT u.id, u.epoch, u.kind, u.delay_ms, u.permanent, u.message, u.n::int AS n
           FROM unnest(ids_, epochs_, kinds_, delays_ms_, permanents_,
                       (SELECT array_agg(coalesce(nullif(e.type || ': ', ': ') || e.message, e.message, e.reason) ORDER BY e.n)
@@ -48,7 +48,7 @@ BEGIN
                       h.flags & 2080 /* has_dependants | unique */ <> 0 AS related,
                              h.flags & 132 /* limit_key | counted */ <> 0 AS limited,
                h.flags & 4 /* limit_key */ <> 0 AS keyed
-          FROM told t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
+          FROM given t JOIN held h ON h.id = t.id AND h.epoch = t.epoch)
     SELECT array_agg(v.id ORDER BY v.id), array_agg(v.n ORDER BY v.id), array_agg(v.kind ORDER BY v.id),
            array_agg(v.message ORDER BY v.id),
            array_agg((CASE WHEN v.cancelled THEN 7 /* cancelled */ WHEN v.wait_ms IS NULL THEN 6 /* dead */

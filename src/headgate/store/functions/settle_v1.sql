@@ -48,7 +48,7 @@ BEGIN
             v_results := results_[v_from:v_to];
         END IF;
         -- explain: complete
-        WITH told AS MATERIALIZED (
+        WITH given AS MATERIALIZED (
             SELECT u.id, u.epoch, u.result FROM unnest(v_ids, v_epochs, v_results) AS u(id, epoch, result)),
         gone AS (
             -- By key; state and epoch are checked on the row, through a hashed list. IS TRUE keeps the planner from
@@ -56,7 +56,7 @@ BEGIN
             -- meanwhile is waited for and the checks are made again.
             DELETE FROM headgate.jobs j
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */
-               AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM told t)) IS TRUE
+               AND ((j.id, j.epoch) IN (SELECT t.id, t.epoch FROM given t)) IS TRUE
             RETURNING j.id, j.created_at, j.run_at, j.claimed_at, j.topic_no, j.priority, j.attempt, j.max_attempts,
                       j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
         counted AS (
@@ -69,7 +69,7 @@ BEGIN
             SELECT g.id, g.created_at, g.run_at, g.claimed_at, v_now, tenants_[v_run], g.topic_no, g.priority, g.attempt,
                    g.max_attempts, g.epoch, g.policy_no, g.owner, 5 /* completed */, g.flags, 0 /* completed */, g.worker, g.last_error, g.headers,
                    g.progress, g.payload, t.result
-              FROM gone g JOIN told t ON t.id = g.id
+              FROM gone g JOIN given t ON t.id = g.id
             RETURNING id, flags)
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 /* cancel_requested */ <> 0),
                array_agg(k.id) FILTER (WHERE k.flags & 2080 /* has_dependants | unique */ <> 0),

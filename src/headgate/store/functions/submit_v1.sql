@@ -39,7 +39,7 @@ DECLARE
     v_suspect    int[];                -- ords inserted just now that may have finished before
     v_undo       int[] := '{}';
     v_special        boolean;              -- anything but plain submits with new ids
-    v_old_ords   int[];                -- ords whose id was there before, and what they are told
+    v_old_ords   int[];                -- ords whose id was there before, and their answers
     v_old_receipts smallint[];
     v_refused    int[] := '{}';        -- ords for which the backlog has no capacity
     v_one        record;
@@ -64,20 +64,20 @@ BEGIN
     END IF;
     -- Keys first: the row in idempotency_keys is what two simultaneous submits of one key meet on.
     IF cardinality(key_ords_) > 0 THEN
-        WITH told AS MATERIALIZED (
+        WITH given AS MATERIALIZED (
             SELECT k.o, tenant_nos_[k.o] AS tenant_no, topic_nos_[k.o] AS topic_no, k.key, ids_[k.o] AS id, k.hash, k.window_ms,
                    row_number() OVER (PARTITION BY topic_nos_[k.o], k.key ORDER BY k.o) AS nth
               FROM unnest(key_ords_, keys_, key_hashes_, key_windows_ms_) AS k(o, key, hash, window_ms)
              WHERE k.o <> ALL (v_refused)),
         won AS (
             INSERT INTO headgate.idempotency_keys AS k (tenant_no, topic_no, key, job_id, body_hash, expires_at)
-            SELECT t.tenant_no, t.topic_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM told t
+            SELECT t.tenant_no, t.topic_no, t.key, t.id, t.hash, v_now + t.window_ms * interval '1 ms' FROM given t
              WHERE t.nth = 1 ORDER BY t.tenant_no, t.key, t.topic_no     -- one order for all: no deadlock
             ON CONFLICT (tenant_no, key, topic_no) DO UPDATE
                SET job_id = excluded.job_id, body_hash = excluded.body_hash, expires_at = excluded.expires_at
              WHERE k.expires_at <= v_now
             RETURNING k.topic_no, k.key)
-        SELECT coalesce(array_agg(t.o), '{}') INTO v_skip FROM told t
+        SELECT coalesce(array_agg(t.o), '{}') INTO v_skip FROM given t
          WHERE t.nth > 1 OR NOT EXISTS (SELECT FROM won w WHERE w.topic_no = t.topic_no AND w.key = t.key);
         -- A later statement: it sees the winner's row also when the winner committed while we waited for it.
         RETURN QUERY
@@ -142,7 +142,7 @@ BEGIN
                2)
     SELECT array_agg(m.tenant_no), array_agg(m.id) INTO v_new_tenants, v_new_ids FROM made m;
 
-    -- The plain case ends here: all ids were new, everything is in, and nobody has sent anything twice lately.
+    -- The plain case ends here: all ids were new, everything is in, and nothing was sent twice lately.
     v_special := cardinality(resent_ords_) > 0 OR coalesce(cardinality(v_new_ids), 0) < v_count
              OR EXISTS (SELECT FROM headgate.resent_ids);
     IF v_special THEN

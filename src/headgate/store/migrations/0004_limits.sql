@@ -9,7 +9,7 @@
 -- index holds only what may run, and a million jobs of one key cost a claim nothing.
 --
 -- Lock order, for everybody: job rows (by tenant, id), then usage rows of one tenant after the other: its topics' own
--- by number, then its keys' by (topic, key). Behind a usage lock, job rows are only taken with SKIP LOCKED. Whoever
+-- by number, then its keys' by (topic, key). Behind a usage lock, job rows are only taken with SKIP LOCKED. A session that
 -- locks a blocked job with a key lets its key be looked at again before it commits: it may have been passed over.
 -- include: functions/tokens_v1.sql
 -- include: functions/tokens_at_v1.sql

@@ -50,7 +50,7 @@ CREATE TABLE headgate.batches (
     on_failure   smallint NOT NULL CHECK (on_failure IN (0, 1, 2)),
     callback_id  uuid,
     created_at   timestamptz NOT NULL,
-    expires_at   timestamptz NOT NULL,                   -- closed then, if nobody has sealed it
+    expires_at   timestamptz NOT NULL,                   -- closed then, if it was not sealed
     sealed_at    timestamptz,
     expired      boolean NOT NULL DEFAULT false,
     total        int,                                    -- how many members, once sealed
