@@ -29,22 +29,32 @@ TOPIC = "calls"
 async def run(*, quick: bool = False) -> dict[str, object]:
     """Calls a second, and microseconds per job taken and completed by one slot."""
     calls, taken, rounds = (2_000, 200, 1) if quick else (10_000, 1_000, 3)
-    found: dict[str, list[float]] = {"submit_unary": [], "echo_unary": [], "stream_claim_us": [], "unary_claim_us": []}
-    async with stack("calls", program="bench.echo") as made:
+    found: dict[str, list[float]] = {
+        name: [] for name in ("submit_unary", "echo_unary", "echo_unprotected", "stream_claim_us", "unary_claim_us")
+    }
+    async with (
+        stack("calls", program="bench.echo") as made,
+        stack("calls-unprotected", program="bench.echo_unprotected") as other,
+    ):
         channel = rpc.open_channel(Address(made.addresses[0]))
+        unprotected = rpc.open_channel(Address(other.addresses[0]))
         try:
             for _ in range(rounds):
                 await made.clean()
+                found["echo_unprotected"].append(await rate(calls, lambda: submit(unprotected, ECHO)))
                 found["echo_unary"].append(await rate(calls, lambda: submit(channel, ECHO)))
                 found["submit_unary"].append(await rate(calls, lambda: submit(channel, SUBMIT)))
                 found["stream_claim_us"].append(await by_stream(channel, taken))
                 found["unary_claim_us"].append(await by_calls(channel, taken))
         finally:
             await channel.close()
+            await unprotected.close()
     report: dict[str, object] = {name: spread(values) for name, values in found.items()}
     pairs = zip(found["submit_unary"], found["echo_unary"], strict=True)  # of one round each, in the same seconds
     claims = zip(found["stream_claim_us"], found["unary_claim_us"], strict=True)
     report["stream_claim_to_unary"] = spread([stream / unary for stream, unary in claims], 3)
+    protected = zip(found["echo_unary"], found["echo_unprotected"], strict=True)
+    report["overload_protection"] = spread([with_it / without for with_it, without in protected], 3)
     report["submit_unary_to_echo"] = spread([submitted / echoed for submitted, echoed in pairs], 3)
     return report
 

@@ -191,6 +191,8 @@ FIGURES: Final = (
     ("submit_single", "jobs/s"),
     ("submit_unary", "calls/s"),
     ("echo_unary", "calls/s"),
+    ("echo_unprotected", "calls/s"),
+    ("overload_protection", "of the calls/s without it"),
     ("stream_claim_us", "µs"),
     ("unary_claim_us", "µs"),
     ("reference_run", "jobs/s"),
