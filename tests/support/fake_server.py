@@ -189,6 +189,7 @@ class FakeServer:
         self.answers_outcomes = True
         self.answers_quiet = True
         self.answers_beats = True
+        self.reads = True
         self.answers_submits = True
         self.refuses_submits: jobs_pb2.Error | None = None
         self.greets = True
@@ -284,6 +285,8 @@ class FakeServer:
         async def read_all() -> None:
             while frame := await stream.read():
                 peer.take(frame)
+                if not self.reads:
+                    await asyncio.Event().wait()
 
         tasks = [asyncio.create_task(read_all()), asyncio.create_task(peer.write_all(stream))]
         try:

@@ -18,6 +18,7 @@ from headgate.domain import limits
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.worker import final_report, stop_sequence
 from headgate.sdk.worker.outbox import FRAME_OUTCOMES
+from headgate.sdk.worker.time_limits import TimeLimits
 from headgate.sdk.worker.worker import Worker, _signals
 from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.fake_server import WorkerPeer, fake_server, until
@@ -372,6 +373,50 @@ async def test_outcomes_without_an_answer_are_reported_by_a_call_at_the_end(monk
         (report,) = server.reports
         assert [(one.id, one.WhichOneof("kind")) for one in report.outcomes] == [(raw, "completed")]
         assert report.worker_id == worker.worker_id
+
+
+async def test_a_worker_stops_although_its_server_reads_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sdk.worker.stop_sequence.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.sdk.worker.stream.LAST_WRITE_SECONDS", 0.1)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        ended: list[int] = []
+
+        @app.job("t")
+        async def large(n: int) -> str:
+            ended.append(n)
+            return "x" * 1_000_000
+
+        worker = app.worker(concurrency=20)
+        server.reads = False
+        running = asyncio.create_task(worker.run())
+        peer = await server.worker()
+        await until(lambda: peer.credit, "it asks for jobs")
+        ids = peer.deliver("t", *(b'{"n":%d}' % n for n in range(20)))
+        await until(lambda: len(ended) == 20, "all are done, and more is written than a stream takes")
+        worker.stop()
+        await asyncio.wait_for(running, 30)
+        assert {one.id for report in server.reports for one in report.outcomes} == set(ids)
+
+
+async def test_a_callback_that_raises_does_not_stop_the_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate, time_limit=0.2)
+        server.beat_seconds = 1
+        raised = threading.Event()
+
+        def raise_once(self: TimeLimits, *_: object) -> None:
+            raised.set()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(TimeLimits, "_stop", raise_once)
+        async with working(app, server, lease=3) as (_, peer):
+            peer.deliver("wait", b"")
+            await until(raised.is_set, "a callback has raised")
+            before = len(peer.frames("beat"))
+            await until(lambda: len(peer.frames("beat")) >= before + 2, "beats go on")
+            gate.open.set()
 
 
 @pytest.mark.parametrize("locked_for_long", [False, True])

@@ -261,8 +261,8 @@ class WorkerProtocol:
             wait = error.retry_after_ms / 1000 or RESEND_SOON_SECONDS
             if seq:
                 self.timers.set(("resend", seq), now + wait, self._resend, seq)
-            elif "resend" not in self.timers:
-                self.timers.set("resend", now + wait, self._resend_older, wait / 2)
+            else:
+                self.timers.set(("resend before", now), now + wait, self._resend_older, wait / 2)
         elif seq and (sent := outbox.answered(seq)) is not None:
             # It will never accept this frame. The leases of these jobs lapse: nothing else can be reported about them.
             log.error("outcomes_refused jobs=%d error=%s", len(sent.jobs), error.message)

@@ -31,6 +31,8 @@ from headgate.wire import worker_pb2 as pb
 log = logging.getLogger("headgate.worker")
 
 HELLO_SECONDS: Final = 10.0
+LAST_WRITE_SECONDS: Final = 2.0
+"""What a write that is under way gets when the worker has ended."""
 REFUSED_SECONDS: Final = 60.0
 """For how long a token that was accepted before is tried again when it is refused. Its file may be missing for a
 moment, and another server may have read a new file later."""
@@ -53,6 +55,7 @@ class WorkerStream:
         self._progressed: dict[bytes, tuple[HeldJob, tuple[int, int, str]]] = {}  # the latest of each running job
         self._progress_signalled = False
         self._call: rpc.WorkCall | None = None
+        self._cancelled: rpc.WorkCall | None = None  # by us: its server sends or reads nothing
         self._accepted_until: float | None = None  # until then a refused token is tried again
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -122,10 +125,12 @@ class WorkerStream:
 
     def _on_timer(self) -> None:
         self._timer = None
-        # The timer says itself that it is due: by the clock, one in six would be a hair too early.
-        self.protocol.timers.advance(max(time.monotonic(), self._timer_due))
-        self.protocol.timers.changed = True  # the next one is to be set in any case
-        self._after_event()
+        try:
+            # The timer says itself that it is due: by the clock, one in six would be a hair too early.
+            self.protocol.timers.advance(max(time.monotonic(), self._timer_due))
+        finally:  # a callback of the application may have raised: beats and the other timers go on
+            self.protocol.timers.changed = True  # the next one is to be set in any case
+            self._after_event()
 
     def _after_event(self) -> None:
         """Carry out what the protocol asks for, and wake the writer if it may have something to send."""
@@ -147,12 +152,11 @@ class WorkerStream:
             self._act()  # a stop that waited for this goes on
         if actions.reconnect:
             actions.reconnect = False
-            if self._call is not None:
-                self._call.cancel()
+            self._cancel_call()
         if actions.report:
             actions.report = False
             self._final_report = self._io.loop.create_task(self._report(), name="headgate final report")
-        if self.protocol.timers.changed:
+        if self.protocol.timers.changed and not self._ended.is_set():
             self._set_timer()
         if actions.ended:
             self._end()
@@ -169,9 +173,18 @@ class WorkerStream:
             self._timer = self._io.loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
 
     def _end(self) -> None:
+        if self._ended.is_set():
+            return
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
+        # A write to a server that reads nothing would wait for ever.
+        self._timer = self._io.loop.call_later(LAST_WRITE_SECONDS, self._cancel_call)
+
+    def _cancel_call(self) -> None:
+        if self._call is not None:
+            self._cancelled = self._call
+            self._call.cancel()
 
     async def _report(self) -> None:
         outcomes = self.protocol.ledger.outbox.all_unacknowledged()
@@ -238,7 +251,8 @@ class WorkerStream:
             reader = self._io.loop.create_task(self._read(call, address), name="headgate work frames")
             return await self._write(call, reader)
         except asyncio.CancelledError:
-            if call.cancelled():  # by a timer of ours
+            # By a timer of ours. A write that is ended by it raises before the call itself knows.
+            if call.cancelled() or call is self._cancelled:
                 return rpc.not_connected(address, "it does not answer")
             raise
         except Exception as error:  # noqa: BLE001 -- whatever broke the stream: what we hold survives it
