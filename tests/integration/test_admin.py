@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from datetime import timedelta
 from uuid import UUID
@@ -11,6 +12,7 @@ import pytest
 
 from headgate.control.admin import JobAnswer
 from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
+from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
@@ -387,6 +389,19 @@ async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Insta
     still.gate.set_quiet([(tenant_no, "ant")])
     worker.lose()
     assert not still.demands.by_wanted, "one that ends while it is quiet leaves nothing behind"
+
+
+async def test_a_claim_that_waits_while_its_worker_is_made_quiet_gets_no_job(still: Instance) -> None:
+    tenant_no = await still.store.tenant_no("acme")
+    session = WorkerSession(OPERATOR, tenant_no, "ant", time.monotonic, 60_000)
+    still.sessions.begin_call(session)
+    still.demands.ask(session, ["new"], 60_000, 1)
+    still.gate.set_quiet([(tenant_no, "ant")])
+    await still.submit(1, topic="new")
+    still.demands.wake_all()
+    assert await still.claimer.run_once() == 0
+    still.gate.set_quiet([])
+    assert await still.claimer.run_once() == 1
 
 
 async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(one: Instance, database: str) -> None:

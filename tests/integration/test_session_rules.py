@@ -106,7 +106,13 @@ async def test_a_worker_that_comes_back_declares_what_it_holds_and_learns_what_i
     session.written()
     one.rules.close(session, "gone")
     invented = uuid4()
-    hello = Hello(worker_id="w", incarnation=1, ids=[job, invented], epochs=[delivery.epochs[0], 1])
+    hello = Hello(
+        worker_id="w",
+        incarnation=1,
+        declared=2,
+        ids=lambda: [job, invented],
+        epochs=[delivery.epochs[0], 1],
+    )
     again, lost = await one.rules.open(OURS, hello)
     assert lost == [(invented, 1)]
     assert again.holds(job, delivery.epochs[0])

@@ -41,7 +41,7 @@ class Gate:
         if not changed:
             return
         self.changes += 1
-        for session in self._sessions:
+        for session in self._sessions.with_calls():
             if (worker := (session.tenant_no, session.worker_id)) in changed:
                 quiets = worker in self._sessions.quiet_workers
                 (self._demands.quiet if quiets else self._demands.resume_worker)(session)

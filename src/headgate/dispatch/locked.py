@@ -66,7 +66,7 @@ class LockedRows:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._on_submitted, self._on_tried, self._now = store, on_submitted, on_tried, now
-        self._parcels: deque[LockedWrite] = deque()  # bounded by `put`
+        self._writes: deque[LockedWrite] = deque()  # bounded by `put`
         self._rows = self._bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
@@ -83,15 +83,15 @@ class LockedRows:
             _answer(write)
             return
         write.deadline = self._now() + GIVE_UP_SECONDS
-        self._parcels.append(write)
+        self._writes.append(write)
         self._rows += rows
         self._bytes += size
         self._wake.set()
 
     async def run_once(self) -> int:
         """Try each once, in the order in which they came; how many writes are left."""
-        for _ in range(len(self._parcels)):
-            write = self._parcels.popleft()
+        for _ in range(len(self._writes)):
+            write = self._writes.popleft()
             rows, size = len(write.rows), write.size
             try:
                 await self._try(write)
@@ -99,13 +99,13 @@ class LockedRows:
                 self._rows -= rows
                 self._bytes -= size
                 if write.indexes and not self._closing and self._now() < write.deadline:
-                    self._parcels.append(write)
+                    self._writes.append(write)
                     write.size = sum(map(len, write.rows.payloads))
                     self._rows += len(write.rows)
                     self._bytes += write.size
                 else:
                     _answer(write)
-        return len(self._parcels)
+        return len(self._writes)
 
     async def _try(self, write: LockedWrite) -> None:
         before = write.rows
@@ -121,8 +121,8 @@ class LockedRows:
             write.unknown = True
             write.rows.mark_resent()
             raise
+        write.take(answers)  # first: what was committed must not be sent again as new, whatever happens below
         self._on_tried(before, answers)
-        write.take(answers)
         if len(write.rows) < len(before):
             self._on_submitted(before)
 
@@ -130,7 +130,7 @@ class LockedRows:
         """Until `stop`; then every caller has an answer. After a bug it is started again, with all that wait."""
         try:
             while not self._closing:
-                if not self._parcels:
+                if not self._writes:
                     self._wake.clear()
                     await self._wake.wait()
                 elif await self.run_once():
@@ -139,8 +139,8 @@ class LockedRows:
             self._closing = True
             raise
         finally:
-            while self._closing and self._parcels:
-                _answer(self._parcels.popleft())
+            while self._closing and self._writes:
+                _answer(self._writes.popleft())
             if self._closing:
                 self._rows = self._bytes = 0
 

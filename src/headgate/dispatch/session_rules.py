@@ -46,12 +46,13 @@ Extension: TypeAlias = tuple[UUID, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """How a worker opens its session; `ids` and `epochs` are the jobs that it still holds."""
+    """How a worker opens its session; `ids` and `epochs` are the `declared` jobs that it still holds."""
 
     worker_id: str
     incarnation: int = 0
     resumed: bool = False
-    ids: Sequence[UUID] = ()
+    declared: int = 0
+    ids: Callable[[], Sequence[UUID]] = list  # made once the session is accepted: there may be many
     epochs: Sequence[int] = ()
 
 
@@ -107,13 +108,13 @@ class SessionRules:
         """
         check_worker_id(hello.worker_id)
         session = await self.new_session(identity, hello.worker_id, self.lease_ms, hello.incarnation)
-        self.sessions.check_capacity(session.tenant_no, len(hello.ids))
-        session.declaring = len(hello.ids)
+        self.sessions.check_capacity(session.tenant_no, hello.declared)
+        session.declaring = hello.declared
         self.sessions.open(session)
         # Before the peer knows of it, and whatever comes of it: each session in the log begins, then ends.
-        log.info("session_opened worker=%s tenant=%s held=%d", session.worker_id, identity.tenant, len(hello.ids))
+        log.info("session_opened worker=%s tenant=%s held=%d", session.worker_id, identity.tenant, hello.declared)
         try:
-            lost = await self.renewer.declare(session, hello.ids, hello.epochs, self.lease_ms)
+            lost = await self.renewer.declare(session, hello.ids(), hello.epochs, self.lease_ms)
             session.declaring = 0
             if hello.resumed and hello.incarnation:
                 # Without an incarnation, its jobs cannot be distinguished from those of another process of that name.

@@ -21,6 +21,12 @@ class Notifications(Database):
 
     _listener: asyncpg.Connection[asyncpg.Record] | None = None
 
+    async def close(self) -> None:
+        """Close all connections, also the one that listens."""
+        await super().close()
+        if self._listener is not None and not self._listener.is_closed():
+            await self._listener.close()
+
     @property
     def can_listen(self) -> bool:
         """Whether there is a way past a transaction pooler, over which notifications do not come."""

@@ -34,7 +34,8 @@ def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
         worker_id=hello.worker_id,
         incarnation=hello.incarnation,
         resumed=hello.resumed,
-        ids=uuids(hello.held.ids),
+        declared=len(hello.held.ids),
+        ids=lambda: uuids(hello.held.ids),
         epochs=hello.held.epochs,
     )
 

@@ -71,16 +71,16 @@ class WorkerService:
     async def _open(self, hello: worker_pb2.Hello, stream: WorkStream) -> WorkerSession:
         rules, identity = self._rules, caller()
         session, lost = await rules.open(identity, worker_codec.hello_of(hello, self._uuids))
-        ack = worker_pb2.HelloAck(
-            worker_id=hello.worker_id,
-            tenant=identity.tenant,
-            instance=self._instance,
-            lease_seconds=rules.lease_ms // 1000,
-            beat_seconds=beat_seconds(rules.lease_ms),
-            lost=worker_codec.held_of(lost),
-            server=self._version,
-        )
         try:
+            ack = worker_pb2.HelloAck(
+                worker_id=hello.worker_id,
+                tenant=identity.tenant,
+                instance=self._instance,
+                lease_seconds=rules.lease_ms // 1000,
+                beat_seconds=beat_seconds(rules.lease_ms),
+                lost=worker_codec.held_of(lost),
+                server=self._version,
+            )
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await stream.write(worker_pb2.ServerFrame(hello_ack=ack))
         except BaseException as error:
