@@ -51,7 +51,7 @@ def start_command(
     reason: BulkReason = "",
     priority: Priority = "",
     topic: Annotated[str, Parameter(help="Target topic of move.")] = "",
-    delay: Delay = "",
+    delay: Delay = None,
     per_second: PerSecond = 0,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -65,7 +65,7 @@ def start_command(
         options["priority"] = values.priority(priority)
     if topic:
         options["topic"] = topic
-    if delay:
+    if delay is not None:
         options["delay"] = values.duration(delay, field="--delay")
     if per_second:
         options["per_second"] = per_second

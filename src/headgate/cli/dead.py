@@ -56,7 +56,7 @@ def redrive_command(
     group: Group = "",
     filter: Filter = "",  # noqa: A002 - the option's name
     reason: BulkReason = "",
-    delay: Delay = "",
+    delay: Delay = None,
     per_second: PerSecond = 0,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -66,7 +66,7 @@ def redrive_command(
 ) -> None:
     """Put dead jobs back on their topics, with the attempts counted from 0."""
     options: PlanOptions = {"reason": reason}
-    if delay:
+    if delay is not None:
         options["delay"] = values.duration(delay, field="--delay")
     if per_second:
         options["per_second"] = per_second

@@ -37,7 +37,7 @@ def redrive_command(
     *job_ids: JobIds,
     payload: Payload | None = None,
     raw: Raw = False,
-    delay: Delay = "",
+    delay: Delay = None,
     per_second: Annotated[float, Parameter(help="Maximum jobs per second.")] = 0.0,
     reason: JobReason = "",
     output: Output = "text",
@@ -45,7 +45,7 @@ def redrive_command(
 ) -> None:
     """Put completed, dead or cancelled jobs back on their topic. --payload replaces the payload of a single job."""
     body = None if payload is None else values.payload(payload, raw=raw)
-    wait = values.duration(delay, field="--delay") if delay else 0
+    wait = 0 if delay is None else values.duration(delay, field="--delay")
     _act(
         url,
         output,

@@ -16,9 +16,7 @@ DatabaseUrl = Annotated[
         "the embedded PostgreSQL."
     ),
 ]
-Output = Annotated[
-    Literal["text", "json"], Parameter(name=_OUTPUT, help="Output format; lists as one object per line.")
-]
+Output = Annotated[Literal["text", "json"], Parameter(name=_OUTPUT, help="Output format.")]
 TableOutput = Annotated[
     Literal["table", "json", "name"],
     Parameter(name=_OUTPUT, help="Output format: table, json (one object per line) or name (ids only)."),
@@ -40,7 +38,7 @@ LogLevel = Annotated[str, Parameter(help="DEBUG, INFO, WARNING or ERROR.")]
 Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
 Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
 Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]
-Delay = Annotated[str, Parameter(help="Delay before the jobs are due: 30s, 5m, 2h.")]
+Delay = Annotated[str | None, Parameter(help="Delay before the jobs are due: 30s, 5m, 2h.")]
 PerSecond = Annotated[int, Parameter(help="Maximum jobs per second.")]
 Yes = Annotated[bool, Parameter(help="Do not ask for confirmation. Required with --output json or name.")]
 DryRun = Annotated[bool, Parameter(help="Show which jobs would be affected, and change nothing.")]

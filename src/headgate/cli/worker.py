@@ -59,7 +59,9 @@ def load(app: str) -> Headgate:
             raise InvalidInput(
                 "app", f'module "{module_name}" does not exist', hint="run the command in the folder of your project"
             ) from None
-        raise
+        raise InvalidInput(
+            "app", f'"{module_name}" imports "{error.name}", which is not installed', hint="install it, and try again"
+        ) from error
     found = getattr(module, name, None)
     if not isinstance(found, Headgate):
         kinds = [key for key, value in vars(module).items() if isinstance(value, Headgate)]
