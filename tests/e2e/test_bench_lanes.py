@@ -65,8 +65,8 @@ def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_cou
     assert process.returncode == 0, errors
     told = json.loads(out.splitlines()[-1])
     calls = told["calls"]
-    rates = {"submit_unary", "echo_unary", "stream_claim_us", "unary_claim_us"}
-    assert set(calls) == rates | {"submit_unary_to_echo", "stream_claim_to_unary"}
+    rates = {"submit_unary", "echo_unary", "echo_unprotected", "stream_claim_us", "unary_claim_us"}
+    assert set(calls) == rates | {"submit_unary_to_echo", "stream_claim_to_unary", "overload_protection"}
     for name, figure in calls.items():
         assert 0 < figure["min"] <= figure["median"] <= figure["max"], name
     # It raises unless the archive holds exactly so many jobs completed at their first attempt; and it would.
