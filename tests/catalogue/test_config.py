@@ -37,7 +37,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
         78,
         ("mean HEADGATE_DATABASE_URL?",),
     ),
-    ("a variable nobody knows", DEV, {"HEADGATE_COLOUR": "red"}, "", 78, ("HEADGATE_COLOUR", "is not a known setting")),
+    ("an unknown variable", DEV, {"HEADGATE_COLOUR": "red"}, "", 78, ("HEADGATE_COLOUR", "is not a known setting")),
     ("a URL of another kind", DEV, {"HEADGATE_DATABASE_URL": "mysql://s3cret@h"}, "", 78, ("HEADGATE_DATABASE_URL",)),
     ("a lease with a unit", (*DEV, "--lease", "10min"), {}, "", 2, ("--lease",)),
     ("a lease of nothing", (*DEV, "--lease", "0"), {}, "", 2, ("--lease", "0:00:01", "1 day")),

@@ -144,7 +144,7 @@ async def test_a_handle_cancels_its_job(server: ServerProcess, hg: Headgate, top
         running = await hg.submit(topic, b"x")
         (job,) = await session.take(1)
         assert await running.cancel()
-        await session.until(lambda: session.cancels == [(job.id, job.epoch)], "the worker is told to stop")
+        await session.until(lambda: session.cancels == [(job.id, job.epoch)], "the worker is asked to stop")
         await session.report(completed(job))
         assert (await running.info()).finished
 

@@ -170,12 +170,12 @@ async def test_streams_opened_and_reset_as_fast_as_possible_cancel_nobodys_calls
         asyncio.create_task(asyncio.to_thread(_reset_all_the_time, server.host, server.port, over)) for _ in range(2)
     ]
     try:
-        for _ in range(5):
+        for _ in range(15):
             await neighbour.round()
     finally:
         over.set()
         sent = sum(await asyncio.gather(*floods))
-    assert sent > 2_000  # or it was no flood
+    assert sent > 5_000  # or it was no flood
 
 
 # ---------------------------------------------------------------------- with a token

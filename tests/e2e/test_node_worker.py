@@ -185,7 +185,7 @@ def producer(server: ServerProcess) -> Iterator[Producer]:
 def lasting(one_for_all: Lasting) -> Lasting:
     """The server for those that leave it alone, once it has noticed that the worker of the test before is gone."""
     server = one_for_all[0]
-    until(lambda: len(server.seen("session_opened")) == len(server.seen("session_ended")), "nobody is connected")
+    until(lambda: len(server.seen("session_opened")) == len(server.seen("session_ended")), "no worker is connected")
     return one_for_all
 
 

@@ -195,7 +195,7 @@ async def test_another_instance_looks_from_the_head_after_a_new_priority(one: In
         await worker.take()  # its mark is behind the first
         (late,) = await one.submit(priority=-5)
         await Desk(one).verbs.reprioritise(OPERATOR, [late], priority=50)
-        await soon(lambda: any(demand.from_head for demand in two.demands.by_wanted.values()), "two was told")
+        await soon(lambda: any(demand.from_head for demand in two.demands.by_wanted.values()), "two was notified")
         worker.ready(1)
         assert list((await worker.take()).ids) == [late]
 

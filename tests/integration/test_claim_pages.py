@@ -543,7 +543,7 @@ async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual
 
 @dataclass(slots=True, kw_only=True)
 class Graveyard:
-    """100,000 jobs of three priorities that passed while somebody held a snapshot, and what a claimer knows."""
+    """100,000 jobs of three priorities that passed while another session held a snapshot, and what a claimer knows."""
 
     dsn: str
     watermark: Watermark

@@ -55,7 +55,7 @@ async def test_news_of_submits_goes_to_other_instances_in_one_word_and_only_when
     one.wakes.apart_seconds = 0.01
     one.start("announcements", one.wakes.run())
     await one.submit(3)
-    await soon(lambda: not one.wakes._unannounced, "nobody is there to be told")
+    await soon(lambda: not one.wakes._unannounced, "there is no instance to notify")
     assert one.store.calls["notify"] == 0
     async with Instance(database, name="two", running=False) as two:
         received: asyncio.Queue[Iterable[Wake]] = asyncio.Queue()

@@ -173,7 +173,7 @@ async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch:
 
 
 async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connection) -> None:
-    """Claims end, sessions are told to drain, what they report meanwhile is written, renewals end last."""
+    """Claims end, sessions are asked to drain, what they report meanwhile is written, renewals end last."""
     one = Instance(server.options.database_url, name="beside", running=False)
     one.store, one.sessions, one.demands = server.store, server.sessions, server.demands  # type: ignore[assignment]
     one.outcomes, one.submitter = server.outcomes, server.submitter

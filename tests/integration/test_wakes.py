@@ -111,7 +111,7 @@ async def test_a_word_is_never_part_of_a_submit_is_sent_from_a_session_of_its_ow
             one.wakes.apart_seconds = 0.2
             one.start("announcements", one.wakes.run())
             await one.submit(5)
-            await soon(lambda: not one.wakes._unannounced, "nobody else lives who could be told")
+            await soon(lambda: not one.wakes._unannounced, "there is no other instance to notify")
             await db.execute("SELECT pg_notify($1, 'later')", CHANNEL)
             assert (await asyncio.wait_for(heard.get(), 60))[1] == "later"
 
@@ -124,7 +124,7 @@ async def test_a_word_is_never_part_of_a_submit_is_sent_from_a_session_of_its_ow
                 for _ in range(60):
                     await one.submit()
                 pid, text = await asyncio.wait_for(heard.get(), 60)
-                await soon(lambda: not one.wakes._unannounced, "all was told")
+                await soon(lambda: not one.wakes._unannounced, "all was announced")
                 most = (time.monotonic() - began) / 0.2 + 2
                 assert text == str(topic_no)
                 assert 1 <= one.store.calls["notify"] <= most < 60

@@ -1,7 +1,7 @@
 """Credit is conserved, and nothing claimed is stranded, whatever fails and whoever comes and goes meanwhile.
 
 What a session granted is free in the book, reserved by the claim in flight, or dealt to it; at every moment, for every
-session that lives. A script of steps runs against the real store. Any step may be told to fail: before the database did
+session that lives. A script of steps runs against the real store. Any step can be made to fail: before the database did
 anything, after it has committed (the answer is lost), or while the jobs are dealt. While a claim is in flight, other
 steps may happen. In the end each job was received, went back at no cost, or comes back with its lease.
 """

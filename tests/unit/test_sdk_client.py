@@ -365,7 +365,7 @@ async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_th
         assert asyncio.get_running_loop().time() - began >= 1.0
         (again,) = peer.frames()[3:]
         assert list(again.plain.ids) == [handle.id.bytes for handle in handles]
-        assert again.plain.new_id  # nothing was written, so nobody has to look for a twin
+        assert again.plain.new_id  # nothing was written, so there is no twin to look for
 
 
 async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_once_that_nothing_was_stored() -> None:

@@ -53,7 +53,7 @@ async def test_cpu_handlers_run_in_other_processes_and_a_dead_one_fails_only_its
         assert peer.completed()[two] == b"27"
         assert (peer.others()[0].id, peer.others()[0].nack.reason) == (three, "negative")
         peer.deliver("square", b'{"n":99}')
-        await until(lambda: len(peer.others()) == 2, "the dead process is told")
+        await until(lambda: len(peer.others()) == 2, "the dead process is reported")
         assert peer.others()[1].failed.type == "ProcessDied"
         (again,) = peer.deliver("square", b'{"n":2}')
         await until(lambda: again in peer.completed(), "a new process works")

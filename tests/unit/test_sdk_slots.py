@@ -152,7 +152,7 @@ async def test_a_process_that_dies_fails_its_job_with_the_reason_and_no_other(tm
         }
         for how, (kind, words) in expected.items():
             (raw,) = peer.deliver("crash", json.dumps({"how": how}).encode())
-            await until(lambda raw=raw: raw in failures(peer), f"{how} is told")
+            await until(lambda raw=raw: raw in failures(peer), f"{how} is reported")
             assert failures(peer)[raw][0] == kind
             assert words in failures(peer)[raw][1]
         (raw,) = peer.deliver("crash", b'{"how":"pool"}')

@@ -117,7 +117,7 @@ async def test_beats_keep_leases_and_say_what_is_lost(wire: Wire, topic: str) ->
         (job,) = await session.take(1)
         stranger = job._replace(id=new_id())
         await session.beat(job, stranger)
-        await session.until(lambda: session.lost, "the stranger is told to be lost")
+        await session.until(lambda: session.lost, "the stranger is reported as lost")
         assert session.lost == [(stranger.id, stranger.epoch)]
 
         async def renewed() -> bool:
