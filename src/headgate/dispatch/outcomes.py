@@ -188,6 +188,9 @@ class OutcomeWriter:
                 known[tenant_no] = await self._topics_of(tenant_no, ids)
             except HeadgateError as error:
                 refused |= dict.fromkeys(map(id, theirs), error)
+            except Exception as error:  # a bug fails this tenant's writes only
+                log.exception("topics_not_known tenant=%d rows=%d", tenant_no, len(ids))
+                refused |= dict.fromkeys(map(id, theirs), InternalError("outcomes", error))
         return known, refused
 
     async def _topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]:
