@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -133,17 +135,31 @@ async def test_a_stopping_worker_is_not_sent_again_what_it_has_just_given_up(ser
 # ---------------------------------------------------------------------- halves and errors
 
 
+SETTLING = """SELECT pid FROM pg_stat_activity
+               WHERE datname = current_database() AND application_name = 'headgate settle'"""
+
+
+@contextmanager
+def frozen(backend: int) -> Iterator[None]:
+    """Stop a process of PostgreSQL: what it is asked is answered afterwards, and it holds no lock meanwhile."""
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(backend, signal.SIGCONT)
+
+
 @pytest.mark.req("W14")
 async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
     wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
-    await wire.submit_many(topic, [b""] * 2)
+    await wire.submit_many(topic, [b""] * 3)
     async with wire.worker() as session:
         await session.ready(9, topic)
-        one, two = await session.take(2)
-        async with rows.transaction():
-            await rows.fetch("SELECT id FROM headgate.jobs WHERE id = $1 FOR UPDATE", UUID(bytes=one.id))
-            for seq, job in ((1, one), (2, two)):
+        before, one, two = await session.take(3)
+        assert await session.complete(before) == {}  # so there is a connection for outcomes
+        with frozen(await rows.fetchval(SETTLING)):
+            for seq, job in ((2, one), (3, two)):
                 outcomes = worker_pb2.Outcomes(seq=seq, ids=[job.id], epochs=[job.epoch])
                 await session.send(worker_pb2.WorkerFrame(outcomes=outcomes))
             await session.done_writing()
@@ -153,7 +169,7 @@ async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
                 assert [job.id for job in await other.take(1)] == [late]
             assert session.over is None
         ended = await session.ended()
-        assert (ended.status, session.receipts) == (grpc.StatusCode.OK, {1: {}, 2: {}})
+        assert (ended.status, session.receipts) == (grpc.StatusCode.OK, {2: {}, 3: {}})
     assert [(await wire.job(job.id)).state for job in (one, two)] == [jobs_pb2.STATE_COMPLETED] * 2
 
 

@@ -17,7 +17,7 @@ from headgate.domain.errors import DependencyCycle, HeadgateError, NotFound, Too
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
-from headgate.domain.states import EventKind, State, SubmitReceipt
+from headgate.domain.states import EventKind, Receipt, State, SubmitReceipt
 from headgate.store import dependencies, reads, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import fill
@@ -370,6 +370,16 @@ async def test_a_resend_that_meets_its_first_copy_takes_nothing_away_from_it(
         assert (await queue.submit(queue.job(unique=Unique(key="k"))))[0].id == words["id"]
 
 
+UNFINISHED = (
+    "SELECT id, state, flags, epoch, attempt, owner, lease_until FROM headgate.jobs",
+    "SELECT * FROM headgate.job_dependencies WHERE met <> 1",
+    "SELECT * FROM headgate.dependency_checks",
+    """SELECT application_name, state, wait_event_type, wait_event, xact_start, left(query, 60) FROM pg_stat_activity
+        WHERE datname = current_database()""",
+)
+"""What a test that did not end in time shows of the database."""
+
+
 async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, database: str) -> None:
     """Several connections submit children, end parents and free, all at once: nothing waits for ever or runs early."""
     dice = Random(20261115)
@@ -400,7 +410,8 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
                     assert JobId(job_id) not in ended, "ran twice"
                     # Before the call: a child may be claimed by another before this one hears of its commit.
                     ended[JobId(job_id)] = State.COMPLETED
-                    await who.settle((job_id, epoch, Completed()))
+                    (answer,) = await who.settle((job_id, epoch, Completed()))
+                    assert answer.receipt is Receipt.APPLIED
                 await asyncio.sleep(0)
 
         async def release() -> None:
@@ -408,11 +419,15 @@ async def test_random_graphs_end_with_every_job_done_exactly_once(queue: Queue, 
                 await dependencies.unblock_ready(freer.db)
                 await asyncio.sleep(0)
 
-        async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
-            tasks.create_task(produce())
-            tasks.create_task(release())
-            for worker in workers:
-                tasks.create_task(work(worker))
+        try:
+            async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+                tasks.create_task(produce())
+                tasks.create_task(release())
+                for worker in workers:
+                    tasks.create_task(work(worker))
+        except TimeoutError:
+            left = [await queue.db.fetch(f"SELECT t::text FROM ({query}) AS t LIMIT 20") for query in UNFINISHED]
+            pytest.fail(f"{submitted} submitted, {len(ended)} ended; left: {left}")
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.jobs") == 0
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.job_dependencies WHERE met <> 1") == 0
 
