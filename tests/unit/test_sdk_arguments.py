@@ -17,7 +17,7 @@ import pytest
 from headgate import Headgate, InvalidInput, Job, PayloadError, this_job
 from headgate.domain import limits
 from headgate.domain.errors import TooLarge
-from headgate.sdk.testing import fake_job, run_inline
+from headgate.testing import fake_job, run_inline
 
 
 @dataclasses.dataclass

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from headgate import Job
-from headgate.sdk.testing import fake_job
 from headgate.sdk.worker.held_job import HeldJob
+from headgate.testing import fake_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "howto" / "workers.md"
 

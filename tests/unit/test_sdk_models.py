@@ -19,7 +19,7 @@ import pytest
 
 from headgate import Headgate, InvalidInput, PayloadError
 from headgate.sdk.codec import decode, decoder_of
-from headgate.sdk.testing import run_inline
+from headgate.testing import run_inline
 
 
 class Size(enum.Enum):

@@ -12,8 +12,8 @@ import pytest
 from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, PayloadError, Snooze
 from headgate.domain import limits
 from headgate.sdk.outcomes import delay_in_ms
-from headgate.sdk.testing import ReportRecorder, fake_job, request_cancel
 from headgate.sdk.worker.execution import attempt_async, attempt_sync
+from headgate.testing import ReportRecorder, fake_job, request_cancel
 
 
 class Unprintable(Exception):

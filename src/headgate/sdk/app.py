@@ -32,7 +32,7 @@ from headgate.sdk.tasks import RunIn, Task
 if TYPE_CHECKING:
     from headgate.sdk.admin import Admin
     from headgate.sdk.sync import SyncHeadgate
-    from headgate.sdk.testing import Submissions
+    from headgate.sdk.testing import Box
     from headgate.sdk.worker import Worker, WorkerOptions
 
 P = ParamSpec("P")
@@ -281,11 +281,15 @@ class Headgate:
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
-    def testing(self) -> Submissions:
-        """`with hg.testing() as box:` keeps submits in `box.submitted` instead of sending them."""
-        from headgate.sdk.testing import Submissions
+    def testing(self, *, now: datetime | None = None) -> Box:
+        """`with hg.testing() as box:` keeps jobs in memory: submits go to the box, and `await box.drain()` runs them.
 
-        return Submissions(self)
+        Nothing leaves the box: what needs a server raises OutsideBox at once. Its clock starts at `now` (the current
+        time) and moves only in `drain` and `advance`.
+        """
+        from headgate.sdk.testing import Box
+
+        return Box(self, now=now)
 
 
 class JobDecorator:

@@ -88,7 +88,6 @@ class Batch:
                 "on_done", f"must be a task with its arguments, got {shown(on_done)}", hint="task.bind()"
             )
         self.id = batch.id
-        self._on_done = on_done
         self._request = pb.OpenBatchRequest(
             id=batch.id.bytes,
             name=batch.name,
@@ -106,8 +105,7 @@ class Batch:
 
     async def open(self) -> Self:
         """Open it; harmless when repeated."""
-        if self._connection.box is None:
-            await self._connection.call(OPEN, self._request, about=("batch", str(self.id)))
+        await self._connection.call(OPEN, self._request, about=("batch", str(self.id)))
         return self
 
     async def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -141,14 +139,9 @@ class Batch:
         options = bound.options.over({"batch": self.id})
         return await submit(self._connection, bound.topic, bound.payload, options, returns=bound.returns)
 
-    async def seal(self) -> BatchInfo | None:
+    async def seal(self) -> BatchInfo:
         """Add no more jobs: `on_done` runs once all members have ended. Harmless when repeated."""
-        box = self._connection.box
-        if box is None:
-            return await seal_batch(self._connection, self.id)
-        if self._on_done is not None:
-            box.take(self._on_done.topic, [self._request.on_done.id], [self._on_done.payload], self._on_done.options)
-        return None
+        return await seal_batch(self._connection, self.id)
 
     async def status(self) -> BatchInfo:
         """Read the batch."""

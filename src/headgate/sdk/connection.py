@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -16,12 +17,13 @@ from headgate.sdk.client.calls import GIVE_UP_SECONDS, Calls
 from headgate.sdk.client.capacity import JOBS, SubmitCapacity, full
 from headgate.sdk.client.frames import FRAME_BYTES, FRAME_JOBS, Answer, PendingSubmit
 from headgate.sdk.client.producer import Producer
-from headgate.sdk.errors import Closed
+from headgate.sdk.errors import Closed, OutsideBox
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.options import Prepared
-from headgate.sdk.rpc import Answered, Asked, Method
+from headgate.sdk.rpc import GET_JOB, Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
+from headgate.wire import producer_pb2
 
 T = TypeVar("T")
 
@@ -30,10 +32,30 @@ PAGES_IN_FLIGHT: Final = 8
 
 
 class Box(Protocol):
-    """Where submits go instead of a server, in tests."""
+    """Replaces the servers in tests; see `headgate.testing`."""
 
-    def take(self, topic: str, ids: list[bytes], payloads: list[bytes], options: Prepared) -> None:
-        """Keep these jobs."""
+    def submit(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Answer:
+        """Store these jobs."""
+        ...
+
+    def call(self, method: Method[Asked, Answered], request: Asked) -> Answered:
+        """Answer a unary call; raises OutsideBox for one that only a server can answer."""
+        ...
+
+    def wait(self, job_id: UUID, *, timeout: float) -> Future[jobs.JobInfo]:
+        """The job once it has ended; raises at once if nothing can end it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a connection leads: to servers, or to a box."""
+
+    addresses: tuple[Address, ...]
+    token: str
+    box: Box | None = None
+    opened: tuple[IoThread, Producer, Calls] | None = None
+    closed: bool = False
 
 
 class Page:
@@ -41,7 +63,7 @@ class Page:
 
     __slots__ = ("future", "ids")
 
-    def __init__(self, ids: list[JobId], future: asyncio.Future[Answer] | Future[Answer] | None) -> None:
+    def __init__(self, ids: list[JobId], future: asyncio.Future[Answer] | Future[Answer]) -> None:
         self.ids, self.future = ids, future
 
 
@@ -61,6 +83,8 @@ class Connection:
         opened = self._open
         if opened is None:
             with self._lock:
+                if self.box is not None:
+                    raise OutsideBox("this needs a server, and the box has none; leave `with hg.testing()` first")
                 if self._closed:
                     raise Closed("this Headgate client was closed; make another one")
                 if self._open is None:
@@ -104,7 +128,9 @@ class Connection:
     async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """Submit one page. Waits for capacity up to the timeout, or raises OutboxFull at once (`when_busy`)."""
         if self.box is not None:
-            return _boxed(self.box, topic, ids, payloads, options)
+            answered = asyncio.get_running_loop().create_future()
+            answered.set_result(self.box.submit(topic, ids, payloads, options))
+            return Page(ids, answered)
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.capacity.take(len(ids), size):
@@ -116,7 +142,7 @@ class Connection:
     def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """As `put`, blocking this thread."""
         if self.box is not None:
-            return _boxed(self.box, topic, ids, payloads, options)
+            return Page(ids, _done(self.box.submit(topic, ids, payloads, options)))
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.capacity.take(len(ids), size):
@@ -147,11 +173,16 @@ class Connection:
 
     def start_get(self, job_id: UUID, *, payload: bool = False, result: bool = False) -> Future[jobs.JobInfo]:
         """Read one job, from any thread or loop."""
+        if self.box is not None:
+            request = producer_pb2.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result)
+            return _done(self.box.call(GET_JOB, request))
         io, _, calls = self._opened()
         return io.start(calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result))
 
     def start_wait(self, job_id: UUID, *, timeout: float) -> Future[jobs.JobInfo]:
         """Wait for one job, from any thread or loop."""
+        if self.box is not None:
+            return self.box.wait(job_id, timeout=timeout)
         io, _, calls = self._opened()
         return io.start(calls.wait(job_id, within=timeout))
 
@@ -164,6 +195,8 @@ class Connection:
         about: tuple[str, str] | None = None,
     ) -> Answered:
         """Make one unary call, from any loop; `about` is what it asks for: a noun and a name."""
+        if self.box is not None:
+            return self.box.call(method, request)
         io, _, calls = self._opened()
         return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, about=about)))
 
@@ -171,13 +204,29 @@ class Connection:
         self, method: Method[Asked, Answered], request: Asked, *, within: float = GIVE_UP_SECONDS
     ) -> Answered:
         """Make one unary call, from any thread."""
+        if self.box is not None:
+            return self.box.call(method, request)
         io, _, calls = self._opened()
         return io.start(calls.call(method, request, within=within)).result()
+
+    # --- tests -------------------------------------------------------------------------------------------------------
+
+    def swap(self, target: Target) -> Target:
+        """Lead to another target from now on; returns the one before, for the way back."""
+        with self._lock:
+            before = Target(
+                addresses=self.addresses, token=self.token, box=self.box, opened=self._open, closed=self._closed
+            )
+            self.addresses, self.token, self.box = target.addresses, target.token, target.box
+            self._open, self._closed = target.opened, target.closed
+        return before
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def start_close(self, *, flush: float) -> Future[None] | None:
         """Start to flush and to close; None if nothing was opened in this process."""
+        if self.box is not None:
+            return None
         with self._lock:
             self._closed = True
             opened = self._open
@@ -192,6 +241,7 @@ class Connection:
         return io.start(end())
 
 
-def _boxed(box: Box, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-    box.take(topic, [job_id.bytes for job_id in ids], payloads, options)
-    return Page(ids, None)
+def _done(value: T) -> Future[T]:
+    done: Future[T] = Future()
+    done.set_result(value)
+    return done

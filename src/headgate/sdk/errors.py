@@ -65,6 +65,18 @@ class ForkedProcess(HeadgateError):
     code = "forked_process"
 
 
+class OutsideBox(HeadgateError):
+    """In `with hg.testing()`: this needs a server. Nothing was sent."""
+
+    code = "outside_box"
+
+
+class NotDrained(HeadgateError):
+    """In `with hg.testing()`: this waits for a job that nothing runs any more, or not before it."""
+
+    code = "not_drained"
+
+
 class OutboxFull(HeadgateError):
     """Too many submits of this client wait for an answer, and this one may not wait longer."""
 

@@ -101,7 +101,7 @@ class CancelToken:
 
 
 class Job:
-    """One attempt at one job; made by the worker, and by `headgate.sdk.testing.fake_job` in tests.
+    """One attempt at one job; made by the worker, and by `headgate.testing.fake_job` in tests.
 
     (id, `epoch`) names this attempt. Times are UTC by the database's clock.
     """
@@ -245,7 +245,7 @@ class _ThisJob:
     """A stand-in for type checkers; using it means the function was called directly, not by a worker."""
 
     def __getattr__(self, name: str) -> object:
-        raise RuntimeError(f"this_job.{name} was used outside of a worker; use headgate.sdk.testing.run_inline")
+        raise RuntimeError(f"this_job.{name} was used outside of a worker; use headgate.testing.run_inline")
 
     def __repr__(self) -> str:
         return "this_job"

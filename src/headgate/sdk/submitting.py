@@ -18,8 +18,6 @@ from headgate.sdk.handles import JobHandle, SyncHandle, error_of
 from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import Prepared
 
-_CREATED: Answer = {}
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -36,7 +34,7 @@ async def submit(
 ) -> JobHandle[Any]:
     """Submit one job and wait until it is stored."""
     page = await connection.submit(topic, payload, options)
-    answer = _CREATED if page.future is None else await cast("asyncio.Future[Answer]", page.future)
+    answer = await cast("asyncio.Future[Answer]", page.future)
     job_id, created = _read_one(page.ids[0], answer, options)
     return JobHandle(connection, job_id, returns, created=created)
 
@@ -60,7 +58,7 @@ async def submit_many(
 
     async def oldest() -> None:
         page = waiting.popleft()
-        sum_up.add(page, _CREATED if page.future is None else await cast("asyncio.Future[Answer]", page.future))
+        sum_up.add(page, await cast("asyncio.Future[Answer]", page.future))
 
     for ids, bodies in connection.pages(payloads):
         waiting.append(await connection.put(topic, ids, bodies, options))
@@ -94,7 +92,7 @@ def submit_many_blocking(
 
 
 def _blocked(page: Page) -> Answer:
-    return _CREATED if page.future is None else cast("Future[Answer]", page.future).result()
+    return cast("Future[Answer]", page.future).result()
 
 
 def _read_one(job_id: JobId, answer: Answer, options: Prepared) -> tuple[JobId, bool]:

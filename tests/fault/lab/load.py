@@ -334,7 +334,7 @@ class Load:
         except HeadgateError as error:
             self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200], jobs=jobs)
             return
-        self.recorder.end(op, OK, jobs=jobs, expired=sealed is not None and sealed.expired)
+        self.recorder.end(op, OK, jobs=jobs, expired=sealed.expired)
 
     async def _do_bulk(self, tenant: Tenant) -> None:
         """Jobs of their own tag, and then one verb over all of them."""

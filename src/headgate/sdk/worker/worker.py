@@ -17,6 +17,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_integer, check_worker_id
 from headgate.sdk import rpc
 from headgate.sdk.connection import Connection
+from headgate.sdk.errors import OutsideBox
 from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
@@ -100,6 +101,8 @@ class Worker:
         """
         if self._stream is not None:
             raise RuntimeError("a worker runs once; make another one")
+        if self._connection.box is not None:
+            raise OutsideBox("a worker needs a server, and the box has none; call `await box.drain()` instead")
         self._io = io_thread()  # only now: a worker may be made before a fork
         slots = Slots(self._tasks, concurrency=self._concurrency, processes=self._processes)
         stream = self._stream = self._compose(slots)
