@@ -144,7 +144,8 @@ class Server:
     rules: ClassVar[Mapping[str, Rule]] = RULES
     extra_services: ClassVar[tuple[grpc.GenericRpcHandler, ...]] = ()
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, *, validator: TokenValidator | None = None) -> None:
+        """`validator` replaces the file of tokens."""
         if options.tokens_file is None and not options.dev:
             raise InvalidSetting(
                 "tokens", "none are configured", hint="pass --tokens FILE, or --dev for loopback without tokens"
@@ -166,7 +167,8 @@ class Server:
                 hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
             )
         self.options = options
-        self.validator: TokenValidator = AllowAll() if options.tokens_file is None else TokenFile(options.tokens_file)
+        tokens = options.tokens_file
+        self.validator: TokenValidator = validator or (AllowAll() if tokens is None else TokenFile(tokens))
         self.store = DispatchStore(
             options.database_url,
             direct_dsn=options.direct_database_url,

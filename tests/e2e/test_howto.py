@@ -65,16 +65,28 @@ def test_the_page_on_connecting_runs_as_printed(serve: Serve, spawn: Spawn, tmp_
     assert done.stdout.split() == ["600", "resize"]
 
 
-def test_the_page_on_testing_is_a_test_file_that_passes(tmp_path: Path) -> None:
-    (tmp_path / "test_app.py").write_text(program("testing.md"))
+def test_the_page_on_testing_is_an_app_with_tests_that_pass(database: str, tmp_path: Path) -> None:
+    page = (HOWTO / "testing.md").read_text()
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    app, *tests = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "pyproject.toml").write_text(settings)
+    (tmp_path / "app.py").write_text(app)
+    (tmp_path / "test_app.py").write_text("\n\n".join(tests))
+    # The plugins by name: what else is installed here is not part of the page.
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "headgate.testing.plugin", "-p", "no:cacheprovider")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_app.py"],
+        [sys.executable, "-m", "pytest", "-q", *plugins],
         cwd=tmp_path,
-        env=clean_environ(),
+        env={
+            **clean_environ(),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "HEADGATE_TEST_DATABASE_URL": database,
+            "PYTHONPATH": str(tmp_path),
+        },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{page.count('def test_')} passed" in done.stdout

@@ -14,12 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -28,10 +26,9 @@ import asyncpg
 from headgate import embedded
 from headgate.store.connect import connect
 from headgate.store.migrate import migrate
+from headgate.testing.server import temporary_folder as temporary_folder
 
 T = TypeVar("T")
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-_ROOM_NEEDED = 2 << 30
 # Less log to keep in memory. Everything that concerns durability stays as users have it.
 _SETTINGS = {"max_wal_size": "256MB", "min_wal_size": "64MB", "shared_buffers": "64MB"}
 
@@ -126,12 +123,6 @@ def running_server() -> Iterator[Server]:
             yield from _serve(cluster.dsn())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def temporary_folder() -> Path:
-    """A new folder for a cluster; in memory where there is room, since a busy disk made a clone take 300 ms."""
-    in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_NEEDED
-    return Path(tempfile.mkdtemp(prefix="headgate-test-", dir=_MEMORY if in_memory else None))
 
 
 def _serve(dsn: str) -> Iterator[Server]:

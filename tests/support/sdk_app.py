@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 
 from headgate import Headgate, Job, Nack, this_job
-from headgate.sdk.testing import fake_job
 from headgate.sdk.worker import forced_exit
 from headgate.sdk.worker.process_child import Child
 from headgate.sdk.worker.process_pipe import MESSAGE_MAX_BYTES
+from headgate.testing import fake_job
 
 hg = Headgate()
 

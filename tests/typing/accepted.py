@@ -24,7 +24,7 @@ from headgate import (
     this_job,
 )
 from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
-from headgate.sdk.testing import run_inline
+from headgate.testing import run_inline
 
 hg = Headgate()
 

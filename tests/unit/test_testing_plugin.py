@@ -1,0 +1,76 @@
+"""The pytest plugin: it costs nothing where it is not used, and says what is missing where it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate
+from headgate.testing import LocalServer, plugin
+from headgate.testing.server import LocalServerFailed
+
+ROOT = Path(__file__).parents[2]
+hg = Headgate("127.0.0.1:1")
+
+
+class Config:
+    def __init__(self, app: str) -> None:
+        self.app = app
+
+    def getini(self, name: str) -> str:
+        assert name == "headgate_app"
+        return self.app
+
+
+def test_the_plugin_is_declared_to_pytest() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"headgate": plugin.__name__}
+
+
+def test_a_run_that_does_not_use_the_plugin_loads_nothing_of_headgate() -> None:
+    code = (
+        "import sys, pytest\n"
+        "before = set(sys.modules)\n"
+        "import headgate.testing.plugin\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['headgate', 'headgate.testing', 'headgate.testing.plugin']"
+
+
+def test_the_setting_names_the_app() -> None:
+    config: Any = Config(f"{__name__}:hg")
+    assert plugin._app(config) is hg
+
+
+@pytest.mark.parametrize("place", ["", "app", ":hg", "app:"])
+def test_a_setting_of_another_form_says_what_to_write(place: str) -> None:
+    config: Any = Config(place)
+    with pytest.raises(pytest.UsageError, match=r'must name your app as "package\.module:name"'):
+        plugin._app(config)
+
+
+def test_a_setting_that_names_something_else_says_so() -> None:
+    config: Any = Config("json:dumps")
+    with pytest.raises(pytest.UsageError, match='is "json:dumps", which is no Headgate'):
+        plugin._app(config)
+
+
+def test_names_are_reachable_and_others_are_not() -> None:
+    import headgate.testing as public
+
+    assert {name for name in public.__all__ if not hasattr(public, name)} == set()
+    assert "LocalServer" in dir(public)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        public.nothing  # noqa: B018
+
+
+def test_a_server_that_cannot_start_shows_its_log() -> None:
+    with pytest.raises(LocalServerFailed, match=r"(?s)the server for tests ended:.*error: ") as failed:
+        LocalServer("postgresql://nobody@127.0.0.1:1/none")
+    assert "Traceback" not in str(failed.value)
