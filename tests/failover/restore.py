@@ -182,8 +182,8 @@ def problems(stack: Stack, held: Held, epochs: Mapping[UUID, int], rows: Mapping
     found: list[str] = []
     log = "\n".join(worker.text() for worker in stack.worker_processes)
     for job_id in held.all:
-        lost = f"lease_lost job={job_id} epoch={epochs[job_id]} "
-        refused = f"outcome_not_applied job={job_id} epoch={epochs[job_id]} "
+        lost = f"lease_lost job_id={job_id} epoch={epochs[job_id]} "
+        refused = f"outcome_not_applied job_id={job_id} epoch={epochs[job_id]} "
         if lost not in log and refused not in log:
             found.append(f"the old run of {job_id} was not refused")
     for job_id in (*held.running, *held.later):

@@ -22,6 +22,7 @@ Traceback (most recent call last):
     handle.when()
 AttributeError: 'uvloop.loop.Handle' object has no attribute 'when'
 """
+FAILED_JOB = "2026-11-16 02:53:31,101 WARNING headgate.worker job_failed topic=a\n"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ AttributeError: 'uvloop.loop.Handle' object has no attribute 'when'
         ("s1-1.log", "2026-11-16 02:53:31,101 CRITICAL headgate service_died service=tick", ["service_died"]),
         ("w1-1.log", "2026-11-16 02:53:31,101 ERROR headgate.worker did_not_stop handlers=2", []),
         ("s1-1.log", "2026-11-16 02:53:31,101 WARNING headgate.dispatch claim_failed error=ERROR", []),
+        ("w1-1.log", FAILED_JOB + TRACEBACK.partition("\n")[2], []),  # of a handler
+        ("w1-1.log", FAILED_JOB + TRACEBACK, ["traceback, AttributeError"]),
         ("postgres.log", TRACEBACK, []),  # not ours
     ],
 )

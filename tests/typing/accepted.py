@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
@@ -9,6 +10,7 @@ from typing import assert_type
 from headgate import (
     Bound,
     Fail,
+    Failure,
     Headgate,
     Job,
     JobHandle,
@@ -21,6 +23,7 @@ from headgate import (
     SyncHandle,
     Task,
     Unique,
+    Worker,
     this_job,
 )
 from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
@@ -106,6 +109,32 @@ def takes_task(task: Task[[int], int]) -> None: ...
 
 
 takes_task(plain)
+
+
+@hg.middleware
+def around(job: Job) -> Iterator[None]:
+    yield
+
+
+@hg.middleware
+async def around_async(job: Job) -> AsyncIterator[None]:
+    yield
+
+
+@hg.on_failure
+@hg.on_dead
+def failed(failure: Failure) -> None:
+    assert_type(failure.job, Job)
+    assert_type(failure.exception, BaseException | None)
+    assert_type(failure.retry_at, datetime | None)
+
+
+@hg.on_start
+async def started(worker: Worker) -> None:
+    assert_type(worker.worker_id, str)
+
+
+hg.on_stop(lambda worker: None)
 
 
 async def worker() -> None:

@@ -40,6 +40,15 @@ async def producer() -> str:
     return await (await send.submit("a")).result()  # E: unreachable
 
 
+@hg.middleware  # E: type-var
+def not_a_generator(job: Job) -> int:
+    return 1
+
+
+@hg.on_failure  # E: type-var
+def takes_nothing() -> None: ...
+
+
 async def wrong_result() -> str:
     handle = await send.submit("a")
     return await handle.result()  # E: return-value

@@ -14,9 +14,15 @@ from tests.support.fake_server import FakeServer, WorkerPeer
 @asynccontextmanager
 async def working(app: Headgate, server: FakeServer, **options: Any) -> AsyncIterator[tuple[Worker, WorkerPeer]]:
     worker = app.worker(**{"concurrency": 4, "grace": 5, "cancel_grace": 0, **options})
+    async with working_worker(worker, server) as peer:
+        yield worker, peer
+
+
+@asynccontextmanager
+async def working_worker(worker: Worker, server: FakeServer) -> AsyncIterator[WorkerPeer]:
     running = asyncio.create_task(worker.run())
     try:
-        yield worker, await server.worker()
+        yield await server.worker()
     finally:
         worker.stop()
         worker.stop()

@@ -46,7 +46,9 @@ def without_late(delivery: Delivery) -> tuple[Delivery, list[tuple[UUID, int, Ou
         (delivery.ids[index], delivery.epochs[index], _not_started(deadline_us)) for index, deadline_us in late.items()
     ]
     for index in bare:
-        log.error('payload_lost job=%s effect="the job ends dead" hint="please report this bug"', delivery.ids[index])
+        log.error(
+            'payload_lost job_id=%s effect="the job ends dead" hint="please report this bug"', delivery.ids[index]
+        )
         ends.append((delivery.ids[index], delivery.epochs[index], _BARE))
     return delivery.only([index for index in range(len(delivery)) if index not in late and index not in bare]), ends
 

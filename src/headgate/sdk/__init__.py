@@ -40,9 +40,11 @@ from headgate.sdk.errors import VersionMismatch as VersionMismatch
 from headgate.sdk.handles import JobHandle as JobHandle
 from headgate.sdk.handles import JobInfo as JobInfo
 from headgate.sdk.handles import SyncHandle as SyncHandle
+from headgate.sdk.hooks import Failure as Failure
 from headgate.sdk.job import CancelToken as CancelToken
 from headgate.sdk.job import Job as Job
 from headgate.sdk.job import this_job as this_job
+from headgate.sdk.job_context import JobFields as JobFields
 from headgate.sdk.options import JobOptions as JobOptions
 from headgate.sdk.options import Priority as Priority
 from headgate.sdk.outcomes import Abandon as Abandon

@@ -20,6 +20,7 @@ from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.codec import body_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
+from headgate.sdk.hooks import HookDecorators
 from headgate.sdk.io_thread import new_loop
 from headgate.sdk.job import Job
 from headgate.sdk.options import JobOptions, Prepared, prepared
@@ -48,7 +49,7 @@ class _Kind(TypedDict):
     time_limit: Seconds | None
 
 
-class Headgate:
+class Headgate(HookDecorators):
     """A client of Headgate and the registry of its jobs.
 
     `url` names one or several servers (`host:port`, `https://host:port`; default HEADGATE_URL, else 127.0.0.1:7070) and
@@ -68,6 +69,7 @@ class Headgate:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
     ) -> None:
+        super().__init__()
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
         addresses = addresses_of(url, trust_of(ca, certificate, key))
         if ca and not any(address.tls for address in addresses):
@@ -259,7 +261,7 @@ class Headgate:
         """A worker for the registered tasks, to be run and stopped by you; see `WorkerOptions`."""
         from headgate.sdk.worker import Worker
 
-        worker = Worker(self._connection, self._tasks, **options)
+        worker = Worker(self._connection, self._tasks, self._hooks, **options)
         if self._schedules:
             worker.beside = lambda: sync_beside(self)
         return worker
@@ -276,7 +278,8 @@ class Headgate:
         from headgate.sdk.worker.forced_exit import forced_exit_after
 
         worker = self.worker(**options)
-        with forced_exit_after(worker.ended), asyncio.Runner(loop_factory=new_loop) as runner:
+        leaving = forced_exit_after(worker.ended, more_seconds=worker.end_seconds)
+        with leaving, asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(worker.run(signals=True))
 
     # --- tests -------------------------------------------------------------------------------------------------------

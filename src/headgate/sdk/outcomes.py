@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import traceback
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
@@ -28,6 +29,10 @@ Outcome: TypeAlias = bytes | pb.Outcome
 """The result of a successful attempt, or any other outcome as a message without id and epoch."""
 
 log = logging.getLogger("headgate.worker")
+
+_SDK: Final = os.path.dirname(__file__)
+_OURS: Final = (os.path.join(_SDK, "worker", ""), os.path.join(_SDK, "arguments.py"), os.path.join(_SDK, "codec.py"))
+"""The code between a worker and a handler."""
 
 
 class HandlerVerdict(Exception):
@@ -131,8 +136,20 @@ def _text(error: BaseException) -> str:
 
 def _trace(error: BaseException) -> str:
     try:
-        # The frames of the SDK itself come first and say nothing to the user.
-        tb = error.__traceback__
-        return "".join(traceback.format_exception(type(error), error, tb.tb_next if tb and tb.tb_next else tb))
+        described = traceback.TracebackException.from_exception(error)
+        _drop_our_frames(described)
+        return "".join(described.format())
     except Exception:  # noqa: BLE001 -- as above
         return ""
+
+
+def _drop_our_frames(described: traceback.TracebackException) -> None:
+    """Leave out the frames that call the handler and its middleware: they say nothing to the user."""
+    left: list[traceback.TracebackException | None] = [described]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_OURS)]
+            left += (one.__cause__, one.__context__, *(one.exceptions or ()))

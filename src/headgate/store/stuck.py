@@ -38,7 +38,7 @@ class Stuck:
         for key, reason in now.items():
             if (key, reason) not in self._named:
                 self._name((key, reason))
-                log.error("job_stuck tenant=%s job=%s error=%s", *key, reason)
+                log.error("job_stuck tenant=%s job_id=%s error=%s", *key, reason)
 
     def over(self, by: str) -> None:
         """What was tried has met no problem, and needs no other way."""

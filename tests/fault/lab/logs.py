@@ -18,11 +18,16 @@ ALLOWED: Final = (
     r"did_not_stop ",
     # A worker told to end while every server is away.
     r"outcomes_not_reported ",
+    # Handlers of the laboratory that fail on purpose.
+    r"job_dead ",
 )
 """Errors that are what they should be."""
 _ERROR: Final = re.compile(
     r"^\S+ \S+ (ERROR|CRITICAL) (?P<what>.*)$|^(?P<odd>Fatal Python error.*|Exception ignored .*)$"
 )
+_RECORD: Final = re.compile(r"^\d{4}-\d\d-\d\d \S+ [A-Z]+ ")
+_OF_A_HANDLER: Final = re.compile(r"^\S+ \S+ [A-Z]+ headgate\.worker job_(failed|dead) ")
+"""A record with the traceback of a handler, which is the laboratory's own."""
 _LENGTH: Final = 200
 
 
@@ -32,8 +37,13 @@ def troubles(folder: Path, *, allowed: Iterable[str] = ()) -> Iterator[str]:
     for log in sorted((*folder.glob("s[0-9]*.log"), *folder.glob("w[0-9]*.log"))):
         found: Counter[str] = Counter()
         lines = log.read_text(errors="replace").splitlines()
+        of_a_handler = False
         for number, line in enumerate(lines):
+            if _RECORD.match(line):
+                of_a_handler = _OF_A_HANDLER.match(line) is not None
             if line.lstrip().startswith(TRACEBACK):
+                if of_a_handler:
+                    continue
                 found[f"traceback, {_last_of(lines, number)}"] += 1
             elif (error := _ERROR.match(line)) and not known.search(line):
                 found[_without_numbers(error["what"] or error["odd"])] += 1

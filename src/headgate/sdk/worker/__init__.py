@@ -9,6 +9,9 @@
 - *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones: each child has a pipe
   and a thread here that serves it.
 
+- Two *threads* for what must not delay the I/O thread: one writes the log lines of attempts, one calls the hooks for
+  failures (`AttemptLog`). Middleware (`middleware`) runs where its handler runs.
+
 **Crossings.** Jobs go from the stream to the slots once per frame. Outcomes come back by `WorkerStream.report`: append
 to a deque, and wake the I/O loop unless it is woken already. So there are as many crossings as frames, not as jobs.
 When the writer is idle a single outcome leaves at once; while it writes, outcomes gather for the next frame, which also
@@ -33,7 +36,10 @@ its outcome is acknowledged, and every beat and every Hello lists all that is he
 - A handler runs over its time limit: stopped as by a cancellation, Failed; what cannot be stopped is Failed all the
   same, and its slot stays taken until it ends.
 - A child process dies: Failed, with the way it died; a new one for the next job. We die: our children end.
-- A handler raises, SystemExit included: Failed; the worker lives.
+- A handler raises, SystemExit included: Failed; the worker lives. The error is logged once the server has answered,
+  with what follows, or at the end of the worker if it never did.
+- A hook raises or does not end: `hook_failed` is logged; the outcome of the job stays. The output of the log blocks:
+  lines wait, past a bound they are dropped and counted; beats go on.
 - A job's topic has no handler here: Abandon, one warning, and the topic is left out of later Readys.
 - Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for. A
   frame that the server names as refused for now is sent again by itself; one it will never take is given up.

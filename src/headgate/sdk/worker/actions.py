@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from headgate.sdk.worker.attempt_log import Settled
 from headgate.sdk.worker.held_job import HeldJob
 
 
 class Actions:
     """To be carried out in this order; each field is reset by the caller when it acts on it."""
 
-    __slots__ = ("ended", "reconnect", "report", "start", "stop", "take_back")
+    __slots__ = ("ended", "reconnect", "report", "settled", "start", "stop", "take_back")
 
     def __init__(self) -> None:
         self.start: list[HeldJob] = []
         """Give these jobs to their slots."""
         self.stop: list[HeldJob] = []
         """Stop the handlers of these jobs."""
+        self.settled: list[Settled] = []
+        """Log these attempts, and call the hooks of those that failed. Of completed ones only if that is logged."""
         self.take_back = False
         """Take from the slots what no handler has begun, and pass it to `taken_back`."""
         self.reconnect = False

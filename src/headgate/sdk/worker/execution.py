@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from headgate.sdk.codec import encode_result
+from headgate.sdk.hooks import Middleware
 from headgate.sdk.outcomes import Cancelled, Outcome, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.forced_outcomes import abandoned, out_of_time
 from headgate.sdk.worker.held_job import HeldJob
+from headgate.sdk.worker.middleware import result_of, run_around, run_plain
 
 
-async def attempt_async(task: Task[Any, Any], job: HeldJob, slot: asyncio.Task[None] | None) -> Outcome:
+async def attempt_async(
+    task: Task[Any, Any], job: HeldJob, slot: asyncio.Task[None] | None, middleware: Sequence[Middleware] = ()
+) -> Outcome:
     """Run an async handler in the current task; never raises but GeneratorExit, when its loop is thrown away."""
     try:
-        value = await task.arguments.call(task.function, job)
+        if middleware:
+            call = partial(task.arguments.call, task.function, job)
+            value = result_of(*await run_around(middleware, job, call, awaited=True))
+        else:
+            value = await task.arguments.call(task.function, job)
         return b"" if value is None else encode_result(value)
     except GeneratorExit:
         raise
@@ -29,10 +39,14 @@ async def attempt_async(task: Task[Any, Any], job: HeldJob, slot: asyncio.Task[N
         return _ended(error, job)
 
 
-def attempt_sync(task: Task[Any, Any], job: HeldJob) -> Outcome:
+def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middleware] = ()) -> Outcome:
     """Run a plain handler in this thread; never raises."""
     try:
-        value = task.arguments.call(task.function, job)
+        if middleware:
+            call = partial(task.arguments.call, task.function, job)
+            value = result_of(*run_plain(run_around(middleware, job, call, awaited=False)))
+        else:
+            value = task.arguments.call(task.function, job)
         if value is None:
             return b""
         if inspect.isawaitable(value):
@@ -47,4 +61,5 @@ def attempt_sync(task: Task[Any, Any], job: HeldJob) -> Outcome:
 def _ended(error: BaseException, job: HeldJob) -> Outcome:
     if job.timed_out and isinstance(error, asyncio.CancelledError | Cancelled):
         return out_of_time(job)
+    job.error = error  # for the hooks, until the server has answered
     return outcome_of(error, cancelled=job.cancel_requested)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
 from uuid import UUID
 
 import grpc.aio
@@ -23,17 +23,26 @@ log = logging.getLogger("headgate.worker")
 
 REPORT_SECONDS: Final = 5.0
 """How long one server is tried."""
+OnSettled: TypeAlias = Callable[[jobs.Outcome, jobs.Receipt | None], None]
 
 
 async def report_without_stream(
-    outcomes: Iterable[jobs.Outcome], addresses: tuple[Address, ...], *, worker_id: str, token: str
+    outcomes: Iterable[jobs.Outcome],
+    addresses: tuple[Address, ...],
+    *,
+    worker_id: str,
+    token: str,
+    settled: OnSettled,
 ) -> None:
-    """Report to the first server that accepts it; what none accepts is logged."""
+    """Report to the first server that accepts it; what none accepts is logged.
+
+    `settled` is called with each outcome and its receipt, at the end with None for those that were not reported.
+    """
     left = deque(outcomes)
     for address in addresses:
         channel = rpc.open_channel(address)
         try:
-            await _report(channel, left, worker_id=worker_id, token=token)
+            await _report(channel, left, settled, worker_id=worker_id, token=token)
         except Exception as error:  # noqa: BLE001 -- the next address may accept it; the rest is logged below
             log.info("report_failed error=%s", rpc.explain(error, address))
         else:
@@ -45,9 +54,13 @@ async def report_without_stream(
             'outcomes_not_reported jobs=%d effect="the jobs run again when their leases lapse"',
             len(left),
         )
+        for outcome in left:
+            settled(outcome, None)
 
 
-async def _report(channel: grpc.aio.Channel, left: deque[jobs.Outcome], *, worker_id: str, token: str) -> None:
+async def _report(
+    channel: grpc.aio.Channel, left: deque[jobs.Outcome], settled: OnSettled, *, worker_id: str, token: str
+) -> None:
     """Report to one server, in parts that it accepts, within REPORT_SECONDS. What it took leaves the queue.
 
     Raises the server's refusal, unless it may be gone in time.
@@ -70,7 +83,7 @@ async def _report(channel: grpc.aio.Channel, left: deque[jobs.Outcome], *, worke
             continue
         for _ in part:
             left.popleft()
-        again = _locked(part, answer.receipts)
+        again = _locked(part, answer.receipts, settled)
         left.extend(again)
         locked += len(again)
 
@@ -87,16 +100,24 @@ def _next_part(left: Iterable[jobs.Outcome], most: int) -> list[jobs.Outcome]:
     return part
 
 
-def _locked(outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt]) -> list[jobs.Outcome]:
-    """Those about which nothing was decided, because their jobs were locked."""
+def _locked(
+    outcomes: Sequence[jobs.Outcome], receipts: Iterable[jobs.Receipt], settled: OnSettled
+) -> list[jobs.Outcome]:
+    """Those about which nothing was decided, because their jobs were locked; the others are settled."""
     found = []
-    for receipt in receipts:
-        outcome = outcomes[receipt.index]
-        if receipt.code == jobs.RECEIPT_LOCKED:
+    answers = {receipt.index: receipt for receipt in receipts}
+    for index, outcome in enumerate(outcomes):
+        receipt = answers.get(index)
+        if receipt is None:
+            settled(outcome, None)
+        elif receipt.code == jobs.RECEIPT_LOCKED:
             found.append(outcome)
-        elif receipt.code not in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
+        elif receipt.code in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
+            settled(outcome, receipt)
+        else:
             log.warning(
-                "outcome_not_applied job=%s epoch=%d receipt=%s message=%s",
+                "outcome_not_applied job_id=%s epoch=%d receipt=%s message=%s",
                 *(UUID(bytes=outcome.id), outcome.epoch, receipt_name(receipt), receipt.message),
             )
+            settled(outcome, None)
     return found

@@ -16,8 +16,8 @@ LEAVING_SECONDS: Final = 6.0
 
 
 @contextmanager
-def forced_exit_after(ended: threading.Event) -> Iterator[None]:
-    """End this process with code 1 if the block is not left a while after `ended`.
+def forced_exit_after(ended: threading.Event, *, more_seconds: float = 0.0) -> Iterator[None]:
+    """End this process with code 1 if the block is not left a while after `ended`; `more_seconds` are for hooks.
 
     A handler that blocks the event loop, ignores its cancellation, or waits for a thread that never returns would
     otherwise keep a drained worker from ending until it is killed. Its job has been handed back by then.
@@ -26,10 +26,10 @@ def forced_exit_after(ended: threading.Event) -> Iterator[None]:
 
     def watch() -> None:
         ended.wait()
-        if not left.wait(LEAVING_SECONDS):
+        if not left.wait(LEAVING_SECONDS + more_seconds):
             log.error(
                 'did_not_stop seconds=%g effect="the process exits although a handler still runs"',
-                LEAVING_SECONDS,
+                LEAVING_SECONDS + more_seconds,
             )
             logging.shutdown()
             os._exit(1)

@@ -2,7 +2,7 @@
 
 One object for both, since one is made for every delivery. Handlers know it as a `Job`, whose type and `dir()` show
 nothing of what is added here. The I/O thread writes these fields; the slot that runs the handler writes `began_at`,
-`run_seconds` and `slot_task`. Each is a single attribute, so no lock is needed.
+`run_seconds`, `error` and `slot_task`. Each is a single attribute, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class HeldJob(Job):
     __slots__ = (
         "abandoned",
         "began_at",
+        "error",
         "handler",
         "lost",
         "outcome_queued",
@@ -86,6 +87,7 @@ class HeldJob(Job):
         self.started_at = 0.0  # when it was given to its slot
         self.began_at = 0.0  # when its handler began; 0: it has not
         self.run_seconds = 0.0  # how long its handler ran, where the slot has measured that
+        self.error: BaseException | None = None  # what its handler raised, until the outcome is answered
         self.slot_task: asyncio.Task[None] | None = None  # the task on the user's loop that runs it, while it does
 
     def set_extras(

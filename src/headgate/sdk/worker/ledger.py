@@ -58,6 +58,8 @@ class Ledger:
         """True while jobs may still arrive although none are wanted: the server has not answered Quiet."""
         self.timed: set[HeldJob] = set()
         """Active jobs with a timer for their deadline or their time limit, to be cancelled when they end."""
+        self.unreported: list[tuple[HeldJob, Outcome]] = []
+        """Failures of handlers that are not sent, because the lease of their job was lost."""
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._timers, self._reports = tasks, timers, reports
@@ -192,8 +194,15 @@ class Ledger:
             return
         self._release(job)
         self._ahead.finished(job.run_seconds or now - job.started_at, now)
-        if outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
+        if job.lost:
+            self._note_unreported(job, outcome)
+        elif outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
             self.settle(job, outcome)
+
+    def _note_unreported(self, job: HeldJob, outcome: Outcome | None) -> None:
+        """Keep an error that is not the consequence of having been stopped: its author should see it."""
+        if outcome is not None and not isinstance(outcome, bytes) and outcome.failed.type not in ("", "Cancelled"):
+            self.unreported.append((job, outcome))
 
     def lose(self, job: HeldJob) -> bool:
         """The lease is another worker's. True if a handler runs that should be stopped; its outcome is not sent."""

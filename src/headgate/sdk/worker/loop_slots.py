@@ -16,9 +16,11 @@ import asyncio
 import contextvars
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
+from headgate.sdk.hooks import Middleware
+from headgate.sdk.job_context import current_job
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_async
@@ -34,8 +36,10 @@ TURN_SECONDS: Final = 0.005
 class LoopSlots:
     """Runs async handlers on one event loop, at most `size` at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, *, size: int) -> None:
-        self._loop, self._report, self._size = loop, report, size
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, report: Report, *, size: int, middleware: Sequence[Middleware] = ()
+    ) -> None:
+        self._loop, self._report, self._size, self._middleware = loop, report, size, middleware
         self._inbox: deque[HeldJob] = deque()  # bounded by the credit: what is delivered was asked for
         self._idle: list[asyncio.Future[None]] = []
         # Not a task group: leaving one would wait for a handler that ignores its cancellation.
@@ -98,7 +102,7 @@ class LoopSlots:
 
     async def _serve(self, clean: contextvars.Context) -> None:
         me = cast("asyncio.Task[None]", asyncio.current_task())
-        inbox, monotonic = self._inbox, time.monotonic
+        inbox, monotonic, middleware = self._inbox, time.monotonic, self._middleware
         turn_ends = monotonic() + TURN_SECONDS
         while not self._closed:
             try:
@@ -116,7 +120,9 @@ class LoopSlots:
                 self._report(job, unbegun(job))
                 continue
             job.slot_task, job.began_at = me, monotonic()
-            outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me)
+            token = current_job.set(job)
+            outcome = await attempt_async(cast("Task[Any, Any]", job.handler), job, me, middleware)
+            current_job.reset(token)
             now = monotonic()
             job.slot_task, job.run_seconds = None, now - job.began_at
             self._report(job, outcome)

@@ -12,6 +12,7 @@ or computes. That must not happen in the middle of a message: `send` puts it off
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib
 import logging
@@ -20,17 +21,21 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Final
 
 from headgate.domain.validation import clean_text
+from headgate.sdk.hooks import Middleware
 from headgate.sdk.job import Job
+from headgate.sdk.job_context import JobFields, current_job
 from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
 from headgate.sdk.worker.held_job import HeldJob
+from headgate.sdk.worker.middleware import find_middleware
 from headgate.sdk.worker.process_pipe import (
     BROKEN,
     Begun,
@@ -103,6 +108,7 @@ class Child:
     def _outcome(self, order: Run) -> Any:
         try:
             task = find(order.module, order.name)
+            middleware = find_middleware(order.middleware)
         except BaseException as error:  # noqa: BLE001 -- reported as the job's failure: the parent cannot know why
             where = f"{order.module}.{order.name}"
             return failure("HandlerNotFound", f"{where} cannot be imported in another process: {error}")
@@ -114,7 +120,8 @@ class Child:
         self.send(Begun())  # its time counts from here: not from the import of its module
         self._shielded = False
         self._raise_if_stopped()
-        return attempt_sync(task, job)
+        # A context of its own for each job, as in a thread.
+        return contextvars.copy_context().run(_attempt, task, job, middleware)
 
     def _interrupt(self, *_: object) -> None:
         """The signal, in the main thread: from the parent through our reader, or from another process."""
@@ -173,6 +180,11 @@ class Child:
             self._raise_if_stopped()
 
 
+def _attempt(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middleware]) -> Any:
+    current_job.set(job)
+    return attempt_sync(task, job, middleware)
+
+
 class _ToParent:
     """Sends a job's progress and extensions to the parent."""
 
@@ -198,6 +210,7 @@ class _Forwarder(logging.handlers.QueueHandler):
     def __init__(self, child: Child) -> None:
         super().__init__(queue=None)  # type: ignore[arg-type]  # emit() is our own, and uses none
         self._child = child
+        self.addFilter(JobFields())  # here: in the worker's process the job is not known
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one; what is neither a number nor a text travels as text."""

@@ -28,6 +28,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
     headers: dict[str, str]
     schedule: tuple[str, int]  # its name, and the occurrence
     deadline_us: int
+    middleware: tuple[tuple[str, str], ...]  # module and name of each, outermost first
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -34,6 +34,7 @@ from headgate.sdk.worker import process_child
 from headgate.sdk.worker.forced_outcomes import out_of_time, unbegun
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.loop_slots import Report
+from headgate.sdk.worker.middleware import log_begun
 from headgate.sdk.worker.process_pipe import (
     BROKEN,
     Begun,
@@ -62,8 +63,9 @@ _context = multiprocessing.get_context("spawn")
 class ProcessSlots:
     """Runs plain handlers in other processes, at most `size` at a time."""
 
-    def __init__(self, report: Report, *, size: int) -> None:
-        self._report, self._size = report, size
+    def __init__(self, report: Report, *, size: int, middleware: tuple[tuple[str, str], ...] = ()) -> None:
+        """`middleware`: module and name of each."""
+        self._report, self._size, self._middleware = report, size, middleware
         self._inbox: SimpleQueue[HeldJob | None] = SimpleQueue()  # bounded by the ledger's concurrency
         self._idle = threading.Semaphore(0)
         self._slots: list[_Slot] = []
@@ -100,7 +102,7 @@ class ProcessSlots:
                 slot.stop(job)
 
     def _new_slot(self) -> None:
-        slot = _Slot(f"headgate-process-{len(self._slots) + 1}")
+        slot = _Slot(f"headgate-process-{len(self._slots) + 1}", self._middleware)
         thread = threading.Thread(target=self._serve, args=(slot,), name=slot.name, daemon=True)
         self._slots.append(slot)
         self._threads.append(thread)
@@ -140,7 +142,7 @@ class ProcessSlots:
             try:
                 outcome = slot.run(job)
             except Exception as error:
-                log.exception("process_failed job=%s", job.id)
+                log.exception("process_failed job_id=%s", job.id)
                 outcome = failure("ProcessFailed", f"the job could not be run in a process of its own: {error}")
             finally:
                 del self._running[job]
@@ -157,8 +159,8 @@ class _ChildDiedError(Exception):
 class _Slot:
     """One child and its successors. All but `stop`, `close` and `kill` belong to the thread that serves it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, middleware: tuple[tuple[str, str], ...]) -> None:
+        self.name, self._middleware = name, middleware
         self._process: SpawnProcess | None = None
         self._pipe: Pipe[ToParent] | None = None
         self._number = 0
@@ -221,7 +223,9 @@ class _Slot:
             return unbegun(job)
         task = cast("Task[Any, Any]", job.handler)
         self._number += 1
-        order = Run(self._number, task.function.__module__, task.name, job.facts, *job.extras)
+        order = Run(
+            self._number, task.function.__module__, task.name, job.facts, *job.extras, middleware=self._middleware
+        )
         job.cancelled.on_set(self.wake)
         self._send_job(order)
         try:
@@ -260,6 +264,7 @@ class _Slot:
                     raise _ChildDiedError from None
                 if isinstance(message, Done):
                     self._used = True
+                    job.run_seconds = time.monotonic() - job.began_at if job.began_at else 0.0
                     return _outcome(job, completed=message.completed, raw=message.raw)
                 self._receive(job, message)
             elif process.sentinel in ready:
@@ -278,13 +283,14 @@ class _Slot:
                 if job.timed_out:
                     return out_of_time(job)
                 if not self._closed:
-                    log.warning('did_not_stop job=%s topic=%s effect="its process was killed"', job.id, job.topic)
+                    log.warning('did_not_stop job_id=%s topic=%s effect="its process was killed"', job.id, job.topic)
                 return failure("Cancelled", "the job was cancelled on request, and its process ended by force")
 
     def _receive(self, job: HeldJob, message: ToParent) -> None:
         match message:
             case Begun():
                 job.began_at = time.monotonic()
+                log_begun(job)
             # By number: a thread that an earlier handler left behind may still report for its job.
             case Progress(number=self._number):
                 job.progress(message.done, message.total, message.message)
@@ -309,7 +315,7 @@ class _Slot:
         if job.timed_out:
             return out_of_time(job)
         how = _ending(process.exitcode)
-        log.warning("process_died job=%s topic=%s reason=%s", job.id, job.topic, how)
+        log.warning("process_died job_id=%s topic=%s reason=%s", job.id, job.topic, how)
         return failure("ProcessDied", f"the process that ran the job died: {how}")
 
     def _collect_dead(self) -> SpawnProcess:

@@ -14,9 +14,11 @@ from typing import Final
 from headgate.sdk.errors import RETRIED
 from headgate.sdk.outcomes import Outcome, failure
 from headgate.sdk.worker.actions import Actions
+from headgate.sdk.worker.attempt_log import Settled
 from headgate.sdk.worker.beats import Beats
 from headgate.sdk.worker.held_job import STARTED, HeldJob
 from headgate.sdk.worker.ledger import Ledger
+from headgate.sdk.worker.outbox import SentOutcomes
 from headgate.sdk.worker.stop_sequence import StopSequence
 from headgate.sdk.worker.stuck_slots import LOOK_SECONDS, StuckSlots
 from headgate.sdk.worker.time_limits import TimeLimits
@@ -31,6 +33,7 @@ READY_MAX: Final = 100_000
 RESEND_SOON_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 30.0
 """How long to stay with a draining server that names no time."""
+_APPLIED: Final = jobs.Receipt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +169,8 @@ class WorkerProtocol:
         if sent is None:
             return
         self.receipts["applied"] += len(sent.jobs) - len(receipts.exceptions)
+        if sent.message.others or log.isEnabledFor(logging.DEBUG):
+            self.actions.settled += _settled(sent, receipts)
         invalid: list[tuple[HeldJob, jobs.Receipt]] = []
         locked: set[int] = set()
         for receipt in receipts.exceptions:
@@ -178,7 +183,7 @@ class WorkerProtocol:
                 locked.add(index)
                 continue
             log.warning(
-                "outcome_not_applied job=%s epoch=%d receipt=%s message=%s", job.id, job.epoch, code, receipt.message
+                "outcome_not_applied job_id=%s epoch=%d receipt=%s message=%s", job.id, job.epoch, code, receipt.message
             )
             if receipt.code == jobs.RECEIPT_INVALID and index < len(sent.message.ids):
                 invalid.append((job, receipt))
@@ -202,7 +207,7 @@ class WorkerProtocol:
         for raw_id, epoch in zip(lost.ids, lost.epochs, strict=True):
             job = self.ledger.held.get(raw_id)
             if job is not None and job.epoch == epoch and self.ledger.lose(job):
-                log.warning('lease_lost job=%s epoch=%d effect="its handler is stopped"', job.id, epoch)
+                log.warning('lease_lost job_id=%s epoch=%d effect="its handler is stopped"', job.id, epoch)
                 stopped.append(job)
         self._stop(stopped, now)
 
@@ -240,7 +245,7 @@ class WorkerProtocol:
         """Say so once if a handler does not stop: its slot stays taken until it does."""
         for job in stopping:
             if job.stage == STARTED:
-                log.error('did_not_stop job=%s topic=%s effect="its slot is lost"', job.id, job.topic)
+                log.error('did_not_stop job_id=%s topic=%s effect="its slot is lost"', job.id, job.topic)
 
     def _drain(self, seconds: float, now: float) -> None:
         """The server ends: finish here what is begun, then connect elsewhere."""
@@ -267,6 +272,10 @@ class WorkerProtocol:
             # It will never accept this frame. The leases of these jobs lapse: nothing else can be reported about them.
             log.error("outcomes_refused jobs=%d error=%s", len(sent.jobs), error.message)
             self.ledger.acknowledged(sent.jobs)
+            first = len(sent.message.ids)
+            self.actions.settled += [
+                Settled(job, sent.outcome_at(index), None) for index, job in enumerate(sent.jobs) if index >= first
+            ]
 
     def _resend(self, seq: int, _now: float) -> None:
         self.ledger.outbox.resend(seq)
@@ -281,6 +290,9 @@ class WorkerProtocol:
         finish = self.ledger.finish
         while ended:
             finish(*ended.popleft(), now)
+        if self.ledger.unreported:
+            self.actions.settled += [Settled(job, outcome, None) for job, outcome in self.ledger.unreported]
+            self.ledger.unreported.clear()
         self._start_waiting(now)
         if self.ledger.resting:
             self.stop_sequence.advance(now)
@@ -336,3 +348,16 @@ class WorkerProtocol:
 def receipt_name(receipt: jobs.Receipt) -> str:
     """The name of a receipt's code: applied, duplicate, stale, unknown, invalid, locked."""
     return jobs.ReceiptCode.Name(receipt.code).removeprefix("RECEIPT_").lower()
+
+
+def _settled(sent: SentOutcomes, receipts: pb.Receipts) -> list[Settled]:
+    """The attempts that this answer settles; completed ones only if they are logged."""
+    answers = {receipt.index: receipt for receipt in receipts.exceptions}
+    first_other, found = len(sent.message.ids), []
+    for index in range(0 if log.isEnabledFor(logging.DEBUG) else first_other, len(sent.jobs)):
+        receipt = answers.get(index, _APPLIED)
+        if receipt.code in (jobs.RECEIPT_APPLIED, jobs.RECEIPT_DUPLICATE):
+            found.append(Settled(sent.jobs[index], sent.outcome_at(index), receipt))
+        elif index >= first_other and receipt.code != jobs.RECEIPT_LOCKED:
+            found.append(Settled(sent.jobs[index], sent.outcome_at(index), None))
+    return found

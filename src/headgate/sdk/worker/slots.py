@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from headgate.sdk.hooks import Middleware
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.ledger import UNACKNOWLEDGED_MAX
 from headgate.sdk.worker.loop_slots import LoopSlots
+from headgate.sdk.worker.middleware import chain, log_skipped, names_of, plain_only
 from headgate.sdk.worker.process_slots import END_SECONDS, ProcessSlots
 from headgate.sdk.worker.thread_slots import ThreadSlots
 
@@ -21,19 +23,42 @@ GIVE_UP_SECONDS: Final = 2.0
 class Slots:
     """The slots on the user's loop, in threads and in processes."""
 
-    def __init__(self, tasks: Mapping[str, Task[Any, Any]], *, concurrency: int, processes: int) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[Any, Any]],
+        *,
+        concurrency: int,
+        processes: int,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        """`middleware` is what was registered, outermost first."""
         self._kinds = {task.run_in for task in tasks.values()}
-        self._concurrency, self._processes = concurrency, processes
+        self._concurrency, self._processes, self._middleware = concurrency, processes, middleware
         self._only_loop = self._kinds == {"loop"}
         # Slots of several kinds share their number, which only the ledger can keep.
         self.queue_size = UNACKNOWLEDGED_MAX if self._only_loop else 0
 
     def open(self, report: Callable[[HeldJob, Outcome | None], None]) -> None:
         """Make the slots that are needed; on the user's loop, before the stream is opened: processes come first."""
-        size = self._concurrency
-        self._process = ProcessSlots(report, size=self._processes) if "process" in self._kinds else None
-        self._thread = ThreadSlots(report, size=size)
-        self._loop = LoopSlots(asyncio.get_running_loop(), report, size=size)
+        size, middleware = self._concurrency, chain(self._middleware)
+        plain = plain_only(middleware)
+        self._process = None
+        if "process" in self._kinds:
+            self._process = ProcessSlots(report, size=self._processes, middleware=names_of(plain))
+        self._thread = ThreadSlots(report, size=size, middleware=plain)
+        self._loop = LoopSlots(asyncio.get_running_loop(), report, size=size, middleware=middleware)
+        if self._kinds != {"loop"}:
+            log_skipped(middleware)
+
+    @property
+    def threads(self) -> int:
+        """How many threads may run handlers."""
+        return self._concurrency if "thread" in self._kinds else 0
+
+    @property
+    def processes(self) -> int:
+        """How many processes may run handlers."""
+        return min(self._processes, self._concurrency) if "process" in self._kinds else 0
 
     def start(self, jobs: list[HeldJob]) -> None:
         """Give jobs to their slots. From the I/O thread."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from headgate.sdk.worker.actions import Actions
@@ -18,6 +19,8 @@ from headgate.sdk.worker.timers import Timers
 
 log = logging.getLogger("headgate.worker")
 
+DRAINING_SECONDS: Final = 5.0
+"""Time between two log lines on what is waited for."""
 FLUSH_SECONDS: Final = 10.0
 HURRIED_FLUSH_SECONDS: Final = 2.0
 UNWIND_SECONDS: Final = 2.0
@@ -48,7 +51,16 @@ class StopSequence:
 
     def hurry(self, now: float) -> None:
         """Wait for handlers no longer."""
-        self._hurried = True
+        if not self._hurried:
+            self._hurried = True
+            if running := self._ledger.running():
+                log.warning(
+                    "stopping_at_once jobs=%d topics=%s "
+                    'effect="handlers are cancelled, and their jobs return to the queue at no cost of an attempt"',
+                    *(len(running), _by_topic(running)),
+                )
+            else:
+                log.info('stopping_at_once jobs=0 effect="no handler runs; the last outcomes are reported"')
         self.begin(0.0, now)
         self.advance(now)
 
@@ -56,6 +68,7 @@ class StopSequence:
         """The slots have given back what they have not begun: the rest runs."""
         if self._step == TAKING_BACK:
             self._enter(FINISHING, self._due)
+            self._log_draining(now)
             self.advance(now)
 
     def reported(self) -> None:
@@ -80,6 +93,18 @@ class StopSequence:
             else:
                 self._actions.ended = True
 
+    def _log_draining(self, now: float) -> None:
+        """Say which handlers are waited for, and for how long; again every few seconds."""
+        running = self._ledger.running()
+        if self._step != FINISHING or self._hurried or not running:
+            return
+        log.info(
+            "draining jobs=%d topics=%s longest_seconds=%.0f seconds_left=%.0f "
+            'hint="a second signal cancels them at once"',
+            *(len(running), _by_topic(running), max(_age(job, now) for job in running), max(0.0, self._due - now)),
+        )
+        self._timers.set("draining", now + DRAINING_SECONDS, self._log_draining)
+
     def _need_not_wait(self, now: float) -> bool:
         return not self._ledger.active or self._hurried or now >= self._due
 
@@ -102,10 +127,10 @@ class StopSequence:
         self._enter(UNWINDING, now + UNWIND_SECONDS)
 
     def _hand_back(self, now: float) -> None:
-        if still := Counter(job.topic for job in self._given_up if job.stage == STARTED):
+        if still := [job for job in self._given_up if job.stage == STARTED]:
             log.error(
                 'did_not_stop handlers=%s effect="their jobs are abandoned, and can run elsewhere at once"',
-                ", ".join(f"{topic}: {count}" for topic, count in still.items()),
+                _by_topic(still),
             )
         for job in self._given_up:
             self._ledger.hand_back(job)
@@ -114,3 +139,11 @@ class StopSequence:
 
     def _flush(self, now: float) -> None:
         self._enter(FLUSHING, now + (HURRIED_FLUSH_SECONDS if self._hurried else FLUSH_SECONDS))
+
+
+def _by_topic(jobs: Iterable[HeldJob]) -> str:
+    return ", ".join(f"{topic}: {count}" for topic, count in Counter(job.topic for job in jobs).items())
+
+
+def _age(job: HeldJob, now: float) -> float:
+    return now - (job.began_at or job.started_at)

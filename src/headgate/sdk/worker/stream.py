@@ -22,10 +22,12 @@ from headgate.sdk.errors import NotConnected
 from headgate.sdk.io_thread import IoThread
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Outcome
+from headgate.sdk.worker.attempt_log import AttemptLog, Settled
 from headgate.sdk.worker.final_report import report_without_stream
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.protocol import WorkerProtocol
 from headgate.sdk.worker.slots import Slots
+from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
@@ -45,9 +47,16 @@ class WorkerStream:
     """Set before `run`; the protocol's jobs report to this stream, so one of the two has to come first."""
 
     def __init__(
-        self, io: IoThread, addresses: tuple[Address, ...], slots: Slots, *, worker_id: str, token: str
+        self,
+        io: IoThread,
+        addresses: tuple[Address, ...],
+        slots: Slots,
+        attempts: AttemptLog,
+        *,
+        worker_id: str,
+        token: str,
     ) -> None:
-        self._io, self._addresses, self._slots = io, addresses, slots
+        self._io, self._addresses, self._slots, self._attempts = io, addresses, slots, attempts
         self._worker_id, self._token = worker_id, token
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._reported: deque[tuple[HeldJob, Outcome | None]] = deque()  # bounded by the slots
@@ -146,6 +155,9 @@ class WorkerStream:
         if actions.stop:
             stopping, actions.stop = actions.stop, []
             self._slots.stop(stopping)
+        if actions.settled:
+            settled, actions.settled = actions.settled, []
+            self._attempts.put(settled)
         if actions.take_back:
             actions.take_back = False
             self.protocol.taken_back(self._slots.take_back(), time.monotonic())
@@ -188,14 +200,29 @@ class WorkerStream:
 
     async def _report(self) -> None:
         outcomes = self.protocol.ledger.outbox.all_unacknowledged()
-        await report_without_stream(outcomes, self._addresses, worker_id=self._worker_id, token=self._token)
+        await report_without_stream(
+            outcomes, self._addresses, worker_id=self._worker_id, token=self._token, settled=self._settled
+        )
         self.protocol.stop_sequence.reported()
         self._after_event()
+
+    def _settled(self, outcome: jobs.Outcome, receipt: jobs.Receipt | None) -> None:
+        """An outcome that went without a stream is settled, or was given up."""
+        job = self.protocol.ledger.held.get(outcome.id)
+        if job is not None and not outcome.HasField("completed"):
+            self._attempts.put([Settled(job, outcome, receipt)])
 
     # --- connecting --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Stay connected until the protocol has ended; raises if the server refuses for good."""
+        try:
+            await self._stay_connected()
+        finally:  # what is left here was never acknowledged
+            for outcome in self.protocol.ledger.outbox.all_unacknowledged():
+                self._settled(outcome, None)
+
+    async def _stay_connected(self) -> None:
         protocol = self.protocol
         protocol.begin(time.monotonic())
         self._after_event()

@@ -41,7 +41,7 @@ class StuckSlots:
         self._logged = True
         oldest = min(self._since, key=self._since.__getitem__)
         log.warning(
-            "all_slots_stuck slots=%d seconds=%.0f all_asked_to_stop=%s topic=%s job=%s job_seconds=%.0f "
+            "all_slots_stuck slots=%d seconds=%.0f all_asked_to_stop=%s topic=%s job_id=%s job_seconds=%.0f "
             'effect="leases are renewed, but no job is taken until a handler ends"',
             *(self._slots, seconds, "yes" if all_asked else "no"),
             *(oldest.topic, oldest.id, now - oldest.began_at),

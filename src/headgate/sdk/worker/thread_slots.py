@@ -12,9 +12,13 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
+from headgate.sdk.hooks import Middleware
+from headgate.sdk.job_context import current_job
+from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
 from headgate.sdk.worker.forced_outcomes import unbegun
@@ -25,8 +29,8 @@ from headgate.sdk.worker.loop_slots import Report
 class ThreadSlots:
     """Runs plain handlers, at most `size` at a time."""
 
-    def __init__(self, report: Report, *, size: int) -> None:
-        self._report, self._size = report, size
+    def __init__(self, report: Report, *, size: int, middleware: Sequence[Middleware] = ()) -> None:
+        self._report, self._size, self._middleware = report, size, middleware
         self._inbox: SimpleQueue[HeldJob | None] = SimpleQueue()  # bounded by the ledger: no more than the slots
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
@@ -67,9 +71,14 @@ class ThreadSlots:
             else:
                 job.began_at = time.monotonic()
                 # A context of its own for each job: what one handler sets, the next one must not see.
-                outcome = self._context.copy().run(attempt_sync, cast("Task[Any, Any]", job.handler), job)
+                outcome = self._context.copy().run(self._attempt, job)
+                job.run_seconds = time.monotonic() - job.began_at
                 self._report(job, outcome)
             del job  # the payload may be large, and the next job far away
             if len(self._threads) >= self._size:
                 continue
             self._idle.release()
+
+    def _attempt(self, job: HeldJob) -> Outcome:
+        current_job.set(job)
+        return attempt_sync(cast("Task[Any, Any]", job.handler), job, self._middleware)

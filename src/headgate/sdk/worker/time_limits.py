@@ -74,7 +74,7 @@ class TimeLimits:
             return
         if job.began_at:  # else it still waits in its slot, which will not begin it any more
             log.error(
-                "did_not_stop job=%s topic=%s after=%s "
+                "did_not_stop job_id=%s topic=%s after=%s "
                 'effect="the attempt has failed, and its slot is lost until the handler returns"',
                 *(job.id, job.topic, why),
             )

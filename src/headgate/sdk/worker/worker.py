@@ -9,23 +9,28 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.release import version
 from headgate.domain.validation import check_integer, check_worker_id
 from headgate.sdk import rpc
 from headgate.sdk.connection import Connection
 from headgate.sdk.errors import OutsideBox
+from headgate.sdk.hooks import Hooks
 from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
+from headgate.sdk.worker.attempt_log import HOOKS_CLOSE_SECONDS, AttemptLog
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.protocol import WorkerProtocol, WorkerSettings
 from headgate.sdk.worker.slots import Slots
 from headgate.sdk.worker.stream import WorkerStream
 from headgate.sdk.worker.timers import Timers
+from headgate.sdk.worker.worker_hooks import WORKER_HOOK_SECONDS, call_worker_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,12 +69,16 @@ class Worker:
     """Runs the registered handlers. Made by `Headgate.worker(...)`; one run each."""
 
     def __init__(
-        self, connection: Connection, tasks: Mapping[str, Task[Any, Any]], **options: Unpack[WorkerOptions]
+        self,
+        connection: Connection,
+        tasks: Mapping[str, Task[Any, Any]],
+        hooks: Hooks | None = None,
+        **options: Unpack[WorkerOptions],
     ) -> None:
         unknown = sorted(options.keys() - WorkerOptions.__annotations__.keys())
         if unknown:
             raise InvalidInput("worker", f"has no option {', '.join(unknown)}")
-        self._connection = connection
+        self._connection, self._hooks = connection, hooks or Hooks()
         self._tasks = _chosen(tasks, options.get("topics"))
         self._concurrency = check_integer(
             options.get("concurrency", CONCURRENCY), field="concurrency", low=1, high=50_000
@@ -104,8 +113,17 @@ class Worker:
         if self._connection.box is not None:
             raise OutsideBox("a worker needs a server, and the box has none; call `await box.drain()` instead")
         self._io = io_thread()  # only now: a worker may be made before a fork
-        slots = Slots(self._tasks, concurrency=self._concurrency, processes=self._processes)
-        stream = self._stream = self._compose(slots)
+        began = time.monotonic()
+        slots = Slots(
+            self._tasks,
+            concurrency=self._concurrency,
+            processes=self._processes,
+            middleware=self._hooks.middleware,
+        )
+        self._log_started(slots)
+        await call_worker_hooks("on_start", self._hooks.on_start, self)
+        attempts = AttemptLog(self._hooks, asyncio.get_running_loop())
+        stream = self._stream = self._compose(slots, attempts)
         if self._stops:  # asked to stop before it began
             self._io.soon(self._stop, stream)
         on_io = self._io.start(stream.run())
@@ -128,6 +146,12 @@ class Worker:
             if stuck:
                 log.error('did_not_stop handlers=%d effect="they keep running"', stuck)
                 self.left_behind = stuck
+            await attempts.close()
+            await call_worker_hooks("on_stop", self._hooks.on_stop, self)
+            log.info(
+                "worker_stopped worker=%s seconds=%.0f outcomes=%d",
+                *(self.worker_id, time.monotonic() - began, stream.protocol.receipts["applied"]),
+            )
 
     def stop(self) -> None:
         """Ask the worker to finish what it has started and end; asked a second time, it does not wait for handlers.
@@ -137,6 +161,12 @@ class Worker:
         self._stops += 1
         if self._stream is not None:
             self._io.soon(self._stop, self._stream)
+
+    @property
+    def end_seconds(self) -> float:
+        """How long its hooks may take after `ended`."""
+        failures = HOOKS_CLOSE_SECONDS if self._hooks.at_failures else 0.0
+        return failures + (WORKER_HOOK_SECONDS if self._hooks.on_stop else 0.0)
 
     @property
     def connected(self) -> bool:
@@ -153,9 +183,16 @@ class Worker:
         if self._stops > 1:
             stream.hurry()
 
-    def _compose(self, slots: Slots) -> WorkerStream:
+    def _log_started(self, slots: Slots) -> None:
+        log.info(
+            "worker_started version=%s worker=%s server=%s topics=%s concurrency=%d threads=%d processes=%d",
+            *(version(), self.worker_id, ",".join(map(str, self._connection.addresses)), ",".join(self._topics)),
+            *(self._concurrency, slots.threads, slots.processes),
+        )
+
+    def _compose(self, slots: Slots, attempts: AttemptLog) -> WorkerStream:
         addresses, token = self._connection.addresses, self._connection.token
-        stream = WorkerStream(self._io, addresses, slots, worker_id=self.worker_id, token=token)
+        stream = WorkerStream(self._io, addresses, slots, attempts, worker_id=self.worker_id, token=token)
         timers = Timers()
         ledger = Ledger(
             self._tasks,
