@@ -71,6 +71,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain import failpoints
 from headgate.domain.errors import InstanceForgotten, InvalidSetting
 from headgate.domain.ids import JobIdMaker
+from headgate.ops.drain_log import log_drain
 from headgate.ops.exposure import check_encrypted, check_private, exposure_of, is_loopback
 from headgate.ops.files import connections_allowed
 from headgate.ops.loop_lag import LoopLag
@@ -374,8 +375,10 @@ class Server:
         self.sessions.drain(int(grace))
         port, self._grpc = self._grpc, None  # grpc.aio crashes the process when a server is stopped twice
         if port is not None:
+            lines = asyncio.create_task(log_drain(self._remaining, grace=grace), name="drain log")
             # Refuses new calls at once; streams may go on until the grace is over.
             await port.stop(grace)
+            lines.cancel()
         self.submitter.writer.stop()
         self.outcomes.writer.stop()
         self.unmatched_outcomes.writer.stop()
@@ -390,6 +393,9 @@ class Server:
         await self.services.stop()
         await self.store.close()
         log.info("stopped")
+
+    def _remaining(self) -> tuple[int, int]:
+        return len(self.sessions), sum(len(session.held) for session in self.sessions)
 
     async def _listen(self, name: str) -> int:
         session_rules = SessionRules(

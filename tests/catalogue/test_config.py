@@ -56,6 +56,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
     ("a port that is none", ("serve", "--dev", "--port", "70000"), {}, "", 2, ("--port", "0 to 65535")),
     ("a log level nobody knows", (*DEV, "--log-level", "LOUD"), {}, "", 2, ("--log-level", "DEBUG")),
     ("a name of two lines", (*DEV, "--name", "a\nb"), {}, "", 2, ("--name",)),
+    ("a log format nobody knows", (*DEV, "--log-format", "xml"), {}, "", 2, ("--log-format", "json")),
+    ("the same by its variable", DEV, {"HEADGATE_LOG_FORMAT": "xml"}, "", 2, ("HEADGATE_LOG_FORMAT", "json")),
     ("no login", SERVE, {}, "", 78, ("tokens", "--tokens FILE")),
     ("no login, and open to all", (*DEV, "--host", "0.0.0.0"), {}, "", 78, ("--host", "127.0.0.1")),  # noqa: S104
     ("plain text for others", (*OPEN, "--tokens", "tokens.json"), {}, "{}", 78, ("--host", "--insecure", "--tls-cert")),

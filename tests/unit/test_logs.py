@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from headgate.ops.logs import FORMAT, VALUE_MAX_CHARS, LineFormatter, quoted
+from headgate.ops import logs
+from headgate.ops.logs import FORMAT, VALUE_MAX_CHARS, JsonFormatter, LineFormatter, quoted
 
 SOURCE = Path(__file__).parents[2] / "src/headgate"
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
@@ -123,6 +124,80 @@ def test_other_handlers_see_the_record_as_it_was() -> None:
     record = logging.LogRecord("headgate.x", logging.INFO, "", 0, "a=%s", ("b c",), None)
     LineFormatter(FORMAT).format(record)
     assert record.args == ("b c",)
+
+
+def test_the_fields_of_a_job_follow_what_its_handler_logs() -> None:
+    record = logging.LogRecord("app.mail", logging.INFO, "", 0, "sent %s\nto all", ("it",), None)
+    vars(record).update(job_id="0199", topic="mail", attempt=2)
+    text = LineFormatter("%(message)s").format(record)
+    assert text == "sent it job_id=0199 topic=mail attempt=2\n  to all"
+    ours = logging.LogRecord("headgate.worker", logging.INFO, "", 0, "job_failed job_id=%s", ("0199",), None)
+    vars(ours).update(job_id="0199", topic="mail", attempt=2)
+    assert LineFormatter("%(message)s").format(ours) == "job_failed job_id=0199"  # it has them already
+
+
+def test_levels_have_colours_on_a_terminal_only() -> None:
+    record = logging.LogRecord("headgate.x", logging.WARNING, "", 0, "slow", (), None)
+    assert LineFormatter("%(levelname)s %(message)s", colour=True).format(record) == "\x1b[33mWARNING\x1b[0m slow"
+    assert LineFormatter("%(levelname)s %(message)s").format(record) == "WARNING slow"
+
+
+def as_json(message: str, *given: object, name: str = "headgate.test", **extra: object) -> dict[str, object]:
+    record = logging.LogRecord(name, logging.INFO, "", 0, message, given, None)
+    vars(record).update(extra)
+    written = JsonFormatter().format(record)
+    assert written.splitlines() == [written]
+    found: dict[str, object] = json.loads(written)
+    return found
+
+
+@pytest.mark.parametrize("call", list(calls()), ids=lambda call: call.where)
+def test_json_has_the_event_and_each_field_of_every_call(call: Call) -> None:
+    assert isinstance(call.message, ast.Constant)
+    message = str(call.message.value)
+    kinds = [kind for kind in _CONVERSION.findall(message) if kind != "%"]
+    found = as_json(message, *(HOSTILE if kind == "s" else 7 for kind in kinds))
+    assert found["event"] == message.split(" ")[0]
+    assert list(found) == ["time", "level", "logger", "event", *keys(message)]
+
+
+def test_json_keeps_types_and_adds_extra_fields_and_the_traceback() -> None:
+    found = as_json(
+        'job_failed attempt=%s seconds=%.3f effect="it is retried"', "3/20", 0.12345, attempt=3, max_attempts=20
+    )
+    assert found["attempt"] == 3  # of the record: a number, not a text
+    assert (found["max_attempts"], found["seconds"], found["effect"]) == (20, 0.12345, "it is retried")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(found["time"]))
+    mine = as_json("sent %s", "a=b\n", name="app.mail", job_id="0199", topic="mail", attempt=1)
+    assert (mine["message"], mine["job_id"], mine["topic"], mine["attempt"]) == ("sent a=b\n", "0199", "mail", 1)
+    assert "event" not in mine
+    assert "job_id" not in as_json("sent", name="app.mail", job_id="", topic="", attempt=0)
+    assert as_json("odd", name="app.mail", level="high", value=float("nan"), thing={1})["level_"] == "high"
+
+
+def test_json_has_the_traceback_in_the_same_line() -> None:
+    try:
+        raise ValueError("bad\nline")
+    except ValueError:
+        record = logging.LogRecord("headgate.x", logging.ERROR, "", 0, "settle_failed", (), sys.exc_info())
+    found = json.loads(JsonFormatter(process=2).format(record))
+    assert found["traceback"].endswith("ValueError: bad\nline")
+    assert (found["process"], found["level"]) == (2, "ERROR")
+    made = logging.LogRecord("headgate.worker", logging.ERROR, "", 0, "job_dead", (), None)
+    made.exc_text = "Traceback of a handler"
+    assert json.loads(JsonFormatter().format(made))["traceback"] == "Traceback of a handler"
+    assert LineFormatter("%(message)s").format(made) == "job_dead\n  Traceback of a handler"
+
+
+@pytest.mark.parametrize(("style", "kind"), [("text", LineFormatter), ("json", JsonFormatter)])
+def test_the_format_is_chosen_once_for_all_loggers(
+    style: logs.LogFormat, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[logging.Handler] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda *, handlers, level: made.extend(handlers))
+    logs.configure("INFO", format=style, filters=[logging.Filter("headgate")])
+    assert isinstance(made[0].formatter, kind)
+    assert len(made[0].filters) == 1
 
 
 def test_only_one_place_says_how_lines_are_written() -> None:

@@ -18,6 +18,8 @@ from headgate.ops.port import ReservedPort
 from headgate.ops.supervisor import PROCESSES_MAX, check_processes
 from headgate.server import ServerOptions
 
+LOG_OPTIONS = {"log_level": "INFO", "log_format": "json"}
+
 
 @pytest.mark.parametrize("number", [0, -1, PROCESSES_MAX + 1])
 def test_a_number_out_of_range_is_refused(number: int) -> None:
@@ -52,13 +54,13 @@ def test_the_start_message_carries_every_option_through_plain_json() -> None:
         "name": "box",
         "version": "1.2.3",
     }
-    message = json.loads(json.dumps(start_message(options, number=2, log_level="INFO")))
+    message = json.loads(json.dumps(start_message(options, number=2, log_options=LOG_OPTIONS)))
     assert options_of(message) == ServerOptions(**{**options, "name": "box-2", "shared_port": True})  # type: ignore[arg-type]
-    assert (message["number"], message["log_level"]) == (2, "INFO")
+    assert (message["number"], message["log_level"], message["log_format"]) == (2, "INFO", "json")
 
 
 def test_without_a_name_each_process_has_that_of_its_own_pid() -> None:
-    message = start_message({"database_url": "postgresql://c/d", "name": ""}, number=1, log_level="INFO")
+    message = start_message({"database_url": "postgresql://c/d", "name": ""}, number=1, log_options=LOG_OPTIONS)
     assert options_of(message).name == ""
 
 

@@ -17,7 +17,11 @@ from cyclopts import Parameter
 from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
 from headgate.cli.migrate import reporter
+from headgate.cli.options import LogFormat, LogLevel
+from headgate.cli.values import level_of
 from headgate.domain.release import version
+from headgate.ops import logs
+from headgate.ops.drain_log import log_second_signal
 from headgate.ops.settings import Settings
 from headgate.server import Server, ServerOptions
 from headgate.store.migrate import migrate, plan
@@ -28,8 +32,11 @@ def dev_command(
     *,
     port: Annotated[int, Parameter(help="Port of the server. 0 picks a free port.")] = 7070,
     unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
+    log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
 ) -> None:
     """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C."""
+    logs.configure(level_of(log_level), format=log_format)
     asyncio.run(_run(port=port, unsafe=unsafe))
 
 
@@ -71,13 +78,16 @@ def _stop_signal() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def first() -> None:
+    def signalled() -> None:
+        if stop.is_set():
+            log_second_signal()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            signal.raise_signal(signal.SIGINT)  # ends the embedded PostgreSQL as well
         stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, first)
+        loop.add_signal_handler(number, signalled)
     return stop
 
 

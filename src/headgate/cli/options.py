@@ -34,7 +34,11 @@ Priority = Annotated[str, Parameter(help="A number, or a tier: bulk, normal, hig
 MaxAttempts = Annotated[int | None, Parameter(help="Maximum number of attempts. Default: the default of the topic.")]
 Tags = Annotated[str, Parameter(help="Tags to search by, separated by commas.")]
 Limit = Annotated[int, Parameter(help="Maximum number of entries.")]
-LogLevel = Annotated[str, Parameter(help="DEBUG, INFO, WARNING or ERROR.")]
+LogLevel = Annotated[str, Parameter(help="DEBUG, INFO, WARNING or ERROR.", env_var="HEADGATE_LOG_LEVEL")]
+LogFormat = Annotated[
+    Literal["text", "json"],
+    Parameter(help="Format of log lines: text for people, json for machines.", env_var="HEADGATE_LOG_FORMAT"),
+]
 Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
 Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
 Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]

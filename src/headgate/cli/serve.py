@@ -13,12 +13,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headgate.cli.database import chosen_database
-from headgate.cli.options import LogLevel
+from headgate.cli.options import LogFormat, LogLevel
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.release import version
 from headgate.domain.validation import check_integer, check_lease, check_span, check_text
 from headgate.ops import logs
+from headgate.ops.drain_log import log_second_signal
 from headgate.ops.settings import Settings
 from headgate.ops.supervisor import check_processes
 
@@ -62,11 +63,12 @@ def serve_command(
     ] = 1,
     name: Annotated[str, Parameter(help="Name of this instance. Default: host name and process id.")] = "",
     log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve workers and producers over gRPC."""
     check_integer(port, field="--port", low=0, high=65_535)
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
-    logs.configure(level_of(log_level))
+    logs.configure(level_of(log_level), format=log_format)
     settings = Settings.from_environ(os.environ)
     options: dict[str, object] = {
         "host": host,
@@ -90,7 +92,8 @@ def serve_command(
     if check_processes(processes) > 1:
         from headgate.cli.serve_many import serve_many
 
-        sys.exit(asyncio.run(serve_many(settings, options, processes=processes, log_level=log_level)))
+        log_options = {"log_level": log_level.upper(), "log_format": log_format}
+        sys.exit(asyncio.run(serve_many(settings, options, processes=processes, log_options=log_options)))
     import uvloop
 
     uvloop.run(_serve(settings, options))
@@ -104,7 +107,8 @@ async def _serve(settings: Settings, options: dict[str, object]) -> None:
 
     def signalled() -> None:
         if stop.is_set():
-            os._exit(1)  # second signal
+            log_second_signal()
+            os._exit(1)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

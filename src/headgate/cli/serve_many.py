@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 
 from headgate.cli.database import chosen_database
 from headgate.cli.errors import print_error
 from headgate.cli.supervisor_commands import start_message
 from headgate.domain.release import version
+from headgate.ops.drain_log import log_second_signal
 from headgate.ops.port import ReservedPort
 from headgate.ops.settings import Settings
 from headgate.ops.supervisor import ProcessSupervisor, StartFailed
@@ -20,16 +22,19 @@ from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 COMMAND = (sys.executable, "-P", "-m", "headgate.cli.serve_process")
 
 
-async def serve_many(settings: Settings, options: dict[str, object], *, processes: int, log_level: str) -> int:
+async def serve_many(
+    settings: Settings, options: dict[str, object], *, processes: int, log_options: Mapping[str, str]
+) -> int:
     """Serve until SIGTERM; return the exit code."""
     stop = asyncio.Event()
     supervisor: ProcessSupervisor | None = None
 
     def signalled() -> None:
         if stop.is_set():
+            log_second_signal()
             if supervisor is not None:
                 supervisor.kill()
-            os._exit(1)  # second signal
+            os._exit(1)
         stop.set()
 
     for signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -45,7 +50,7 @@ async def serve_many(settings: Settings, options: dict[str, object], *, processe
         }
         supervisor = ProcessSupervisor(
             COMMAND,
-            lambda number: start_message(server_options, number=number, log_level=log_level),
+            lambda number: start_message(server_options, number=number, log_options=log_options),
             number=processes,
             grace=grace.total_seconds(),
         )

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -35,8 +35,9 @@ def main() -> int:
     import uvloop
 
     parent = Parent()
-    number, level = parent.start_message["number"], str(parent.start_message["log_level"])
-    logs.configure(level, process=number)
+    message = parent.start_message
+    style = cast("logs.LogFormat", message["log_format"])
+    logs.configure(str(message["log_level"]), format=style, process=message["number"])
     try:
         uvloop.run(_serve(parent, options_of(parent.start_message)))
     except HeadgateError as error:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
 
-def start_message(options: dict[str, object], *, number: int, log_level: str) -> dict[str, object]:
+def start_message(options: dict[str, object], *, number: int, log_options: Mapping[str, str]) -> dict[str, object]:
     """Return the message for the process with this number (from 1); the number is appended to a given name."""
     name = f"{options['name']}-{number}" if options["name"] else ""
     plain = {key: _plain(value) for key, value in options.items()}
-    return {"number": number, "log_level": log_level, "options": plain | {"name": name, "shared_port": True}}
+    return {"number": number, **log_options, "options": plain | {"name": name, "shared_port": True}}
 
 
 def _plain(value: object) -> object:

@@ -13,11 +13,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headgate.cli.options import App, LogLevel
+from headgate.cli.options import App, LogFormat, LogLevel
 from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
 from headgate.ops import logs
-from headgate.sdk import Headgate, WorkerOptions
+from headgate.sdk import Headgate, JobFields, WorkerOptions
 
 
 def worker_command(
@@ -31,12 +31,13 @@ def worker_command(
         bool, Parameter(help="Development: restart when a Python file below the current folder changes.")
     ] = False,
     log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
 ) -> None:
     """Run a worker."""
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
-    logs.configure(level_of(log_level))
+    logs.configure(level_of(log_level), format=log_format, filters=[JobFields()])
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
     if topics:
         options["topics"] = [topic.strip() for topic in topics.split(",")]
@@ -73,14 +74,14 @@ def load(app: str) -> Headgate:
 def _watch(arguments: list[str]) -> None:
     """Run a worker process, and replace it when the code changes. It drains first, so no attempt is used up."""
     while True:
-        child = subprocess.Popen([sys.executable, "-m", "headgate.cli", *arguments])
+        # Its own session: Ctrl-C in a terminal reaches it through us, so once and not twice.
+        child = subprocess.Popen([sys.executable, "-m", "headgate.cli", *arguments], start_new_session=True)
         before = _stamps()
         try:
             while child.poll() is None and _stamps() == before:
                 time.sleep(0.5)
         except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
+            _interrupt(child)
             return
         if child.poll() is not None:
             while _stamps() == before:  # it exited, for example after a syntax error: wait for the next change
@@ -89,6 +90,17 @@ def _watch(arguments: list[str]) -> None:
             print("headgate worker: code changed, restarting", file=sys.stderr, flush=True)
             child.terminate()
             child.wait()
+
+
+def _interrupt(child: subprocess.Popen[bytes]) -> None:
+    """Pass on each Ctrl-C: the first one drains the worker, the second one does not wait for handlers."""
+    while True:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def _stamps() -> dict[str, int]:

@@ -21,6 +21,7 @@ KNOWN = frozenset(
     {
         *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA", "HEADGATE_POSTGRES_BIN"),
         *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # used by the SDK
+        *("HEADGATE_LOG_LEVEL", "HEADGATE_LOG_FORMAT"),  # of `headgate worker`, `serve` and `dev`
         *("HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
     }
 )
