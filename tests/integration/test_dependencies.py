@@ -370,6 +370,21 @@ async def test_a_resend_that_meets_its_first_copy_takes_nothing_away_from_it(
         assert (await queue.submit(queue.job(unique=Unique(key="k"))))[0].id == words["id"]
 
 
+async def test_a_job_submitted_while_others_are_unblocked_is_claimable_at_once(queue: Queue, database: str) -> None:
+    """It is due by a clock that was read later than that of the call which unblocks it."""
+    (parent,) = await queue.add(1)
+    await run(queue, parent)
+    async with rivals(database, 2) as (one, two):
+        async with one.db.transaction():
+            await one.db.execute("LOCK TABLE headgate.dependency_checks IN ACCESS EXCLUSIVE MODE")
+            unblocking = asyncio.create_task(dependencies.unblock_ready(two.db))
+            await until(lambda: blocked_on_a_lock(queue.db))
+            (child,) = await one.add(1, depends_on=[parent])
+        unblocked, _ = await unblocking
+    assert [job_id for _, _, job_id in unblocked] == [child]
+    assert await state(queue, child) is State.PENDING
+
+
 UNFINISHED = (
     "SELECT id, state, flags, epoch, attempt, owner, lease_until FROM headgate.jobs",
     "SELECT * FROM headgate.job_dependencies WHERE met <> 1",

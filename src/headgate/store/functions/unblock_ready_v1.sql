@@ -10,7 +10,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_now      timestamptz := headgate.clock_v1();
+    v_now      timestamptz;
     v_tenants  int[];
     v_children uuid[];
     v_tenant   int;
@@ -70,6 +70,7 @@ BEGIN
         GET DIAGNOSTICS v_locked = ROW_COUNT;
         v_decided := v_decided + cardinality(v_ids) - v_locked;
         CONTINUE WHEN v_held IS NULL;
+        v_now := headgate.clock_v1();    -- behind the locks: a child may have been submitted since this call began
         FOR v_parent, v_met, v_ids IN
             SELECT b.parent_id, b.met, array_agg(h.id)
               FROM unnest(v_held) AS h(id)
