@@ -174,6 +174,11 @@ async def test_the_higher_priority_runs_first_and_equal_ones_in_order(world: Wor
     last = await note.with_options(priority=-20).submit("last")
     assert (await world.reach(last, "completed")).priority == -20
     assert ran == ["high", "a", "b", "low", "last"]
+    ran.clear()
+    older, newer = world.app.batch().id, world.app.batch().id  # ids grow with the time
+    await note.with_options(id=newer).submit("first")
+    await world.reach(await note.with_options(id=older).submit("second"), "completed")
+    assert ran == ["first", "second"]  # by submit, not by id
 
 
 async def test_a_delayed_job_is_scheduled_and_runs_later(world: World) -> None:
@@ -181,16 +186,17 @@ async def test_a_delayed_job_is_scheduled_and_runs_later(world: World) -> None:
     async def later() -> str:
         return "ran"
 
-    handle = await later.with_options(delay=0.2).submit()
-    before = await handle.info()
+    much, little = await later.with_options(delay=HOUR).submit(), await later.with_options(delay=0.2).submit()
+    before = await much.info()
     assert before.state == "scheduled"
     assert before.run_at is not None
-    assert before.run_at - before.created_at == timedelta(milliseconds=200)
+    assert before.run_at - before.created_at == HOUR
+    assert await much.cancel()
     await world.drain()
-    after = await handle.info()
+    after = await little.info()
     assert after.claimed_at is not None
-    assert after.claimed_at >= before.run_at
-    assert await handle.result() == "ran"
+    assert after.claimed_at - after.created_at >= timedelta(milliseconds=200)
+    assert await little.result() == "ran"
 
 
 # --- attempts --------------------------------------------------------------------------------------------------------
@@ -330,8 +336,10 @@ async def test_a_unique_key_has_one_live_job(world: World) -> None:
         return n
 
     once = sync.with_options(unique="customer-7")
-    first, second = await once.submit(1), await once.submit(2)
+    first, second = await once.submit(1), await once.with_options(delay=HOUR, priority=5).submit(2)
     assert (second.id, second.created) == (first.id, False)
+    info = await first.info()
+    assert (info.state, info.priority) == ("pending", 0)  # kept as it was
     await world.drain()
     assert await first.result() == 1
     third = await once.submit(3)
