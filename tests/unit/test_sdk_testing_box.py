@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from headgate import (
     Fail,
+    Failure,
     Headgate,
     InvalidInput,
     Job,
@@ -152,8 +154,48 @@ async def test_one_failing_handler_does_not_end_the_drain(app: Headgate, caplog:
         assert isinstance(group.value.exceptions[0], KeyError)
         with pytest.raises(JobDead, match="KeyError"):
             await handles[1].result()
-    assert [record.message.partition(" ")[0] for record in caplog.records] == ["attempt_failed"]
-    assert caplog.records[0].exc_info is not None
+    (record,) = caplog.records
+    assert (record.message.partition(" ")[0], record.levelname, record.name) == ("job_dead", "ERROR", "headgate.worker")
+    assert record.exc_text is not None
+    assert 'raise KeyError("one")' in record.exc_text
+
+
+async def test_middleware_and_hooks_of_the_app_run_as_in_a_worker(
+    app: Headgate, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    @app.middleware
+    def around(job: Job) -> Iterator[None]:
+        seen.append(f"before {job.topic}")
+        yield
+        seen.append("after")  # not reached when the handler raises
+
+    @app.on_failure
+    def failed(failure: Failure) -> None:
+        seen.append(f"failed {failure.message} {failure.exception!r}")
+        raise RuntimeError("a hook that fails changes nothing")
+
+    @app.on_dead
+    async def dead(failure: Failure) -> None:
+        await asyncio.sleep(0)
+        seen.append(f"dead after {failure.job.attempt}")
+
+    @app.job("work", max_attempts=2)
+    def work(n: int) -> int:
+        if n:
+            raise ValueError("no")
+        return n
+
+    with app.testing() as box:
+        for n in (0, 1):
+            await work.submit(n)
+            await box.drain()
+    failure = ["before work", "failed no ValueError('no')"]
+    assert seen == ["before work", "after", *failure, *failure, "dead after 2"]
+    assert [record.message.partition(" ")[0] for record in caplog.records] == [
+        *("job_failed", "hook_failed", "job_dead", "hook_failed")
+    ]
 
 
 async def test_a_result_of_another_type_than_declared_is_found_by_its_reader(app: Headgate) -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 from headgate.domain.timestamps import unix_us
+from headgate.sdk.hooks import Middleware
 from headgate.sdk.job import Job
+from headgate.sdk.job_context import current_job
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
 from headgate.sdk.testing.messages import TENANT
@@ -25,6 +26,7 @@ from headgate.sdk.testing.store import StoredJob
 from headgate.sdk.worker.execution import attempt_async, attempt_sync
 from headgate.sdk.worker.forced_outcomes import deadline_exceeded, out_of_time
 from headgate.sdk.worker.held_job import HeldJob
+from headgate.sdk.worker.middleware import chain, plain_only
 from headgate.sdk.worker.time_limits import UNWIND_SECONDS
 from headgate.sdk.worker.worker import CANCEL_GRACE_SECONDS
 
@@ -44,14 +46,14 @@ class Ended(Protocol):
 class Attempt:
     """One run of a handler. `waits`: how many results it waits for; `outcome` is set once it has ended."""
 
-    def __init__(self, stored: StoredJob, task: Task[Any, Any], *, now: datetime) -> None:
-        self.stored, self.at, self.number = stored, now, stored.record.attempt
-        self.error: BaseException | None = None
+    def __init__(
+        self, stored: StoredJob, task: Task[Any, Any], middleware: Sequence[Middleware], *, now: datetime
+    ) -> None:
+        self.stored, self.task, self.at = stored, task, now
         self.outcome: Outcome | None = None
         self.waits = 0
         self.thread = threading.get_ident()
-        self.task = copy.copy(task)
-        self.task.function = self._noting(task.function)
+        self._middleware = plain_only(chain(middleware)) if self.is_plain else chain(middleware)
         self._running: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         record = stored.record
@@ -96,7 +98,8 @@ class Attempt:
     @property
     def fatal(self) -> BaseException | None:
         """What the handler raised, if that ends the drain."""
-        return self.error if self.error is not None and not isinstance(self.error, _PASSED_ON) else None
+        error = self.job.error
+        return error if error is not None and not isinstance(error, _PASSED_ON) else None
 
     def start(self, ended: Ended) -> None:
         """Begin. `ended` is called once with the outcome set: before this returns, for a plain handler."""
@@ -125,7 +128,8 @@ class Attempt:
 
         async def run() -> None:
             current.set(self)
-            outcome = await attempt_async(self.task, self.job, asyncio.current_task())
+            current_job.set(self.job)
+            outcome = await attempt_async(self.task, self.job, asyncio.current_task(), self._middleware)
             for timer in timers:
                 timer.cancel()
             self._end(outcome, ended)
@@ -139,13 +143,13 @@ class Attempt:
             timer.start()
         context = contextvars.copy_context()
         context.run(current.set, self)
-        began = time.monotonic()
-        outcome = context.run(attempt_sync, self.task, self.job)
+        context.run(current_job.set, self.job)
+        outcome = context.run(attempt_sync, self.task, self.job, self._middleware)
         for timer in timers:
             timer.cancel()
         limits = [seconds for seconds, _ in self._limits()]
         # A worker does not wait any longer either: the attempt has failed while the function still runs.
-        late = bool(limits) and time.monotonic() - began > min(limits) + UNWIND_SECONDS
+        late = bool(limits) and time.monotonic() - self.job.began_at > min(limits) + UNWIND_SECONDS
         return out_of_time(self.job) if late else outcome
 
     def _limits(self) -> list[tuple[float, str]]:
@@ -172,6 +176,7 @@ class Attempt:
     def _end(self, outcome: Outcome, ended: Ended) -> None:
         if self.outcome is None:  # else it was given up, and returned later
             self.outcome = outcome
+            self.job.run_seconds = time.monotonic() - self.job.began_at if self.job.began_at else 0.0
             ended(self, outcome)
 
     async def abandon(self) -> None:
@@ -179,22 +184,3 @@ class Attempt:
         if self._running is not None and not self._running.done():
             self._running.cancel()
             await asyncio.wait((self._running,), timeout=UNWIND_SECONDS)
-
-    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with what it raises noted: an outcome has only the text of it."""
-
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(*args, **kwargs)
-            except BaseException as error:
-                self.error = error
-                raise
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except BaseException as error:
-                self.error = error
-                raise
-
-        return call if self.is_plain else call_async

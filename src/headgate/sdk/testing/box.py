@@ -7,7 +7,6 @@ used from several threads: a web framework's test client runs the app in another
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,16 +34,16 @@ from headgate.sdk.tasks import Task
 from headgate.sdk.testing.attempts import Attempt, current
 from headgate.sdk.testing.calls import BoxCalls
 from headgate.sdk.testing.messages import outcome_of, receipt_of, submission_of
+from headgate.sdk.testing.reports import report_attempt, settled_attempt
 from headgate.sdk.testing.store import BoxStore, StoredJob
 from headgate.sdk.testing.views import BoxJob, Drained, OutcomeName, Run
 from headgate.sdk.testing.waits import Waits
+from headgate.sdk.worker.attempt_log import Settled
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 
 if TYPE_CHECKING:
     from headgate.sdk.app import Headgate
-
-log = logging.getLogger("headgate.testing")
 
 DRAIN_MAX: Final = 10_000
 """Attempts of one drain: more are taken for jobs that submit each other, or snooze, without end."""
@@ -64,6 +63,7 @@ class Box:
         self._waits = Waits(self._store)
         self._attempts: list[Attempt] = []
         self._runs: list[Run] = []
+        self._settled: list[Settled] = []  # to be logged, and reported to the hooks
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # while a drain runs
         self._outside: Target | None = None
@@ -119,7 +119,8 @@ class Box:
         if self._loop is not None:
             raise RuntimeError("drain() runs already: a handler cannot call it, nor a second task")
         limit, target, reached = self._end_of(until)
-        self._runs, self._changed, self._loop = [], asyncio.Event(), asyncio.get_running_loop()
+        self._runs, self._settled = [], []
+        self._changed, self._loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             await self._run_until(limit, reached)
             await self._end_waits()
@@ -172,7 +173,8 @@ class Box:
                     if not self._move_clock(limit):
                         return
                     continue
-                attempt = Attempt(job, self._app.tasks[job.topic], now=self._store.now)
+                middleware = self._app._hooks.middleware
+                attempt = Attempt(job, self._app.tasks[job.topic], middleware, now=self._store.now)
                 self._attempts.append(attempt)
             attempt.start(self._finished)
 
@@ -181,6 +183,9 @@ class Box:
         while any(attempt.is_busy for attempt in self._attempts):
             self._changed.clear()
             await self._changed.wait()
+        settled, self._settled = self._settled, []
+        for one in settled:
+            await report_attempt(one, self._app._hooks)
         for attempt in self._attempts:
             if attempt.outcome is not None and attempt.fatal is not None:
                 raise attempt.fatal
@@ -210,21 +215,16 @@ class Box:
             self._store.settle(stored, outcome)
             run = Run(
                 job=self._view(stored),
-                attempt=attempt.number,
+                attempt=attempt.job.attempt,
                 at=attempt.at,
                 outcome=cast("OutcomeName", kind_of(outcome).label),
                 state=stored.state.label,
                 next_at=None if stored.state.is_final else stored.record.run_at,
-                error=attempt.error,
+                error=attempt.job.error,
                 message="" if isinstance(outcome, Completed) else stored.last_error,
             )
             self._runs.append(run)
-        if run.outcome == "failed":
-            log.warning(
-                "attempt_failed job=%s topic=%s attempt=%d max_attempts=%d state=%s error=%s",
-                *(stored.id, stored.topic, run.attempt, run.job.max_attempts, run.state, run.message),
-                exc_info=attempt.error,
-            )
+        self._settled.append(settled_attempt(attempt.job, reported, stored))
         self._notify()
 
     # --- the connection's side ---------------------------------------------------------------------------------------
