@@ -10,6 +10,7 @@ import statistics
 
 from bench.lane_store import make_ids
 from headgate.dispatch.watermark import Watermark
+from headgate.domain.dispatching import ClaimRequest
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
@@ -63,17 +64,16 @@ async def _pass(db: Connection, topic: Topic, mark: Watermark, *, jobs: int) -> 
     """Submit, claim and complete `jobs` of mixed priority, a flush at a time."""
     for _ in range(jobs // FLUSH):
         await _fill(db, topic, FLUSH)
-        got = await claim(
-            db,
+        request = ClaimRequest(
             tenant_no=topic.tenant_no,
             topic_nos=[topic.no],
             limit=FLUSH,
-            owner=1,
             lease_ms=60_000,
             workers=["bench"],
             ranges=mark.ranges([topic.no]),
             seen=mark.seen,
         )
+        got = await claim(db, request, owner=1)
         assert len(got) == FLUSH
         mark.learn(
             [topic.no],
@@ -133,9 +133,10 @@ async def _pages(db: Connection, topic: Topic, mark: Watermark | None) -> float:
         node = json.loads(plan)[0]["Plan"]
         seen.append(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
     # Take them out again, so that the next measurement finds the same queue.
-    got = await claim(
-        db, tenant_no=topic.tenant_no, topic_nos=[topic.no], limit=200, owner=1, lease_ms=60_000, workers=["bench"]
+    everything = ClaimRequest(
+        tenant_no=topic.tenant_no, topic_nos=[topic.no], limit=200, lease_ms=60_000, workers=["bench"]
     )
+    got = await claim(db, everything, owner=1)
     outcomes = OutcomeFlush()
     outcomes.add_completed(topic.tenant_no, got.ids, got.epochs, [b""] * len(got))
     await settle(db, outcomes)

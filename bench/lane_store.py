@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from bench import reference
 from bench.figures import spread
 from headgate.dispatch.watermark import Watermark
+from headgate.domain.dispatching import ClaimRequest
 from headgate.domain.ids import JobId, JobIdMaker
 from headgate.store.claim import claim
 from headgate.store.connect import Connection, connect
@@ -84,17 +85,16 @@ async def one_round(db: Connection, *, jobs: int, flush: int) -> dict[str, float
     held: list[tuple[Sequence[JobId], Sequence[int]]] = []
     started = time.perf_counter()
     for _ in batches:
-        got = await claim(
-            db,
+        request = ClaimRequest(
             tenant_no=tenant_no,
             topic_nos=[topic.no],
             limit=flush,
-            owner=1,
             lease_ms=60_000,
             workers=["bench"],
             ranges=mark.ranges([topic.no]),
             seen=mark.seen,
         )
+        got = await claim(db, request, owner=1)
         assert len(got) == flush
         mark.learn([topic.no], got.topic_nos, got.rank_classes, got.ranks_at, full=True, from_head=False, news=got.news)
         held.append((got.ids, got.epochs))  # type: ignore[arg-type]  # plain UUIDs

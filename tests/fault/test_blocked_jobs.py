@@ -22,6 +22,7 @@ import pytest
 
 from headgate.dispatch.unblocker import Unblocker
 from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
+from headgate.domain.dispatching import ClaimRequest
 from headgate.domain.errors import HeadgateError, NotFound
 from headgate.domain.ids import JobId, TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -133,17 +134,15 @@ class Hammer:
         tenant_no = await self.insist(lambda: self.store.tenant_no("acme"))
         while True:
             try:
-                got = await self.store.claim(
+                request = ClaimRequest(
                     tenant_no=tenant_no,
                     topic_nos=(topic.no,),
                     limit=20,
                     lease_ms=LEASE_MS,
                     workers=["w"],
-                    runs=[20],
                     ranges=KeyRanges.whole((topic.no,)),
-                    hints=[],
-                    seen=None,
                 )
+                got = await self.store.claim(request)
                 flush = self.store.new_outcomes()
                 for job_id, epoch in zip(got.ids, got.epochs, strict=True):
                     if (outcome := self.outcome()) is not None:

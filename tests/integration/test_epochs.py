@@ -6,11 +6,11 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.dispatching import ClaimRequest
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import Receipt, SubmitReceipt
 from headgate.store import verbs
-from headgate.store.claim import ClaimRequest
 from headgate.store.connect import Connection
 from headgate.store.flush import fill
 from headgate.store.restore_fence import fence_restore
@@ -71,12 +71,11 @@ async def test_submit_and_claim_in_one_call_takes_an_epoch_never_given_before(qu
             tenant_no=await queue.tenant_no(),
             topic_nos=[(await queue.topic()).no],
             limit=1,
-            owner=1,
             lease_ms=60_000,
             workers=["w"],
             ranges=KeyRanges.whole([(await queue.topic()).no]),
         )
-        _, got = await submit_and_claim(queue.db, await fill(queue.db, queue.names, [job]), request)
+        _, got = await submit_and_claim(queue.db, await fill(queue.db, queue.names, [job]), request, owner=1)
         seen += got.epochs
         await end(queue, job.id, got.epochs[0], "discarded")
     assert len(seen) == 3

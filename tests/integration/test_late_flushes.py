@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.domain.dispatching import ClaimRequest
 from headgate.domain.errors import StoreBusy
 from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
@@ -64,10 +65,16 @@ async def test_nor_does_one_that_is_handed_over(store: DispatchStore, db: Connec
     queue = Queue(db)
     topic = await queue.topic()
     _, flush = await late(store, queue, clock, minutes=70)
-    asked = {"tenant_no": topic.tenant_no, "topic_nos": [topic.no], "limit": 1, "workers": ["w"], "runs": [1]}
-    answers, got = await store.submit_and_claim(
-        flush, lease_ms=60_000, ranges=KeyRanges.whole([topic.no]), hints=(), **asked
+    request = ClaimRequest(
+        tenant_no=topic.tenant_no,
+        topic_nos=[topic.no],
+        limit=1,
+        lease_ms=60_000,
+        workers=["w"],
+        runs=[1],
+        ranges=KeyRanges.whole([topic.no]),
     )
+    answers, got = await store.submit_and_claim(flush, request)
     assert [answer.receipt for answer in answers.values()] == [SubmitReceipt.DUPLICATE]
     assert len(got) == 0
     assert tuple(await db.fetchrow(ROWS)) == (0, 1)

@@ -161,7 +161,7 @@ async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch:
     monkeypatch.setattr(composition, "STOP_SECONDS", 0.1)
     hold = Hold()
 
-    async def claim(**_: object) -> None:
+    async def claim(_: object) -> None:
         await hold()
 
     server.store.claim = claim  # type: ignore[method-assign, assignment]

@@ -36,7 +36,6 @@ from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, State
-from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, reads, topics, upkeep, verbs
 from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
@@ -588,7 +587,7 @@ class StoreMachine(RuleBasedStateMachine):
             candidates = self.model.visible(candidates, ranges, hints)
         allowed = self.model.within_limits(candidates)
         claimed = self.run(
-            claiming.claim(
+            store_calls.claim(
                 self.db,
                 tenant_no=tenant_no,
                 topic_nos=topic_nos,

@@ -40,7 +40,7 @@ from headgate.dispatch.tick_times import TickTimes
 from headgate.dispatch.ticker import Ticker
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.domain.dispatching import Settled
+from headgate.domain.dispatching import ClaimRequest, Settled
 from headgate.domain.errors import StoreBusy
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TopicName
@@ -188,20 +188,21 @@ class WatchedStore(DispatchStore):
             await hook()
         return answer
 
-    async def claim(self, **asked: Any) -> Any:
+    async def claim(self, request: ClaimRequest) -> Any:
+        assert request.ranges is not None
         self.asked.append(
             Asked(
-                tenant_no=asked["tenant_no"],
-                topic_nos=tuple(asked["topic_nos"]),
-                limit=asked["limit"],
-                workers=tuple(asked["workers"]),
-                runs=tuple(asked["runs"]),
-                ranges=asked["ranges"],
-                hints=tuple(asked["hints"]),
+                tenant_no=request.tenant_no,
+                topic_nos=tuple(request.topic_nos),
+                limit=request.limit,
+                workers=tuple(request.workers),
+                runs=tuple(request.runs),
+                ranges=request.ranges,
+                hints=tuple(request.hints),
             )
         )
-        got = await self._watched("claim", super().claim(**asked))
-        assert len(got) <= asked["limit"], "more was claimed than there is credit for"
+        got = await self._watched("claim", super().claim(request))
+        assert len(got) <= request.limit, "more was claimed than there is credit for"
         self.got.append(len(got))
         return got
 
@@ -221,9 +222,9 @@ class WatchedStore(DispatchStore):
     async def submit_locked(self, rows: Any) -> Any:
         return await self._watched("submit_locked", super().submit_locked(rows))
 
-    async def submit_and_claim(self, rows: Any, **asked: Any) -> Any:
-        answers, got = await self._watched("submit_and_claim", super().submit_and_claim(rows, **asked))
-        assert len(got) <= asked["limit"], "more was claimed than there is credit for"
+    async def submit_and_claim(self, rows: Any, request: ClaimRequest) -> Any:
+        answers, got = await self._watched("submit_and_claim", super().submit_and_claim(rows, request))
+        assert len(got) <= request.limit, "more was claimed than there is credit for"
         return answers, got
 
     async def renew(

@@ -17,7 +17,6 @@ from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicNa
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
-from headgate.store import claim as claiming
 from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
 from headgate.store.names import Names, Topic
@@ -98,7 +97,7 @@ class Queue:
         seen: Seen | None = None,
     ) -> Claimed:
         numbers = [(await self.topic(name)).no for name in topics or ("mail",)]
-        return await claiming.claim(
+        return await store_calls.claim(
             self.db,
             tenant_no=await self.tenant_no(),
             topic_nos=numbers,

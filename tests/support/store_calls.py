@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.dispatching import Settled
+from headgate.domain.dispatching import Claimed, ClaimRequest, Settled
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission, Submitted
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_aware, check_integer
+from headgate.store import claim as claiming
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import fill
@@ -86,6 +87,11 @@ async def submit_all(
             receipt = SubmitReceipt.CREATED if answer is None else answer.receipt
             answers.append(Submitted(id=JobId(job_id) if answer is None else answer.job_id, receipt=receipt))
     return answers
+
+
+async def claim(db: Connection, *, owner: int, **asked: Any) -> Claimed:
+    """Claim what a ClaimRequest with these fields asks for."""
+    return await claiming.claim(db, ClaimRequest(**asked), owner=owner)
 
 
 async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:

@@ -25,7 +25,7 @@ from headgate.dispatch.ports import ClaimStore, SubmitRows
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sweeps import SweepPace
 from headgate.domain import failpoints
-from headgate.domain.dispatching import ClaimCall, Claimed
+from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import HeadgateError, StoreError
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
@@ -190,7 +190,7 @@ class Claimer:
         unused: list[tuple[WorkerSession, int]] = []  # credit of jobs that came too late to be delivered
         try:
             self.claims += 1
-            call = ClaimCall(
+            request = ClaimRequest(
                 tenant_no=demand.tenant_no,
                 topic_nos=topics,
                 limit=asked,
@@ -202,9 +202,9 @@ class Claimer:
                 seen=None if from_head else demand.marks.seen,
             )
             if along is None:
-                got = await self._store.claim(**call)
+                got = await self._store.claim(request)
             else:
-                along.answers, got = await self._store.submit_and_claim(along.rows, **call)
+                along.answers, got = await self._store.submit_and_claim(along.rows, request)
             self._sweeps.claimed(asyncio.get_running_loop().time() - began, swept=sweep)
             if failpoints.armed:
                 await failpoints.armed.reach("claim.before_send")

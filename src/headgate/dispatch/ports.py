@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, Self, Unpack
+from typing import Protocol, Self
 from uuid import UUID
 
-from headgate.domain.dispatching import ClaimCall, Claimed, Renewal, Settled, Tick
+from headgate.domain.dispatching import Claimed, ClaimRequest, Renewal, Settled, Tick
 from headgate.domain.errors import HeadgateError
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
@@ -54,9 +54,9 @@ class TopicNames(Protocol):
 class ClaimStore(Protocol):
     """The claimer's part."""
 
-    async def claim(self, **asked: Unpack[ClaimCall]) -> Claimed: ...
+    async def claim(self, request: ClaimRequest) -> Claimed: ...
     async def submit_and_claim(
-        self, rows: SubmitRows, **asked: Unpack[ClaimCall]
+        self, rows: SubmitRows, request: ClaimRequest
     ) -> tuple[Mapping[int, SubmitAnswer], Claimed]: ...
     def is_ageing(self, topic_no: int) -> bool: ...
     def is_keyed(self, topic_no: int) -> bool: ...

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypedDict
 from uuid import UUID
 
 from headgate.domain.arrivals import ClaimNews, Seen
@@ -13,18 +12,23 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.states import Receipt, State
 
 
-class ClaimCall(TypedDict):
-    """What a claim asks for: `runs` says how many of the jobs, in order, each of `workers` gets."""
+@dataclass(slots=True, kw_only=True)  # not frozen: that makes it three times as slow to make
+class ClaimRequest:
+    """What to claim: at most `limit` jobs, best first over all topics.
+
+    `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
+    that may lie outside of `ranges`. `seen` is from the last claim's news: what has arrived since is looked at too.
+    """
 
     tenant_no: int
     topic_nos: Sequence[int]
     limit: int
     lease_ms: int
     workers: Sequence[str]
-    runs: Sequence[int]
-    ranges: KeyRanges
-    hints: Sequence[UUID]
-    seen: Seen | None
+    runs: Sequence[int] = ()
+    ranges: KeyRanges | None = None
+    hints: Sequence[UUID] = ()
+    seen: Seen | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Unpack
-from uuid import UUID
+from typing import Any, Final
 
 from headgate.domain import limits
 from headgate.domain.arrivals import ClaimNews, RankRange, Seen
-from headgate.domain.dispatching import ClaimCall, Claimed
+from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
@@ -38,95 +36,52 @@ _COLUMNS: Final = Claimed.__slots__[:-2]
 NOTE: Final = len(_COLUMNS)  # behind the columns of a job: what a row is that is none
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: that makes it three times as slow to make
-class ClaimRequest:
-    """What to claim: at most `limit` jobs, best first over all topics.
-
-    `runs` says how many of them, in order, each of `workers` gets; with one worker it may be left out. `hints` are ids
-    that may lie outside of `ranges`. `seen` is from the last claim's news: what has arrived since is looked at too.
-    """
-
-    tenant_no: int
-    topic_nos: Sequence[int]
-    limit: int
-    owner: int
-    lease_ms: int
-    workers: Sequence[str]
-    runs: Sequence[int] = ()
-    ranges: KeyRanges | None = None
-    hints: Sequence[UUID] = ()
-    seen: Seen | None = None
-
-    def arguments(self) -> tuple[object, ...]:
-        """Those of `claim_v1`, checked."""
-        check_tenant_no(self.tenant_no)
-        check_claim_size(self.limit, field="limit")
-        check_integer(self.owner, field="owner", low=0, high=INT32_MAX)
-        check_integer(self.lease_ms, field="lease_ms", low=1, high=86_400_000)
-        if not check_rows(self.workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
-            raise InvalidInput("workers", "must name at least one worker")
-        for worker in self.workers:
-            check_worker_id(worker_id_of(worker), field="workers")
-        check_rows(self.runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
-        for run in self.runs:
-            check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
-        many = len(self.workers)
-        if many > 1 and (len(self.runs) != many or sum(self.runs) < self.limit):
-            raise InvalidInput("runs", f"must give each of the {many} workers at least one of the {self.limit} jobs")
-        check_rows(self.hints, field="hints", limit=_TOPICS_MAX, unit="ids")
-        check_rows(self.topic_nos, field="topic_nos", limit=_TOPICS_MAX, unit="topics")
-        where = _ranges(self.topic_nos, self.ranges)
-        return (
-            self.tenant_no,
-            self.topic_nos,
-            where.topic_nos,
-            where.class_from,
-            where.rank_from,
-            where.class_to,
-            where.rank_to,
-            self.hints,
-            self.limit,
-            self.owner,
-            self.workers,
-            self.runs,
-            self.lease_ms,
-            *(self.seen or (None, None)),
-        )
-
-
-async def claim(
-    db: Connection,
-    *,
-    tenant_no: int,
-    topic_nos: Sequence[int],
-    limit: int,
-    owner: int,
-    lease_ms: int,
-    workers: Sequence[str],
-    runs: Sequence[int] = (),
-    ranges: KeyRanges | None = None,
-    hints: Sequence[UUID] = (),
-    seen: Seen | None = None,
-) -> Claimed:
-    """Claim; see ClaimRequest."""
-    request = ClaimRequest(
-        tenant_no=tenant_no,
-        topic_nos=topic_nos,
-        limit=limit,
-        owner=owner,
-        lease_ms=lease_ms,
-        workers=workers,
-        runs=runs,
-        ranges=ranges,
-        hints=hints,
-        seen=seen,
-    )
-    arguments = request.arguments()
-    if not topic_nos:
+async def claim(db: Connection, request: ClaimRequest, *, owner: int) -> Claimed:
+    """Claim for the instance `owner`."""
+    arguments = claim_arguments(request, owner)
+    if not request.topic_nos:
         return Claimed()
     with translating(writing=True, names=_NAMES):
         rows = await db.fetch(CLAIM, *arguments)
     return claimed(rows)
+
+
+def claim_arguments(request: ClaimRequest, owner: int) -> tuple[object, ...]:
+    """Those of `claim_v1`, checked."""
+    workers, runs, limit = request.workers, request.runs, request.limit
+    check_tenant_no(request.tenant_no)
+    check_claim_size(limit, field="limit")
+    check_integer(owner, field="owner", low=0, high=INT32_MAX)
+    check_integer(request.lease_ms, field="lease_ms", low=1, high=86_400_000)
+    if not check_rows(workers, field="workers", limit=limits.CLAIM_MAX, unit="workers"):
+        raise InvalidInput("workers", "must name at least one worker")
+    for worker in workers:
+        check_worker_id(worker_id_of(worker), field="workers")
+    check_rows(runs, field="runs", limit=limits.CLAIM_MAX, unit="runs")
+    for run in runs:
+        check_integer(run, field="runs", low=1, high=limits.CLAIM_MAX)
+    many = len(workers)
+    if many > 1 and (len(runs) != many or sum(runs) < limit):
+        raise InvalidInput("runs", f"must give each of the {many} workers at least one of the {limit} jobs")
+    check_rows(request.hints, field="hints", limit=_TOPICS_MAX, unit="ids")
+    check_rows(request.topic_nos, field="topic_nos", limit=_TOPICS_MAX, unit="topics")
+    where = _ranges(request.topic_nos, request.ranges)
+    return (
+        request.tenant_no,
+        request.topic_nos,
+        where.topic_nos,
+        where.class_from,
+        where.rank_from,
+        where.class_to,
+        where.rank_to,
+        request.hints,
+        limit,
+        owner,
+        workers,
+        runs,
+        request.lease_ms,
+        *(request.seen or (None, None)),
+    )
 
 
 def claimed(rows: Sequence[Any]) -> Claimed:
@@ -173,9 +128,9 @@ def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:
 class ClaimCalls(Database):
     """Claims of one instance, which owns what it gets; and what a claimer must know of topics."""
 
-    async def claim(self, **asked: Unpack[ClaimCall]) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> Claimed:
         async with self.lane("claim").use("claim") as db:
-            return await claim(db, owner=self.instance_no, **asked)
+            return await claim(db, request, owner=self.instance_no)
 
     def topic_name(self, topic_no: int) -> str:
         return self.names.known_topic(topic_no).name

@@ -6,20 +6,19 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Unpack
+from typing import Final
 from uuid import UUID
 
 from asyncpg.pgproto import pgproto
 
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.dispatching import ClaimCall, Claimed
+from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import QuotaExceeded, RowLocked, StoreError
 from headgate.domain.ids import TenantNo
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.rank import rank_of
 from headgate.domain.states import SubmitReceipt
 from headgate.store.arguments import checked_kind
-from headgate.store.claim import ClaimRequest
 from headgate.store.database import GIVE_UP_SECONDS, LOCKED_PAUSE_SECONDS, Database
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush
@@ -109,12 +108,12 @@ class SubmitCalls(Database):
             return await submit(db, rows)
 
     async def submit_and_claim(
-        self, rows: object, **asked: Unpack[ClaimCall]
+        self, rows: object, request: ClaimRequest
     ) -> tuple[dict[int, SubmitAnswer], Claimed]:
         """A plain flush, and a claim behind it in the same commit."""
-        request = ClaimRequest(owner=self.instance_no, **asked)
+        flush = checked_kind(rows, SubmitFlush, field="jobs")
         async with self.lane("submit").use("submit_claim") as db:
-            return await submit_and_claim(db, checked_kind(rows, SubmitFlush, field="jobs"), request)
+            return await submit_and_claim(db, flush, request, owner=self.instance_no)
 
     async def submit_atomic(self, rows: object) -> dict[int, SubmitAnswer]:
         """All or nothing: any conflict or refused row undoes the rest. What is locked is waited for, between tries."""

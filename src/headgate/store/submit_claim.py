@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from headgate.domain.dispatching import Claimed
+from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
-from headgate.store.claim import NOTE, ClaimRequest, claimed
+from headgate.store.claim import NOTE, claim_arguments, claimed
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import SubmitFlush, submit_arguments
@@ -30,7 +30,7 @@ SUBMIT_AND_CLAIM: Final = f"""{_COLUMNS}
 
 
 async def submit_and_claim(
-    db: Connection, flush: SubmitFlush, request: ClaimRequest
+    db: Connection, flush: SubmitFlush, request: ClaimRequest, *, owner: int
 ) -> tuple[dict[int, SubmitAnswer], Claimed]:
     """Write a plain flush (`flush.plain`) and claim; all of it is committed, or nothing.
 
@@ -38,12 +38,12 @@ async def submit_and_claim(
     """
     with translating(writing=True):
         if len(flush.ids) == 1 and not request.hints and request.ranges is not None:
-            rows = await db.fetch(SUBMIT_RUNNING, *_of_one(flush, request, request.ranges))
+            rows = await db.fetch(SUBMIT_RUNNING, *_of_one(flush, request, request.ranges, owner))
             if len(rows) == 1 and rows[0][0] is None:  # made and claimed, as nearly always
                 return {}, claimed([rows[0][4:]])
         else:
             flush.check_shape()
-            rows = await db.fetch(SUBMIT_AND_CLAIM, *submit_arguments(flush), *request.arguments())
+            rows = await db.fetch(SUBMIT_AND_CLAIM, *submit_arguments(flush), *claim_arguments(request, owner))
         answers = await answers_of(db, flush, [row[:4] for row in rows if row[0] is not None])
     got = sorted(
         (row[4:] for row in rows if row[0] is None),
@@ -53,7 +53,7 @@ async def submit_and_claim(
     return answers, claimed(got)
 
 
-def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tuple[object, ...]:
+def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges, owner: int) -> tuple[object, ...]:
     """The arguments of `submit_running_v1`. Nothing is checked again: on an idle system each step costs time."""
     return (
         request.tenant_no,
@@ -74,7 +74,7 @@ def _of_one(flush: SubmitFlush, request: ClaimRequest, ranges: KeyRanges) -> tup
         ranges.class_to,
         ranges.rank_to,
         request.limit,
-        request.owner,
+        owner,
         request.workers,
         request.runs,
         request.lease_ms,

@@ -9,7 +9,6 @@ from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.ids import TenantNo
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
 from headgate.domain.states import Receipt, State, SubmitReceipt
-from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, reads, settle, submit, verbs
 from headgate.store.flush import SubmitFlush, fill
 from headgate.store.listing import Filter
@@ -31,7 +30,7 @@ async def test_empty_lists_are_no_error_and_do_nothing(world: World) -> None:
     assert await settle.settle(db, OutcomeFlush()) == {}
     assert await leases.renew(db, []) == {}
     assert await leases.renew(db, [leases.Held(tenant_no=tenant, ids=[], epochs=[], lease_ms=1)]) == {}
-    empty = await claiming.claim(db, tenant_no=tenant, topic_nos=[], limit=1, owner=1, lease_ms=1, workers=["w"])
+    empty = await store_calls.claim(db, tenant_no=tenant, topic_nos=[], limit=1, owner=1, lease_ms=1, workers=["w"])
     assert len(empty) == 0
     assert await verbs.cancel(db, tenant, []) == {}
     assert await verbs.redrive(db, tenant, []) == {}
@@ -82,7 +81,7 @@ async def test_another_tenants_jobs_are_unknown_to_every_verb(world: World) -> N
     for outcome in (Completed(), Failed(error=ErrorInfo(type="E")), Snooze(delay=DAY)):
         settled = await store_calls.settle_one(db, tenant, running, 1, outcome)
         assert settled == Settled(receipt=Receipt.UNKNOWN)
-    claimed = await claiming.claim(
+    claimed = await store_calls.claim(
         db, tenant_no=tenant, topic_nos=[world.their_topic], limit=9, owner=1, lease_ms=1, workers=["w"], hints=theirs
     )
     assert len(claimed) == 0

@@ -18,7 +18,6 @@ from headgate.domain.errors import TooLarge
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State
-from headgate.store import claim as claiming
 from headgate.store import control, leases, listing, partitions, reads, settle, submit, upkeep, verbs
 from headgate.store.flush import SubmitFlush
 from headgate.store.listing import Filter
@@ -55,7 +54,7 @@ def claim_cases(w: World) -> list[Case]:
             "lease_ms": 60_000,
             "workers": ["worker"],
         }
-        return claiming.claim(w.db, **(values | changes))
+        return store_calls.claim(w.db, **(values | changes))
 
     uneven = KeyRanges.whole([w.topic])
     uneven.class_to.append(1)
