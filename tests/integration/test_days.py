@@ -15,8 +15,9 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
 from headgate.store import leases, listing, partitions, reads, upkeep, verbs
 from headgate.store.connect import Connection
-from headgate.store.partitions import drop_expired, ensure_partitions
+from headgate.store.partitions import ensure_partitions
 from tests.support.queue import Clock, Queue, links, new_id
+from tests.support.store_calls import drop_expired
 from tests.support.waiting import until_async
 
 FATAL = Failed(error=ErrorInfo(type="Fatal"), permanent=True)

@@ -21,9 +21,10 @@ from headgate.domain.states import EventKind, Receipt, State, SubmitReceipt
 from headgate.store import dependencies, reads, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import fill
-from headgate.store.partitions import drop_expired, ensure_partitions
+from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
 from tests.support.queue import Clock, Queue, new_id
+from tests.support.store_calls import drop_expired
 
 DIES = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
 

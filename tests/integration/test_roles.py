@@ -21,6 +21,7 @@ from headgate.store import partitions, roles, upkeep
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import check_schema, migrate
 from headgate.store.roles import READER, RUNTIME, missing_roles, roles_due
+from tests.support import store_calls
 from tests.support.dispatching import Instance, completing, soon
 from tests.support.queue import Queue
 from tests.support.roles import Roles, owned_database
@@ -93,7 +94,7 @@ async def test_a_role_of_servers_makes_and_drops_days_it_does_not_own(owned: Rol
         assert len(made) == 2 * 2, "those of a week ahead are there"
         for name in made:  # by their own names, as retention reads them
             assert await db.fetchval(f"SELECT count(*) FROM headgate.{name}") == 0
-        dropped = await partitions.drop_expired(db, keep=timedelta(days=30))
+        dropped = await store_calls.drop_expired(db, keep=timedelta(days=30))
         assert dropped == ["archive_20200102"]
         assert await db.fetchval("SELECT to_regclass('headgate.archive_20200102')") is None
 
@@ -103,8 +104,8 @@ async def test_a_day_that_someone_reads_is_left_for_later_and_stops_nobody_for_l
         await owner.execute(OLD_DAY)
         async with owner.transaction():
             await owner.fetch("SELECT id FROM headgate.archive LIMIT 1")
-            assert await partitions.drop_expired(db, keep=timedelta(days=30)) == []
-        assert await partitions.drop_expired(db, keep=timedelta(days=30)) == ["archive_20200102"]
+            assert await store_calls.drop_expired(db, keep=timedelta(days=30)) == []
+        assert await store_calls.drop_expired(db, keep=timedelta(days=30)) == ["archive_20200102"]
 
 
 async def test_a_role_of_servers_may_vacuum(owned: Roles) -> None:

@@ -23,7 +23,7 @@ from headgate.domain.errors import (
     StoreUnavailable,
 )
 from headgate.store import connect as connecting
-from headgate.store.connect import connect, open_pool
+from headgate.store.connect import connect
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
 from tests.fault.lab.proxy import FaultProxy
@@ -70,40 +70,14 @@ async def test_a_pooled_session_sets_nothing_a_pooler_would_refuse(database: str
         assert await link.fetchval("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''") == 0
 
 
-async def test_a_pool_opens_all_its_connections_and_replaces_one_that_broke(database: str) -> None:
-    pool = await open_pool(database, size=3, application_name="store test pool")
-    try:
-        assert (pool.get_size(), pool.get_idle_size()) == (3, 3)
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'store test pool'"
-        assert await pool.fetchval(query) == 3
-        async with pool.acquire() as link:
-            with pytest.raises(StoreUnavailable), translating(writing=False):
-                await link.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        assert [await pool.fetchval("SELECT 1") for _ in range(6)] == [1] * 6
-    finally:
-        await pool.close()
-
-
-async def test_a_transaction_left_open_does_not_reach_the_next_user_of_a_pool(database: str) -> None:
-    pool = await open_pool(database, size=1, application_name="store test")
-    try:
-        async with pool.acquire() as link:
-            await link.execute("BEGIN")
-            await link.execute("CREATE TABLE headgate.left_behind ()")
-        assert await pool.fetchval("SELECT to_regclass('headgate.left_behind') IS NULL")
-    finally:
-        await pool.close()
-
-
 # ---------------------------------------------------------------- no connection
 
 
-async def both(dsn: str) -> AsyncIterator[HeadgateError]:
-    """What a connection and a pool say to the same bad address."""
-    for attempt in (connect(dsn, application_name="t"), open_pool(dsn, size=2, application_name="t")):
-        with pytest.raises(HeadgateError) as caught:
-            await attempt
-        yield caught.value
+async def error_of(dsn: str) -> HeadgateError:
+    """The error of a connection to a bad address."""
+    with pytest.raises(HeadgateError) as caught:
+        await connect(dsn, application_name="t")
+    return caught.value
 
 
 def whole_text(error: BaseException) -> str:
@@ -118,17 +92,17 @@ def whole_text(error: BaseException) -> str:
 
 async def test_nobody_listens(database: str) -> None:
     with deaf_port() as port:
-        async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
-            assert isinstance(error, StoreUnavailable)
-            assert f'database "queue" at 127.0.0.1:{port}' in str(error)
-            assert "s3cret" not in whole_text(error)
+        error = await error_of(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue")
+        assert isinstance(error, StoreUnavailable)
+        assert f'database "queue" at 127.0.0.1:{port}' in str(error)
+        assert "s3cret" not in whole_text(error)
 
 
 async def test_the_database_does_not_exist(database: str) -> None:
     name = unquote(urlsplit(database).path[1:])
-    async for error in both(database.replace(name, "nothing_here")):
-        assert isinstance(error, StoreUnavailable)
-        assert 'database "nothing_here" does not exist' in str(error)
+    error = await error_of(database.replace(name, "nothing_here"))
+    assert isinstance(error, StoreUnavailable)
+    assert 'database "nothing_here" does not exist' in str(error)
 
 
 async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +111,9 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        async for error in both(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue"):
-            assert isinstance(error, StoreUnavailable)
-            assert f"127.0.0.1:{port} did not answer" in str(error)
+        error = await error_of(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue")
+        assert isinstance(error, StoreUnavailable)
+        assert f"127.0.0.1:{port} did not answer" in str(error)
 
 
 # ---------------------------------------------------------------- several hosts, one of which takes writes
@@ -167,9 +141,6 @@ async def test_a_host_that_never_answers_does_not_cost_the_others_their_turn(
         for pooler in (False, True):
             async with opened(dsn, pooler=pooler) as link:
                 assert await link.fetchval("SELECT 1") == 1
-        pool = await open_pool(dsn, size=2, application_name="store test")
-        assert await pool.fetchval("SELECT 1") == 1
-        await pool.close()
 
 
 async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str) -> None:
@@ -180,11 +151,11 @@ async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str
             )
         )
     with deaf_port() as port:
-        async for error in both(among(database, port)):
-            assert isinstance(error, StoreUnavailable)
-            assert "no host takes writes" in str(error)
-            assert f"127.0.0.1:{port}: " in str(error)
-            assert "takes no writes" in str(error)
+        error = await error_of(among(database, port))
+        assert isinstance(error, StoreUnavailable)
+        assert "no host takes writes" in str(error)
+        assert f"127.0.0.1:{port}: " in str(error)
+        assert "takes no writes" in str(error)
         with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
             await connect(among(database, port), application_name="t", pooler=True)
 
@@ -199,18 +170,18 @@ async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str
     ],
 )
 async def test_what_is_no_database_url_is_refused_without_showing_it(dsn: str) -> None:
-    async for error in both(dsn):
-        assert isinstance(error, InvalidInput)
-        assert "postgresql://user:password@host:port/database" in str(error)
-        assert "s3cret" not in whole_text(error)
+    error = await error_of(dsn)
+    assert isinstance(error, InvalidInput)
+    assert "postgresql://user:password@host:port/database" in str(error)
+    assert "s3cret" not in whole_text(error)
 
 
 async def test_a_wrong_password_is_never_shown(database: str) -> None:
     parts = urlsplit(database)
     dsn = parts._replace(netloc=f"nobody_known:{quote('s3cret')}@{parts.netloc.rpartition('@')[2]}").geturl()
-    async for error in both(dsn):
-        assert isinstance(error, StoreUnavailable)
-        assert "s3cret" not in whole_text(error)
+    error = await error_of(dsn)
+    assert isinstance(error, StoreUnavailable)
+    assert "s3cret" not in whole_text(error)
 
 
 # ---------------------------------------------------------------- broken in the middle
@@ -297,7 +268,8 @@ async def test_the_kernel_watches_connections_over_a_network_on_both_sides(datab
                 ours.getsockopt(socket.IPPROTO_TCP, option)
                 for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
             )
-    asked_of_postgres = connecting._options("test", pooler=False, statement_timeout=None)["server_settings"]
+    options = connecting._options("test", pooler=False, statement_timeout=None, lock_timeout=timedelta(seconds=1))
+    asked_of_postgres = options["server_settings"]
     assert {
         "tcp_keepalives_idle": str(idle),
         "tcp_keepalives_interval": str(apart),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from headgate.store.errors import translating
 from headgate.store.flush import fill
 from headgate.store.names import Names
 from headgate.store.new_ids import BEGINNING
+from headgate.store.partitions import clear_and_drop
 from headgate.store.settle import APPLIED, OutcomeFlush, settle
 from headgate.store.submit import submit
 
@@ -92,6 +93,19 @@ async def submit_all(
 async def claim(db: Connection, *, owner: int, **asked: Any) -> Claimed:
     """Claim what a ClaimRequest with these fields asks for."""
     return await claiming.claim(db, ClaimRequest(**asked), owner=owner)
+
+
+async def drop_expired(
+    db: Connection,
+    *,
+    keep: timedelta,
+    lock_wait: timedelta = timedelta(seconds=2),
+    on_session: bool = True,
+    chunks: int = 1_000_000,
+) -> list[str]:
+    """As `clear_and_drop`; returns the names dropped."""
+    dropped, _ = await clear_and_drop(db, keep=keep, lock_wait=lock_wait, on_session=on_session, chunks=chunks)
+    return dropped
 
 
 async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:

@@ -1,4 +1,4 @@
-"""Open connections and pools with the session settings that the store counts on.
+"""Open connections with the session settings that the store counts on.
 
 Direct connections pin what a DBA's defaults could change under us: time zone, isolation level (the functions need a
 fresh snapshot per statement: READ COMMITTED), an empty search_path (every name is written with its schema, and this
@@ -21,7 +21,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
@@ -29,12 +29,7 @@ import asyncpg
 from headgate.domain.errors import InvalidInput, StoreUnavailable
 from headgate.store.errors import DRIVER_ERRORS, translate
 
-if TYPE_CHECKING:
-    from asyncpg.pool import PoolConnectionProxy
-
-# Either kind can do everything the store asks of a connection.
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
-Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 LOCK_TIMEOUT = timedelta(seconds=10)
@@ -71,40 +66,11 @@ async def connect(
     pooler: bool = False,
     statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
     lock_timeout: timedelta = LOCK_TIMEOUT,
-) -> asyncpg.Connection[asyncpg.Record]:
+) -> Connection:
     """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
     options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout, lock_timeout=lock_timeout)
     async with _naming(dsn):
         return await _open(dsn, **options)
-
-
-async def open_pool(
-    dsn: str,
-    *,
-    size: int,
-    application_name: str,
-    pooler: bool = False,
-    statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
-) -> Pool:
-    """Open a pool of `size` connections, all at once; the caller closes it.
-
-    A connection that breaks is replaced when it is next acquired.
-    """
-    if size < 1:
-        raise InvalidInput("pool size", f"{size} is less than 1")
-    options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout) | {"connect": _open}
-    async with _naming(dsn):
-        pool = asyncpg.create_pool(
-            dsn,
-            min_size=size,
-            max_size=size,
-            # Kept open while idle: reconnecting would cost the first job after a quiet time several milliseconds.
-            max_inactive_connection_lifetime=0,
-            reset=_leave_session_as_it_is,
-            **options,
-        )
-        await pool
-        return pool
 
 
 def hosts_of(dsn: str) -> list[tuple[str, int]]:
@@ -146,7 +112,7 @@ def _host_and_port(word: str) -> tuple[str, str]:
     return unquote(host), port
 
 
-async def _open(dsn: str, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+async def _open(dsn: str, **options: Any) -> Connection:
     hosts = hosts_of(dsn)
     # Of several hosts, one takes writes, and we need that one.
     asked = parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["read-write" if hosts else "any"])[0]
@@ -173,8 +139,8 @@ async def _open(dsn: str, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
     raise StoreUnavailable("no host takes writes: " + "; ".join(refusals)) from cause
 
 
-async def _open_one(dsn: str, *, look: bool, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
-    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(dsn, **options)
+async def _open_one(dsn: str, *, look: bool, **options: Any) -> Connection:
+    connection: Connection = await asyncpg.connect(dsn, **options)
     _watch_socket(connection)
     if not look:
         return connection
@@ -193,7 +159,7 @@ def _options(
     *,
     pooler: bool,
     statement_timeout: timedelta | None,
-    lock_timeout: timedelta = LOCK_TIMEOUT,
+    lock_timeout: timedelta,
 ) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": CONNECT_TIMEOUT.total_seconds(),
@@ -223,7 +189,7 @@ def _milliseconds(span: timedelta) -> str:
     return str(span // timedelta(milliseconds=1))
 
 
-def _watch_socket(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+def _watch_socket(connection: Connection) -> None:
     """Have the kernel end the connection when the other side's kernel is silent. Nothing to do on a local socket."""
     found = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # the driver has no way to ask
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
@@ -237,12 +203,6 @@ def _watch_socket(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     ):
         if hasattr(socket, name):  # not everywhere by these names
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-async def _leave_session_as_it_is(connection: object) -> None:
-    # The driver has rolled back a forgotten transaction by now. The store sets nothing else on a session, and RESET ALL
-    # with UNLISTEN and advisory unlocks would cost every release a round trip.
-    del connection
 
 
 @asynccontextmanager

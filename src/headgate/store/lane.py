@@ -36,7 +36,7 @@ class Lane:
         self._dsn, self._name, self.pooler, self._statement_timeout = dsn, name, pooler, statement_timeout
         self.on_open: Callable[[Connection], Awaitable[None]] = _as_it_is  # raises if it may not be used
         self.on_begin: Callable[[Connection], Awaitable[None]] = _as_it_is  # of each transaction, behind a pooler
-        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -65,7 +65,7 @@ class Lane:
                 self._connection.terminate()
         self._lock.release()
 
-    def _leave(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    def _leave(self, connection: Connection) -> None:
         """Part with it in the middle of a statement: its answer must not reach the next caller.
 
         Only hung up on, PostgreSQL would not notice before the statement has the lock it waits for: impatient callers
@@ -126,7 +126,7 @@ async def _as_it_is(connection: Connection) -> None:
     del connection
 
 
-async def _closed(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+async def _closed(connection: Connection) -> None:
     """Close it, in two seconds at the most; a statement that was cancelled is cancelled at the server first."""
     if connection.is_closed():
         return

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-import asyncpg
-
 from headgate.domain.wakes import Wake, decode, encode
-from headgate.store.connect import connect
+from headgate.store.connect import Connection, connect
 from headgate.store.database import Database
 from headgate.store.errors import translating
 
@@ -19,7 +17,7 @@ CHANNEL: Final = "headgate_topics"
 class Notifications(Database):
     """Hints to other instances, and from them."""
 
-    _listener: asyncpg.Connection[asyncpg.Record] | None = None
+    _listener: Connection | None = None
 
     async def close(self) -> None:
         """Close all connections, also the one that listens."""

@@ -87,19 +87,6 @@ async def fetch_into_days(db: Connection, statement: str, *arguments: object) ->
         return await db.fetch(statement, *arguments)
 
 
-async def drop_expired(
-    db: Connection,
-    *,
-    keep: timedelta,
-    lock_wait: timedelta = timedelta(seconds=2),
-    on_session: bool = True,
-    chunks: int = 1_000_000,
-) -> list[str]:
-    """As `clear_and_drop`; returns the names dropped."""
-    dropped, _ = await clear_and_drop(db, keep=keep, lock_wait=lock_wait, on_session=on_session, chunks=chunks)
-    return dropped
-
-
 async def clear_and_drop(
     db: Connection, *, keep: timedelta, lock_wait: timedelta, on_session: bool, chunks: int
 ) -> tuple[list[str], int]:

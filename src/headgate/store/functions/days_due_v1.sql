@@ -1,5 +1,5 @@
 -- Days of the archive in which something may be old, oldest first: `due` when a walk is to be made or to go on, `empty`
--- when nothing is left in it. Days that are old as a whole are not among them: see drop_expired.
+-- when nothing is left in it. Days that are old as a whole are not among them: see clear_and_drop.
 CREATE FUNCTION headgate.days_due_v1() RETURNS TABLE (day date, due boolean, empty boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
