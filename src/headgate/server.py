@@ -43,7 +43,7 @@ from headgate.control.failed_logins import FailedLogins
 from headgate.control.jobs import Jobs
 from headgate.control.permissions import REFLECTION, RULES, Rule
 from headgate.control.results import Waiters
-from headgate.control.revocation import OpenCalls, Revocation
+from headgate.control.revocation import OpenCalls, Revocation, RevokedOperations
 from headgate.control.schedules import Schedules
 from headgate.control.submit import Submits
 from headgate.control.topics import Topics
@@ -76,7 +76,7 @@ from headgate.ops.exposure import check_encrypted, check_private, exposure_of, i
 from headgate.ops.files import connections_allowed
 from headgate.ops.loop_lag import LoopLag
 from headgate.ops.readiness import Readiness
-from headgate.ops.services import Services, report_callback_errors
+from headgate.ops.services import Service, Services, report_callback_errors
 from headgate.store.admin import AdminStore
 from headgate.store.batches import BatchStore
 from headgate.store.bulk import BulkStore
@@ -181,13 +181,15 @@ class Server:
         self.jobs = JobStore(self.store)
         self.waiters = Waiters(self.jobs)
         self.times = TickTimes(options.tick_seconds)
+        self.demands = Demands(self.store, self.times, wakes=options.wakes)
+        self.wakes = Wakes(self.store, self.demands, self.times)
+        self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
         self.outcomes, self.unmatched_outcomes = (
             OutcomeWriter(
                 self.store,
-                # Late bound: what is claimed and not delivered is settled by these writers.
-                on_returned=lambda tenant_no, job_id: self.demands.wake_for_job(tenant_no, job_id),
-                on_limit_opened=lambda topic_nos: self.wakes.topics_ready(topic_nos),
-                on_unblock=lambda: self.unblocker.wake(),
+                on_returned=self.demands.wake_for_job,
+                on_limit_opened=self.wakes.topics_ready,
+                on_unblock=self.unblocker.wake,
                 on_final=self.waiters.ended,
                 awaited=self.waiters.any,
                 on_due=self.times.due_at,
@@ -195,9 +197,7 @@ class Server:
             )
             for unmatched in (False, True)
         )
-        self.demands = Demands(self.store, self.times, abandon_unsent=self.outcomes.abandon_unsent, wakes=options.wakes)
-        self.wakes = Wakes(self.store, self.demands, self.times)
-        self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
+        self.demands.abandon_unsent = self.outcomes.abandon_unsent
         self.bulk_runner = BulkRunner(BulkChunks(self.store), on_requeued=self.wakes.jobs_returned)
         self.limits = LimitAdmitter(self.store, self.demands, self.wakes)
         self.gate = Gate(self.sessions, self.demands, self.times)
@@ -263,9 +263,9 @@ class Server:
             self.validator,
             holders=self.sessions.with_calls,
             calls=self.open_calls,
-            operations=BulkStore(self.store),
             exposed=self._exposed_tokens,
         )
+        self.revoked_operations = RevokedOperations(self.validator, BulkStore(self.store))
         self.scheduler = Scheduler(FiringStore(self.store), topics_ready=self.wakes.topics_ready)
         self.ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=os.urandom)
         self.port = 0
@@ -313,33 +313,8 @@ class Server:
         if failpoints.armed:
             await failpoints.armed.reach("boot.listening")
         report_callback_errors(asyncio.get_running_loop(), self.services.failures)
-        for title, run in (
-            ("claims", self.claimer.run),
-            ("ticks", self.ticker.run),
-            ("announcements", self.wakes.run),
-            ("limits", self.limits.run),
-            ("outcomes", self.outcomes.writer.run),
-            ("unmatched outcomes", self.unmatched_outcomes.writer.run),
-            ("submits", self.submitter.writer.run),
-            ("locked submits", self.submitter.locked.run),
-            ("renewals", self.renewer.run),
-            ("results", self.waiters.run),
-            ("unblocking", self.unblocker.run),
-            ("progress", self.progress.run),
-            ("presence", self.presence.run),
-            ("bulk operations", self.bulk_runner.run),
-            ("schedules", self.scheduler.run),
-            ("upkeep", self.upkeep.run),
-            ("retention", self.retention.run),
-            ("durability", self.durability.run),
-            ("tokens", self.revocation.run),
-            ("revoked operations", self.revocation.run_operations),
-            ("loop lag", self.loop_lag.run),
-            ("health", self.readiness.run),
-        ):
-            self.services.start(title, run)
-        if self.options.notifications and self.store.can_listen:
-            self.services.start("notifications", self.listener.run)
+        for title, service in self._services().items():
+            self.services.start(title, service.run)
         self._accepting = True
         self._health.set(ready=True)
         # Long-lived objects leave the collector's sight; what is left is young, and rarely looked at.
@@ -349,6 +324,36 @@ class Server:
         if self.options.tls_cert is None and not is_loopback(self.options.host):
             log.warning('plaintext effect="the network can read tokens and jobs" host=%s', self.options.host)
         log.info("ready instance=%s no=%d port=%d", name, self.store.instance_no, self.port)
+
+    def _services(self) -> dict[str, Service]:
+        """The background services, by their names in logs and in `_stop`."""
+        services: dict[str, Service] = {
+            "claims": self.claimer,
+            "ticks": self.ticker,
+            "announcements": self.wakes,
+            "limits": self.limits,
+            "outcomes": self.outcomes.writer,
+            "unmatched outcomes": self.unmatched_outcomes.writer,
+            "submits": self.submitter.writer,
+            "locked submits": self.submitter.locked,
+            "renewals": self.renewer,
+            "results": self.waiters,
+            "unblocking": self.unblocker,
+            "progress": self.progress,
+            "presence": self.presence,
+            "bulk operations": self.bulk_runner,
+            "schedules": self.scheduler,
+            "upkeep": self.upkeep,
+            "retention": self.retention,
+            "durability": self.durability,
+            "tokens": self.revocation,
+            "revoked operations": self.revoked_operations,
+            "loop lag": self.loop_lag,
+            "health": self.readiness,
+        }
+        if self.options.notifications and self.store.can_listen:
+            services["notifications"] = self.listener
+        return services
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`. A service that fails is restarted; raises InstanceForgotten, which no restart mends."""
@@ -439,8 +444,8 @@ class Server:
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         bulk = Bulk(BulkStore(self.store), started=self.bulk_runner.wake, recheck=self.validator.recheck)
-        schedules = ScheduleService(
-            Schedules(ScheduleStore(self.store), fed=self.wakes.topics_ready, wake=self.scheduler.wake)
+        schedules = Schedules(
+            ScheduleStore(self.store), topics_ready=self.wakes.topics_ready, wake=self.scheduler.wake
         )
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         guard = Guard(self.validator, rules, self.failed_logins)
@@ -453,7 +458,7 @@ class Server:
                 admin_service.methods(self.admin),
                 batch_methods(BatchService(batches)),
                 bulk_methods(BulkService(bulk)),
-                schedule_methods(schedules),
+                schedule_methods(ScheduleService(schedules)),
                 topic_methods(TopicService(Topics(TopicStore(self.store), on_change=self.limits.limits_changed))),
                 self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),
                 *self.extra_services,

@@ -61,7 +61,7 @@ async def test_the_lease_alone_recovers_what_was_not_sent_and_what_a_dead_worker
     still: Instance, db: Connection, sent: bool
 ) -> None:
     clock = await Clock.install(db)
-    still.claimer._abandon_unsent = still.demands._abandon_unsent = lambda _: None  # no clean-up of any kind
+    still.claimer._abandon_unsent = still.demands.abandon_unsent = lambda _: None  # no clean-up of any kind
     (job,) = await still.submit()
     worker = await still.worker(slots=1)
     assert await still.claimer.run_once() == 1

@@ -440,7 +440,7 @@ async def test_ten_thousand_lapsed_jobs_are_reaped_in_bounded_batches(
         await one.submit(10_000)
         worker = await one.worker(slots=10_000)
         assert await one.claimer.run_once() + await one.claimer.run_once() == 10_000
-        one.claimer._abandon_unsent = one.demands._abandon_unsent = lambda _: None
+        one.claimer._abandon_unsent = one.demands.abandon_unsent = lambda _: None
         worker.lose()
         await clock.advance(seconds=61)
         reaped = []

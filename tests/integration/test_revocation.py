@@ -10,7 +10,7 @@ import pytest
 
 from headgate.control.auth import TokenFile
 from headgate.control.bulk import Bulk, Request
-from headgate.control.revocation import OpenCalls, Revocation
+from headgate.control.revocation import OpenCalls, Revocation, RevokedOperations
 from headgate.domain.bulk import Progress, StartedBulk
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.identity import Identity, TokenRevoked
@@ -46,11 +46,12 @@ class Stand:
         self.tokens = TokenFile(path, clock=lambda: self.now)
         self.store = Watched(store)
         self.many = Bulk(self.store, started=lambda: None, recheck=self.tokens.recheck)
-        self.revocation = self.booted()
+        self.boot()
 
-    def booted(self) -> Revocation:
+    def boot(self) -> None:
         """As a server that has just started."""
-        return Revocation(self.tokens, holders=lambda: (), calls=OpenCalls(), operations=self.store)
+        self.revocation = Revocation(self.tokens, holders=lambda: (), calls=OpenCalls())
+        self.operations = RevokedOperations(self.tokens, self.store)
 
     def write(self, entries: object) -> None:
         self.path.write_text(json.dumps(entries))
@@ -66,7 +67,7 @@ class Stand:
 
     async def look(self) -> Progress:
         self.revocation.run_once()
-        await self.revocation.end_operations()
+        await self.operations.run_once()
         return await self.state()
 
 
@@ -118,7 +119,7 @@ async def test_what_was_revoked_while_no_server_ran_ends_at_the_next_start(stand
     await stand.start(ONE)
     stand.write({OTHER: OPERATES})
     stand.tokens.refresh()
-    stand.revocation = stand.booted()
+    stand.boot()
     assert await stand.look() is Progress.CANCELLED
 
 
@@ -126,7 +127,7 @@ async def test_an_operation_that_is_started_while_its_token_goes_is_not_left_run
     who = stand.tokens.identify(ONE)
     stand.write({OTHER: OPERATES})
     stand.revocation.run_once()
-    await stand.revocation.end_operations()  # it looks before the operation is there
+    await stand.operations.run_once()  # it looks before the operation is there
     stand.id = new_id()
     with pytest.raises(TokenRevoked):
         await stand.many.start(who, stand.id, Request(verb="cancel", filter="topic:mail"))

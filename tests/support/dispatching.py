@@ -467,11 +467,13 @@ class Instance:
         self.sessions = WorkerSessions()
         self.ended: list[UUID] = []  # final, as those who wait for results are told
         self.times = TickTimes(tick_seconds)
+        self.demands = Demands(self.store, self.times, wakes=wakes)
+        self.wakes = Wakes(self.store, self.demands, self.times)
         self.outcomes, self.unmatched = (
             OutcomeWriter(
                 self.store,
-                on_returned=lambda tenant_no, job_id: self.demands.wake_for_job(tenant_no, job_id),
-                on_limit_opened=lambda topic_nos: self.wakes.topics_ready(topic_nos),
+                on_returned=self.demands.wake_for_job,
+                on_limit_opened=self.wakes.topics_ready,
                 on_final=lambda _, job_id: self.ended.append(job_id),
                 awaited=lambda: True,
                 on_due=self.times.due_at,
@@ -479,11 +481,9 @@ class Instance:
             )
             for unmatched in (False, True)
         )
+        self.demands.abandon_unsent = self.outcomes.abandon_unsent
         beat = self.lease_ms / 3000
         self.watchdog = WatchdogGate(beat=beat, now=now, silence=max(beat, 5 * tick_seconds)) if gated else None
-        abandon_unsent = self.outcomes.abandon_unsent
-        self.demands = Demands(self.store, self.times, abandon_unsent=abandon_unsent, wakes=wakes)
-        self.wakes = Wakes(self.store, self.demands, self.times)
         self.limits = LimitAdmitter(self.store, self.demands, self.wakes)
         self.gate = Gate(self.sessions, self.demands, self.times)
         self.claimer = Claimer(
@@ -491,7 +491,7 @@ class Instance:
             self.demands,
             self.gate,
             self.limits.timers,
-            abandon_unsent=abandon_unsent,
+            abandon_unsent=self.outcomes.abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
         )

@@ -31,7 +31,7 @@ async def test_a_loop_stops_for_others_by_the_time_it_has_taken() -> None:
 
 def schedules() -> Schedules:
     store: Any = SimpleNamespace()
-    return Schedules(store, fed=lambda topics: None, wake=lambda: None)
+    return Schedules(store, topics_ready=lambda topics: None, wake=lambda: None)
 
 
 @pytest.mark.parametrize("after", [datetime(1, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)])

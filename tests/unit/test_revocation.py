@@ -51,8 +51,7 @@ def test_what_is_open_ends_within_two_looks(tmp_path: Path, change: Callable[[Pa
     write(path, ENTRY)
     tokens = TokenFile(path, clock=lambda: now[0])
     session, calls = Session(tokens.identify(TOKEN)), OpenCalls()
-    operations: Any = None  # asked by `end_operations` only
-    revocation = Revocation(tokens, holders=lambda: (session,), calls=calls, operations=operations)
+    revocation = Revocation(tokens, holders=lambda: (session,), calls=calls)
     with calls.watched(session.identity) as call:
         assert revocation.run_once() == 0
         change(path)

@@ -84,26 +84,21 @@ class Revocation:
         *,
         holders: Callable[[], Iterable[Holder]],
         calls: OpenCalls,
-        operations: RevokedBulk,
         exposed: Callable[[], str] = lambda: "",
     ) -> None:
         """`exposed` describes a problem with the permissions of the file; called when the file has changed."""
         self._validator, self._holders, self._calls, self._exposed = validator, holders, calls, exposed
-        self._operations = operations
-        self._seen: tuple[int, int] | None = None  # the state of the tokens at the last check of bulk operations
-        self._gone = False
+        self._gone = self._stopped = False
 
     async def run(self) -> None:
-        """Check every second, until cancelled. Does not use the database: one that hangs must not delay this."""
-        while True:
+        """Check every second until `stop`. Does not use the database: one that hangs must not delay this."""
+        while not self._stopped:
             self.run_once()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def run_operations(self) -> None:
-        """The same for bulk operations."""
-        while True:
-            await self.end_operations()
-            await asyncio.sleep(LOOK_SECONDS)
+    def stop(self) -> None:
+        """Check no more."""
+        self._stopped = True
 
     def run_once(self) -> int:
         """One check; returns how many sessions and calls it ended or woke."""
@@ -144,11 +139,30 @@ class Revocation:
             else:
                 log.warning('tokens_back effect="the tokens in the file are valid"')
 
-    async def end_operations(self) -> None:
-        """Cancel bulk operations whose credential no longer permits them. Asks the database only after a change.
 
-        `Bulk.start` checks an operation that is being started meanwhile.
-        """
+class RevokedOperations:
+    """Cancels bulk operations whose credential no longer permits them. Asks the database only after a change.
+
+    `Bulk.start` checks an operation that is being started meanwhile.
+    """
+
+    def __init__(self, validator: TokenValidator, operations: RevokedBulk) -> None:
+        self._validator, self._operations = validator, operations
+        self._seen: tuple[int, int] | None = None  # the state of the tokens at the last check
+        self._stopped = False
+
+    async def run(self) -> None:
+        """Check every second until `stop`."""
+        while not self._stopped:
+            await self.run_once()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Check no more."""
+        self._stopped = True
+
+    async def run_once(self) -> None:
+        """One check."""
         state = self._validator.state()
         if state == self._seen:
             return

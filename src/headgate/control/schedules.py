@@ -33,9 +33,11 @@ PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
 class Schedules:
     """Schedules of the caller's tenant; a token limited to topics reaches only schedules of those topics."""
 
-    def __init__(self, store: ScheduleStore, *, fed: Callable[[Iterable[int]], None], wake: Callable[[], None]) -> None:
-        """`fed` gets the topics that have a new job, so that it is claimed at once; `wake` wakes the scheduler."""
-        self._store, self._fed, self._wake = store, fed, wake
+    def __init__(
+        self, store: ScheduleStore, *, topics_ready: Callable[[Iterable[int]], None], wake: Callable[[], None]
+    ) -> None:
+        """`topics_ready` gets the topic of a new job, so that it is claimed at once; `wake` wakes the scheduler."""
+        self._store, self._topics_ready, self._wake = store, topics_ready, wake
 
     async def put(
         self, caller: Identity, name: str, spec: ScheduleSpec, *, expected: int | None
@@ -92,7 +94,7 @@ class Schedules:
         job_id, created, topic_no = await self._store.trigger(
             caller.tenant, name, request=request, who=caller.subject, reason=_reason(reason)
         )
-        self._fed([topic_no])
+        self._topics_ready([topic_no])
         return job_id, created
 
     async def jobs(self, caller: Identity, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]:

@@ -21,15 +21,12 @@ from headgate.domain.errors import TooLarge
 class Demands:
     """All demands, by what is wanted; owns the credit of all sessions."""
 
-    def __init__(
-        self,
-        names: TopicNames,
-        times: TickTimes,
-        *,
-        abandon_unsent: Callable[[Delivery], None],
-        wakes: bool = True,
-    ) -> None:
-        self._names, self._times, self._abandon_unsent = names, times, abandon_unsent
+    abandon_unsent: Callable[[Delivery], None]
+    """Settles what was dealt to a session and never written to it. Set once there is a writer, which needs the demands:
+    what it settles may wake them."""
+
+    def __init__(self, names: TopicNames, times: TickTimes, *, wakes: bool = True) -> None:
+        self._names, self._times = names, times
         self.wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
         self.by_wanted: dict[tuple[int, Wanted], Demand] = {}
         self.by_topic: dict[int, set[Demand]] = {}
@@ -191,7 +188,7 @@ class Demands:
             self.drop_unused(demand)
         for delivery in session.take_unsent():
             revoked.append((delivery.wanted, len(delivery)))
-            self._abandon_unsent(delivery)
+            self.abandon_unsent(delivery)
         return revoked
 
     def drop_unused(self, demand: Demand) -> None:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import uniform
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 log = logging.getLogger("headgate.services")
 FIRST_DELAY: Final = 0.1
@@ -23,6 +23,16 @@ STEADY_SECONDS: Final = 10.0
 """A service that has run this long without a failure is healthy again: the next delay is the first one."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Service(Protocol):
+    """The shape of a background service. It also has `run_once`, one round, which tests call."""
+
+    async def run(self) -> None:
+        """Round after round until `stop`."""
+
+    def stop(self) -> None:
+        """End after the round that is under way."""
 
 
 class Services:
