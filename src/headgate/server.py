@@ -444,9 +444,7 @@ class Server:
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         bulk = Bulk(BulkStore(self.store), started=self.bulk_runner.wake, recheck=self.validator.recheck)
-        schedules = Schedules(
-            ScheduleStore(self.store), topics_ready=self.wakes.topics_ready, wake=self.scheduler.wake
-        )
+        schedules = Schedules(ScheduleStore(self.store), topics_ready=self.wakes.topics_ready, wake=self.scheduler.wake)
         rules = self.rules if not self.options.dev else {**self.rules, **REFLECTION}
         guard = Guard(self.validator, rules, self.failed_logins)
         server = new_server(guard, shared_port=self.options.shared_port, connections=connections_allowed())

@@ -56,7 +56,7 @@ async def dead(queue: Queue, count: int, topic: str = "mail", **options: Any) ->
 async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> BulkOperation:
     plan = Plan(verb=verb, matching=parse(text), reason=more.pop("reason", "since"), **more)
     tenant = await queue.tenant_no()
-    expected = await bulk.expected(queue.db, tenant, plan)
+    expected = await bulk.count(queue.db, tenant, plan.effective)
     return await bulk.start(queue.db, queue.names, tenant, new_id(), plan, who="ana", expected=expected)
 
 

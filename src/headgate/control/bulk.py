@@ -84,7 +84,7 @@ class Bulk:
         """Dead letters grouped by topic and error; `topic` can contain wildcards, empty means all."""
         named = [topic_term(topic)] if topic else []
         _permitted(who, JobFilter(tuple(named)))
-        return await self._store.dead_groups(who.tenant, named, topics=who.topics, limit=limit)
+        return await self._store.dead_groups(who.tenant, named=named, topics=who.topics, limit=limit)
 
     async def preview(self, who: Identity, request: Request) -> Preview:
         """What an operation would change, without starting it."""

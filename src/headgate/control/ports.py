@@ -94,9 +94,9 @@ class SubmitQueue(Protocol[Rows_contra, Account]):
 class BatchStore(Protocol):
     """Opening, sealing and reading batches of a tenant. All raise NotFound for another tenant's."""
 
-    async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus: ...
-    async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus: ...
-    async def batch(self, tenant: str, batch_id: UUID) -> BatchStatus: ...
+    async def open_batch(self, tenant: str, /, batch: NewBatch, *, callback: Submission | None) -> BatchStatus: ...
+    async def seal_batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
+    async def batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
 
 
 class JobStore(Protocol):
@@ -114,6 +114,7 @@ class BulkStore(Protocol):
         self,
         tenant: str,
         wanted: JobFilter,
+        /,
         *,
         topics: frozenset[str] | None,
         limit: int,
@@ -121,21 +122,31 @@ class BulkStore(Protocol):
         oldest: bool,
     ) -> JobPage: ...
     async def count_jobs(
-        self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int
+        self, tenant: str, wanted: JobFilter, /, *, topics: frozenset[str] | None, up_to: int
     ) -> Counted: ...
     async def dead_groups(
-        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
+        self, tenant: str, /, *, named: Sequence[Term], topics: frozenset[str] | None, limit: int
     ) -> DeadGroups: ...
-    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
+    async def preview(self, tenant: str, /, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
     async def start(
-        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
+        self,
+        tenant: str,
+        /,
+        operation_id: UUID,
+        plan: Plan,
+        *,
+        who: str,
+        topics: frozenset[str] | None,
+        credential: str,
     ) -> BulkOperation: ...
-    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation: ...
+    async def operation(
+        self, tenant: str, /, operation_id: UUID, *, topics: frozenset[str] | None
+    ) -> BulkOperation: ...
     async def operations(
-        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+        self, tenant: str, /, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
     ) -> list[BulkOperation]: ...
     async def cancel(
-        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
+        self, tenant: str, /, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
     ) -> BulkOperation: ...
 
 
@@ -150,12 +161,13 @@ class TopicStore(Protocol):
     """Topics: rules, limits, counts."""
 
     async def list_topics(
-        self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int
+        self, tenant: str, /, *, names: Sequence[str] | None, after: str, limit: int
     ) -> list[TopicView]: ...
-    async def get_topic(self, tenant: str, name: str) -> TopicView: ...
+    async def get_topic(self, tenant: str, /, name: str) -> TopicView: ...
     async def set_topic(
         self,
         tenant: str,
+        /,
         name: str,
         *,
         rules: Mapping[str, object],
@@ -172,6 +184,7 @@ class ScheduleStore(Protocol):
     async def put(
         self,
         tenant: str,
+        /,
         name: str,
         spec: ScheduleSpec,
         *,
@@ -179,17 +192,17 @@ class ScheduleStore(Protocol):
         who: str,
         topics: frozenset[str] | None,
     ) -> tuple[ScheduleView, bool]: ...
-    async def get(self, tenant: str, name: str) -> ScheduleView: ...
+    async def get(self, tenant: str, /, name: str) -> ScheduleView: ...
     async def listed(
-        self, tenant: str, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
+        self, tenant: str, /, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
     ) -> list[ScheduleView]: ...
-    async def delete(self, tenant: str, name: str, *, expected: int | None, who: str, reason: str) -> None: ...
-    async def pause(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView: ...
-    async def resume(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView: ...
+    async def delete(self, tenant: str, /, name: str, *, expected: int | None, who: str, reason: str) -> None: ...
+    async def pause(self, tenant: str, /, name: str, *, who: str, reason: str) -> ScheduleView: ...
+    async def resume(self, tenant: str, /, name: str, *, who: str, reason: str) -> ScheduleView: ...
     async def trigger(
-        self, tenant: str, name: str, *, request: JobId, who: str, reason: str
+        self, tenant: str, /, name: str, *, request: JobId, who: str, reason: str
     ) -> tuple[JobId, bool, int]: ...
-    async def jobs(self, tenant: str, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]: ...
+    async def jobs(self, tenant: str, /, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]: ...
 
 
 class AdminStore(Protocol):

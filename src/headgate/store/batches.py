@@ -19,12 +19,12 @@ from headgate.domain.jobs import Submission
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.flush import fill
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
+from headgate.store.tenant_calls import TenantCalls, tenant_call
 
 OPEN: Final = """
 INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at, topics)
@@ -163,11 +163,10 @@ async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
     return done
 
 
-class BatchStore:
+class BatchStore(TenantCalls):
     """Fits the port of control's batch verbs."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    batch = tenant_call("read", batch_status)
 
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self._database.tenant_no(tenant)
@@ -180,9 +179,4 @@ class BatchStore:
         tenant_no = await self._database.tenant_no(tenant)
         async with self._database.lane("admin").use("batch") as db:
             await seal_batch(db, tenant_no, batch_id)
-            return await batch_status(db, tenant_no, batch_id)
-
-    async def batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
             return await batch_status(db, tenant_no, batch_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
@@ -18,8 +18,6 @@ from headgate.domain.bulk import (
     BulkConflict,
     BulkOperation,
     Counted,
-    DeadGroups,
-    JobPage,
     Plan,
     Preview,
     Progress,
@@ -27,15 +25,15 @@ from headgate.domain.bulk import (
     Verb,
 )
 from headgate.domain.errors import NotFound, Refused
-from headgate.domain.filters import JobFilter, Term
+from headgate.domain.filters import JobFilter
 from headgate.domain.ids import TenantNo
 from headgate.domain.validation import check_page_size
 from headgate.store import audit, dead_letters, listing, matching
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
+from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
 
 GET: Final = """
 SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
@@ -104,11 +102,17 @@ async def _sample(db: Connection, tenant_no: int, wanted: listing.Filter) -> lis
     return rows
 
 
-async def expected(db: Connection, tenant_no: int, plan: Plan, *, topics: frozenset[str] | None = None) -> Counted:
-    """How many jobs the plan would meet now, counted up to its bound."""
-    now = await matching.clock(db)
-    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=now, topics=topics)
-    return await matching.count_matching(db, tenant_no, wanted)
+async def count(
+    db: Connection,
+    tenant_no: int,
+    wanted: JobFilter,
+    *,
+    topics: frozenset[str] | None = None,
+    up_to: int = matching.COUNT_MAX,
+) -> Counted:
+    """How many jobs match now, counted up to a bound."""
+    found = await matching.compiled(db, tenant_no, wanted, as_of=await matching.clock(db), topics=topics)
+    return await matching.count_matching(db, tenant_no, found, up_to=up_to)
 
 
 async def start(
@@ -274,58 +278,26 @@ def _operation(row: asyncpg.Record) -> BulkOperation:
     return BulkOperation(**values)
 
 
-class BulkStore:
+class BulkStore(TenantCalls):
     """Fits the ports of control's bulk verbs and of the bulk runner.
 
     What looks at many jobs has a lane of its own: a count may take a second, and reads of one job do not wait for it.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def list_jobs(
-        self,
-        tenant: str,
-        wanted: JobFilter,
-        *,
-        topics: frozenset[str] | None,
-        limit: int,
-        cursor: str,
-        oldest: bool,
-    ) -> JobPage:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("list").use() as db:
-            return await matching.list_matching(
-                db, self._database.names, tenant_no, wanted, topics=topics, limit=limit, cursor=cursor, oldest=oldest
-            )
-
-    async def count_jobs(self, tenant: str, wanted: JobFilter, *, topics: frozenset[str] | None, up_to: int) -> Counted:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("list").use() as db:
-            now = await matching.clock(db)
-            found = await matching.compiled(db, tenant_no, wanted, as_of=now, topics=topics)
-            return await matching.count_matching(db, tenant_no, found, up_to=up_to)
-
-    async def dead_groups(
-        self, tenant: str, named: Sequence[Term], *, topics: frozenset[str] | None, limit: int
-    ) -> DeadGroups:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("list").use() as db:
-            return await dead_letters.dead_groups(
-                db, self._database.names, tenant_no, named=named, topics=topics, limit=limit
-            )
-
-    async def preview(self, tenant: str, plan: Plan, *, topics: frozenset[str] | None) -> Preview:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("list").use() as db:
-            return await preview(db, self._database.names, tenant_no, plan, topics=topics)
+    list_jobs = named_call("list", matching.list_matching)
+    count_jobs = tenant_call("list", count)
+    dead_groups = named_call("list", dead_letters.dead_groups)
+    preview = named_call("list", preview)
+    operation = tenant_call("read", get)
+    operations = tenant_call("read", list_operations)
+    cancel = tenant_call("admin", cancel)
 
     async def start(
         self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
     ) -> BulkOperation:
         tenant_no = await self._database.tenant_no(tenant)
         async with self._database.lane("list").use() as db:
-            counted = await expected(db, tenant_no, plan, topics=topics)
+            counted = await count(db, tenant_no, plan.effective, topics=topics)
         async with self._database.lane("admin").use() as db:
             return await start(
                 db,
@@ -338,25 +310,6 @@ class BulkStore:
                 credential=credential,
                 expected=counted,
             )
-
-    async def operation(self, tenant: str, operation_id: UUID, *, topics: frozenset[str] | None) -> BulkOperation:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await get(db, tenant_no, operation_id, topics=topics)
-
-    async def operations(
-        self, tenant: str, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
-    ) -> list[BulkOperation]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await list_operations(db, tenant_no, active=active, before=before, limit=limit, topics=topics)
-
-    async def cancel(
-        self, tenant: str, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
-    ) -> BulkOperation:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await cancel(db, tenant_no, operation_id, who=who, reason=reason, topics=topics)
 
     async def started(self) -> list[StartedBulk]:
         async with self._database.lane("admin").use() as db:

@@ -19,10 +19,10 @@ from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.store import audit
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
 from headgate.store.schedule_rows import resolved, summary, values_of, view_of
+from headgate.store.tenant_calls import TenantCalls, named_call
 
 # One statement for one schedule ($2) and for a page of them. index: schedules_tenant_no_name_key
 SHOW: Final = """
@@ -301,69 +301,20 @@ async def _found(db: Connection, names: Names, tenant_no: int, name: str, *, loc
     return view
 
 
-class ScheduleStore:
-    """Fits control/schedule_ports.ScheduleStore."""
+class ScheduleStore(TenantCalls):
+    """Fits control/ports.ScheduleStore."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    put = named_call("admin", put)
+    get = named_call("read", get)
+    listed = named_call("read", listed)
+    delete = named_call("admin", delete)
+    pause = named_call("admin", pause)
+    resume = named_call("admin", resume)
+    trigger = named_call("admin", trigger)
+    jobs = named_call("read", jobs)
 
     async def now(self) -> datetime:
         async with self._database.lane("read").use() as db:
             with translating(writing=False):
                 at: datetime = await db.fetchval("SELECT headgate.clock_v1()")
         return at
-
-    async def put(
-        self,
-        tenant: str,
-        name: str,
-        spec: ScheduleSpec,
-        *,
-        expected: int | None,
-        who: str,
-        topics: frozenset[str] | None,
-    ) -> tuple[ScheduleView, bool]:
-        tenant_no = TenantNo(await self._database.tenant_no(tenant))
-        async with self._database.lane("admin").use() as db:
-            return await put(db, self._database.names, tenant_no, name, spec, expected=expected, who=who, topics=topics)
-
-    async def get(self, tenant: str, name: str) -> ScheduleView:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await get(db, self._database.names, tenant_no, name)
-
-    async def listed(
-        self, tenant: str, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
-    ) -> list[ScheduleView]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await listed(
-                db, self._database.names, tenant_no, after=after, limit=limit, topics=topics, source=source
-            )
-
-    async def delete(self, tenant: str, name: str, *, expected: int | None, who: str, reason: str) -> None:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            await delete(db, self._database.names, tenant_no, name, expected=expected, who=who, reason=reason)
-
-    async def pause(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await pause(db, self._database.names, tenant_no, name, who=who, reason=reason)
-
-    async def resume(self, tenant: str, name: str, *, who: str, reason: str) -> ScheduleView:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await resume(db, self._database.names, tenant_no, name, who=who, reason=reason)
-
-    async def trigger(
-        self, tenant: str, name: str, *, request: JobId, who: str, reason: str
-    ) -> tuple[JobId, bool, int]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await trigger(db, self._database.names, tenant_no, name, request=request, who=who, reason=reason)
-
-    async def jobs(self, tenant: str, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await jobs(db, self._database.names, tenant_no, name, before=before, limit=limit)

@@ -107,9 +107,7 @@ class SubmitCalls(Database):
         async with self.lane("locked").use("submit") as db:
             return await submit(db, rows)
 
-    async def submit_and_claim(
-        self, rows: object, request: ClaimRequest
-    ) -> tuple[dict[int, SubmitAnswer], Claimed]:
+    async def submit_and_claim(self, rows: object, request: ClaimRequest) -> tuple[dict[int, SubmitAnswer], Claimed]:
         """A plain flush, and a claim behind it in the same commit."""
         flush = checked_kind(rows, SubmitFlush, field="jobs")
         async with self.lane("submit").use("submit_claim") as db:

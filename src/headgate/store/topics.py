@@ -19,9 +19,9 @@ from headgate.domain.views import TopicView
 from headgate.store import audit
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
+from headgate.store.tenant_calls import TenantCalls, tenant_call
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 TOPICS: Final = """
@@ -218,21 +218,11 @@ def _columns(rate: Rate | None) -> tuple[int | None, int | None, int | None]:
     return (None, None, None) if rate is None else (rate.count, rate.period // MILLISECOND, rate.burst)
 
 
-class TopicStore:
-    """Fits control/topics.TopicStore."""
+class TopicStore(TenantCalls):
+    """Fits control/ports.TopicStore."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def list_topics(self, tenant: str, *, names: Sequence[str] | None, after: str, limit: int) -> list[TopicView]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await topics(db, tenant_no, names=names, after=after, limit=limit)
-
-    async def get_topic(self, tenant: str, name: str) -> TopicView:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("read").use() as db:
-            return await topic(db, tenant_no, name)
+    list_topics = tenant_call("read", topics)
+    get_topic = tenant_call("read", topic)
 
     async def set_topic(
         self,
