@@ -17,7 +17,7 @@ from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import HeadgateError
 from headgate.domain.ids import JobId, TenantName, TopicName
-from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.jobs import Submission
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of
 from headgate.domain.states import State, SubmitReceipt
@@ -26,6 +26,7 @@ from headgate.domain.validation import to_ms
 from headgate.store import reads
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue, new_id
+from tests.support.store_calls import Submitted
 
 CREATED, DUPLICATE, CONFLICT = SubmitReceipt.CREATED, SubmitReceipt.DUPLICATE, SubmitReceipt.CONFLICT
 HOUR, DAY, MICRO = timedelta(hours=1), timedelta(days=1), timedelta(microseconds=1)

@@ -17,7 +17,7 @@ from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Unique
 from headgate.domain.errors import OutcomeUnknown, StoreBusy
-from headgate.domain.jobs import Submission, Submitted, TopicRules
+from headgate.domain.jobs import Submission, TopicRules
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.rank import rank_of
 from headgate.domain.states import State, SubmitReceipt
@@ -28,6 +28,7 @@ from headgate.store.flush import SubmitFlush, fill
 from headgate.store.names import Names
 from tests.support import store_calls
 from tests.support.queue import Clock, Queue, new_id
+from tests.support.store_calls import Submitted
 
 CREATED, DUPLICATE, CONFLICT = SubmitReceipt.CREATED, SubmitReceipt.DUPLICATE, SubmitReceipt.CONFLICT
 HOUR, DAY, MICRO = timedelta(hours=1), timedelta(days=1), timedelta(microseconds=1)

@@ -20,11 +20,12 @@ from uuid import UUID
 from headgate.domain import lifecycle
 from headgate.domain.errors import WrongState
 from headgate.domain.ids import Epoch, JobId
-from headgate.domain.jobs import Submission, Submitted, TopicRules, body_digest
+from headgate.domain.jobs import Submission, TopicRules, body_digest
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.lifecycle import JobRecord, Step
 from headgate.domain.outcomes import LEASE_EXPIRED, Completed, ErrorInfo, Failed, Nack, Outcome
 from headgate.domain.states import EventKind, Receipt, State, SubmitReceipt
+from tests.support.store_calls import Submitted
 
 REMEMBERED_FOR: Final = timedelta(hours=1)
 WAITING: Final = (State.SCHEDULED, State.RETRYING)

@@ -14,7 +14,7 @@ from headgate.domain.arrivals import Seen
 from headgate.domain.dispatching import Claimed, Settled
 from headgate.domain.errors import StoreBusy
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TenantNo, TopicName
-from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.jobs import Submission
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
 from headgate.store import settle as settling
@@ -23,6 +23,7 @@ from headgate.store.names import Names, Topic
 from headgate.store.settle import OutcomeFlush
 from tests.support import store_calls
 from tests.support.epochs import RANGE, epochs_of
+from tests.support.store_calls import Submitted
 
 make_ids = JobIdMaker(clock_ms=lambda: time.time_ns() // 1_000_000, entropy=urandom)
 

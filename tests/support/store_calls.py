@@ -11,7 +11,7 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.dispatching import Claimed, ClaimRequest, Settled
 from headgate.domain.ids import JobId
-from headgate.domain.jobs import Submission, Submitted
+from headgate.domain.jobs import Submission
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_aware, check_integer
@@ -26,6 +26,14 @@ from headgate.store.settle import APPLIED, OutcomeFlush, settle
 from headgate.store.submit import submit
 
 PROMOTE: Final = "SELECT tenant_no, topic_no, id, rank_class, rank_at, run_at FROM headgate.promote_v1($1, $2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The answer to one submission: `id` is the job that exists now, which after a duplicate may be an older one."""
+
+    id: JobId
+    receipt: SubmitReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

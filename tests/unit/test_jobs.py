@@ -11,8 +11,7 @@ import pytest
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import TooLarge
 from headgate.domain.ids import new_job_id
-from headgate.domain.jobs import Submission, Submitted, TopicRules, body_digest
-from headgate.domain.states import SubmitReceipt
+from headgate.domain.jobs import Submission, TopicRules, body_digest
 from tests.unit.refusals import assert_refused
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=UTC)
@@ -174,7 +173,3 @@ def test_bad_rules_are_refused_by_field(changes: dict[str, Any], field: str) -> 
 def test_the_body_digest_tells_topics_and_payloads_apart() -> None:
     assert body_digest("mail", b"x") == sha256(b"mail\x00x").digest()[:16]
     assert len({body_digest("a", b"bc"), body_digest("ab", b"c"), body_digest("a", b""), body_digest("b", b"")}) == 4
-
-
-def test_an_answer_names_the_job_that_exists() -> None:
-    assert Submitted(id=ID, receipt=SubmitReceipt.CREATED) == Submitted(id=ID, receipt=SubmitReceipt.CREATED)

@@ -28,8 +28,8 @@ from headgate.domain.validation import (
     check_delay,
     check_payload,
     check_priority,
+    check_reason,
     check_span,
-    check_text,
     check_topic,
     check_worker_id,
 )
@@ -84,7 +84,7 @@ class Admin:
     ) -> Pause:
         """Stop dispatch of a target; after this returns, none of its jobs enters `running` on any instance."""
         _check_target(caller, target)
-        _check_reason(reason)
+        check_reason(reason)
         if until is not None:
             check_aware(until, field="until")
         row, paused = await self._store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
@@ -96,7 +96,7 @@ class Admin:
     async def resume(self, caller: Identity, target: Target, *, reason: str = "") -> bool:
         """Resume dispatch of a target, on this instance at once; returns whether it was paused."""
         _check_target(caller, target)
-        _check_reason(reason)
+        check_reason(reason)
         row, changed = await self._store.resume(caller.tenant, target, reason=reason, who=caller.subject)
         self._gate.pause_changed(row, paused=False)
         await self._announce([ControlChanged()])
@@ -123,7 +123,7 @@ class Admin:
     ) -> RetentionRules:
         """Change how long finished jobs of all tenants are kept if their topic has no rule; requires `system`."""
         caller.require(Scope.SYSTEM)
-        _check_reason(reason)
+        check_reason(reason)
         rules = await self._retention.set_rules(changes, actor=caller.subject, reason=reason)
         log.warning("retention_set who=%s rules=%s", caller.subject, rules)
         return rules
@@ -250,7 +250,7 @@ class Admin:
         """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""
         _check_whole_tenant(caller)
         check_worker_id(worker)
-        _check_reason(reason)
+        check_reason(reason)
         check_span(span, field="for", low=QUIET_MIN, high=QUIET_MAX)
         quiet = await self._store.quiet(caller.tenant, worker, reason=reason, who=caller.subject, span=span)
         await self._quiet_changed()
@@ -260,7 +260,7 @@ class Admin:
         """Resume deliveries to a worker; returns whether it was quiet."""
         _check_whole_tenant(caller)
         check_worker_id(worker)
-        _check_reason(reason)
+        check_reason(reason)
         changed = await self._store.resume_worker(caller.tenant, worker, reason=reason, who=caller.subject)
         await self._quiet_changed()
         return changed
@@ -270,7 +270,7 @@ class Admin:
     async def _known(self, caller: Identity, ids: Sequence[UUID], reason: str) -> tuple[int, dict[UUID, Standing]]:
         """The jobs that exist for this caller."""
         caller.require(Scope.OPERATE)
-        _check_reason(reason)
+        check_reason(reason)
         if not ids:
             raise InvalidInput("ids", "is empty; name at least one job")
         if len(ids) > limits.VERB_MAX_JOBS:
@@ -316,10 +316,6 @@ def _check_whole_tenant(caller: Identity) -> None:
     caller.require(Scope.OPERATE)
     if caller.topics is not None:
         raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
-
-
-def _check_reason(reason: str) -> None:
-    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
 
 
 def _apart(per_second: float) -> timedelta:

@@ -23,7 +23,7 @@ from headgate.domain.schedules import (
     occurrences,
 )
 from headgate.domain.timestamps import EPOCH
-from headgate.domain.validation import check_integer, check_page_size, check_text, shown
+from headgate.domain.validation import check_integer, check_page_size, check_reason, shown
 from headgate.domain.views import ScheduledJob, ScheduleView
 
 PREVIEW_SPAN: Final = timedelta(days=36_525)
@@ -74,17 +74,19 @@ class Schedules:
     async def delete(self, caller: Identity, name: str, *, expected: int | None, reason: str) -> None:
         """Remove a schedule; its jobs stay."""
         await self._visible(caller, name)
-        await self._store.delete(caller.tenant, name, expected=expected, who=caller.subject, reason=_reason(reason))
+        await self._store.delete(
+            caller.tenant, name, expected=expected, who=caller.subject, reason=check_reason(reason)
+        )
 
     async def pause(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
         """Stop firing until resumed; its jobs stay."""
         await self._visible(caller, name)
-        return await self._store.pause(caller.tenant, name, who=caller.subject, reason=_reason(reason))
+        return await self._store.pause(caller.tenant, name, who=caller.subject, reason=check_reason(reason))
 
     async def resume(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
         """Continue with the next occurrence from now on; occurrences missed meanwhile are skipped."""
         await self._visible(caller, name)
-        view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=_reason(reason))
+        view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=check_reason(reason))
         self._wake()
         return view
 
@@ -92,7 +94,7 @@ class Schedules:
         """Create one job now; the same request again returns the same job. Returns whether it is new."""
         await self._visible(caller, name)
         job_id, created, topic_no = await self._store.trigger(
-            caller.tenant, name, request=request, who=caller.subject, reason=_reason(reason)
+            caller.tenant, name, request=request, who=caller.subject, reason=check_reason(reason)
         )
         self._topics_ready([topic_no])
         return job_id, created
@@ -156,7 +158,3 @@ async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count
         await pace.rest()
         found.append(at)
     return found
-
-
-def _reason(text: str) -> str:
-    return check_text(text, field="reason", low=0, high=limits.REASON_MAX_CHARS)

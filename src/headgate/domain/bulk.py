@@ -13,17 +13,22 @@ from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
-from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, JobFilter, Term
 from headgate.domain.states import State
-from headgate.domain.validation import check_delay, check_integer, check_priority, check_text, check_topic, shown, to_ms
+from headgate.domain.validation import (
+    check_delay,
+    check_integer,
+    check_priority,
+    check_reason,
+    check_topic,
+    shown,
+    to_ms,
+)
 
 CHUNK: Final = 500
 """Jobs per transaction: some tens of milliseconds, so that a cancel and other operations are not delayed."""
-COUNT_UP_TO: Final = 100_000
-"""A preview counts up to this; beyond it the count is a lower bound."""
 SAMPLE: Final = 10
 ACTIVE_MAX: Final = 100
 """Maximum operations of one tenant that are not over."""
@@ -80,11 +85,6 @@ class Progress(IntEnum):
         """The name as displayed."""
         return self.name.lower()
 
-    @property
-    def is_over(self) -> bool:
-        """True once it changes no more jobs."""
-        return self >= Progress.DONE
-
 
 class BulkConflict(HeadgateError):
     """The id was used before for another operation; nothing was started."""
@@ -113,7 +113,7 @@ class Plan:
             raise InvalidInput(
                 "verb", f"must be one of {', '.join(verb.label for verb in Verb)}, got {shown(self.verb)}"
             )
-        check_text(self.reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+        check_reason(self.reason)
         self._check_parameters()
         if self.per_second is not None:
             check_integer(self.per_second, field="per_second", low=1, high=PER_SECOND_MAX)

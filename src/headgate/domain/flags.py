@@ -28,4 +28,4 @@ HAS_RELATIONS: Final = JobFlag.HAS_DEPENDANTS | JobFlag.UNIQUE | JobFlag.HAS_PAR
 HAS_OTHER_ROWS: Final = (
     HAS_RELATIONS | JobFlag.PAYLOAD_APART | JobFlag.TAGGED | JobFlag.LIMIT_KEY | JobFlag.FROM_SCHEDULE
 )
-"""Rows in other tables go with it when retention removes it."""
+"""Rows in other tables go with it when retention removes it: a mask of the SQL functions."""

@@ -22,8 +22,6 @@ TenantNo = NewType("TenantNo", int)  # tenants and topics are interned: rows hol
 TopicNo = NewType("TopicNo", int)
 TenantName = NewType("TenantName", str)
 TopicName = NewType("TopicName", str)
-WorkerId = NewType("WorkerId", str)
-InstanceId = NewType("InstanceId", str)
 Epoch = NewType("Epoch", int)
 
 MAX_TIME_MS: Final = 2**48 - 1

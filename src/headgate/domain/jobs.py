@@ -130,14 +130,6 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """The answer to one submission: `id` is the job that exists now, which after a duplicate may be an older one."""
-
-    id: JobId
-    receipt: SubmitReceipt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitAnswer:
     """The answer to a submission that was not simply created; `error` only with REFUSED."""
 

@@ -321,13 +321,6 @@ def check_key_window(value: object, *, field: str = "key_window") -> timedelta:
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def check_batch_size(size: int, *, field: str = "jobs") -> int:
-    """Accept the number of jobs of one SubmitBatch: an empty one is a mistake worth hearing about."""
-    if size > limits.SUBMIT_BATCH_MAX:
-        raise TooLarge(field, size=size, limit=limits.SUBMIT_BATCH_MAX, unit="jobs", hint="send several batches")
-    return check_integer(size, field=field, low=1, high=limits.SUBMIT_BATCH_MAX)
-
-
 def check_claim_size(value: object, *, field: str = "count") -> int:
     """Accept how many jobs one claim may take."""
     return check_integer(value, field=field, low=1, high=limits.CLAIM_MAX)
@@ -342,8 +335,8 @@ def check_page_size(value: object, *, field: str = "limit") -> int:
 
 
 def check_reason(value: object, *, field: str = "reason") -> str:
-    """Accept the reason an operator gives: it is kept for the audit, so it may not be empty."""
-    return check_text(value, field=field, high=limits.REASON_MAX_CHARS)
+    """Accept the reason that an operator gives, if any: it is kept for the audit."""
+    return check_text(value, field=field, low=0, high=limits.REASON_MAX_CHARS)
 
 
 def clean_text(text: str, limit: int) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 from uuid import UUID
 
 from headgate.domain.ids import JobId
@@ -24,8 +24,6 @@ from headgate.sdk.options import Prepared
 from headgate.sdk.rpc import GET_JOB, Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2
-
-T = TypeVar("T")
 
 PAGES_IN_FLIGHT: Final = 8
 """Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from headgate.domain import limits
-from headgate.domain.validation import check_integer, check_text
+from headgate.domain.validation import check_integer, check_reason, check_text
 from headgate.domain.views import AuditView
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -37,7 +36,7 @@ async def record(
 ) -> None:
     """Note a change, in the caller's transaction: what is undone leaves no entry."""
     check_text(actor, field="who", low=0, high=200)
-    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+    check_reason(reason)
     with translating(writing=True):
         await db.execute(RECORD, tenant_no, actor, verb, target, reason, json.dumps(detail) if detail else None)
 

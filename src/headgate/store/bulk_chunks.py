@@ -40,7 +40,6 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
-from headgate.store.partitions import fetch_into_days
 
 SMALLER: Final = (CHUNK, 25, 1)
 """The size of a chunk after 0, 1, 2 and more failures in a row: a job that cannot be changed is found, and left."""
@@ -79,7 +78,6 @@ UPDATE headgate.bulk_operations
    SET state = 4 /* failed */, error = $3, instance_no = $4, touched_at = headgate.clock_v1(),
        finished_at = headgate.clock_v1()
  WHERE tenant_no = $1 AND id = $2 AND state IN (0, 1) /* pending, running */ RETURNING id"""
-MOVE: Final = "SELECT ord, changed, topic_no FROM headgate.move_v1($1, $2, $3, $4, $5)"
 # When the next operation may go on; NULL when there is none. index: bulk_operations_active
 NEXT: Final = """
 SELECT extract(epoch FROM min(rest_until) - headgate.clock_v1())::float8 FROM headgate.bulk_operations
@@ -300,9 +298,8 @@ async def _reprioritise(db: Connection, names: Names, task: Task, ids: Sequence[
 
 async def _move(db: Connection, names: Names, task: Task, ids: Sequence[UUID]) -> Applied:
     topic = await names.topic(db, TenantNo(task.tenant_no), str(task.parameters["topic"]))
-    with translating(writing=True):
-        rows = await fetch_into_days(db, MOVE, task.tenant_no, ids, topic.no, task.who, task.reason)
-    changed = [ids[row[0] - 1] for row in rows if row[1]]
+    done = await verbs.move(db, task.tenant_no, ids, topic_no=topic.no, who=task.who, reason=task.reason)
+    changed = [job_id for job_id, one in done.items() if one.changed]
     return changed, [(topic.no, job_id) for job_id in changed]
 
 

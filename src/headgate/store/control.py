@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound, SchemaMismatch
-from headgate.domain.validation import check_aware, check_integer, check_text, shown
+from headgate.domain.validation import check_aware, check_integer, check_reason, check_text, shown
 from headgate.store.arguments import INT32_MAX
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -46,7 +45,7 @@ async def pause(
     Raises NotFound for a tenant that does not exist, and for a topic that is not this tenant's.
     """
     tenant_no, topic_no = _check_target(target)
-    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+    check_reason(reason)
     check_text(who, field="who", low=0, high=200)
     if until is not None:
         check_aware(until, field="until")

@@ -52,7 +52,6 @@ SELECT 'child', c.id, c.needs, c.met, NULL, c.n
 _COUNTED_MAX: Final = 10_000
 
 HELD, CHANGED_BEFORE, NO_PARENT, NO_BATCH, SEALED, AGAIN, KNOWN = 1, 2, 10, 11, 12, 13, 20
-_NAMES: Final = ("tenant_no", "ids", "topics", "stale", "unique", "unique", "needs", "on_parent_failure", "depends_on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

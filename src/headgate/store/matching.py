@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
@@ -37,7 +37,6 @@ COUNT_LOOK_AT: Final = 200_000
 COUNT_MAX: Final = 100_000
 COUNT_SECONDS: Final = 5.0
 """How long a count may go on, whatever it has seen by then: others wait for the same connection."""
-T = TypeVar("T")
 
 TOPICS: Final = "SELECT topic_no, name FROM headgate.topics WHERE tenant_no = $1"
 KEYS: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE tenant_no = $1 AND key = ANY ($2::text[])"

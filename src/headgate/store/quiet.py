@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from headgate.domain import limits
 from headgate.domain.errors import TooLarge
-from headgate.domain.validation import check_text, check_worker_id
+from headgate.domain.validation import check_reason, check_text, check_worker_id
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -34,7 +33,7 @@ async def quiet(
     """Make a worker quiet for `span` from now, again if it is already; returns since and until."""
     check_tenant_no(tenant_no)
     check_worker_id(worker)
-    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+    check_reason(reason)
     check_text(who, field="who", low=0, high=200)
     with translating(writing=True):
         await db.execute(FORGET, tenant_no)

@@ -11,7 +11,7 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, UniqueTaken
 from headgate.domain.states import State
 from headgate.domain.timestamps import MICROSECOND
-from headgate.domain.validation import check_delay, check_payload, check_priority, check_text, to_ms
+from headgate.domain.validation import check_delay, check_payload, check_priority, check_reason, check_text, to_ms
 from headgate.domain.views import Change
 from headgate.store.arguments import check_kind, check_rows, check_tenant_no
 from headgate.store.connect import Connection
@@ -154,4 +154,4 @@ def _check(tenant_no: int, ids: Sequence[UUID], who: str, reason: str) -> None:
     if len(set(ids)) != len(ids):
         raise InvalidInput("ids", "the same id is given twice")
     check_text(who, field="who", low=0, high=200)
-    check_text(reason, field="reason", low=0, high=limits.REASON_MAX_CHARS)
+    check_reason(reason)
