@@ -29,6 +29,7 @@ JOBS = int(os.environ.get("HEADGATE_FAULT_JOBS", "50000"))
 SESSIONS = 1_000
 IDLE_TOPICS = tuple(f"idle-{number}" for number in range(4))
 WINDOW_SECONDS = 3.0
+MOST_PER_SECOND = 3
 TRANSACTIONS = "SELECT xact_commit + xact_rollback, clock_timestamp() FROM pg_stat_database WHERE datname = $1"
 ROLLBACKS = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 
@@ -127,8 +128,11 @@ async def test_a_thousand_idle_sessions_cost_the_database_nothing(
     database: str, postgres: Server, servers: Servers
 ) -> None:
     """How it is counted: commits and rollbacks of the instance's database, as PostgreSQL itself adds them up, read from
-    a session in another database. The quieter of two windows counts: what a session did before may be added up to ten
-    seconds late, and autovacuum looks at a new database once."""
+    a session in another database. What an instance does now and then, with or without sessions, is among them: its
+    first retention pass is a dozen transactions, its vacuum a few for each table; autovacuum looks at a new database
+    once; and what a session did before may be added up to ten seconds late. Each fills a window or two. So the
+    quietest window counts, of two, or of five where both had such a thing. Beats that cost a query would show in every
+    one of them, as hundreds of transactions a second."""
     (server,) = await asyncio.to_thread(servers, 1)
     on_io = io_thread().start
     sessions = IdleSessions()
@@ -139,8 +143,8 @@ async def test_a_thousand_idle_sessions_cost_the_database_nothing(
         async with connected(database) as db:
             name = await db.fetchval("SELECT current_database()")
         async with connected(postgres.dsn) as db:
-            rates = []
-            for _ in range(2):
+            rates: list[float] = []
+            while len(rates) < 2 or (min(rates) > MOST_PER_SECOND and len(rates) < 5):
                 before, since = await transactions(db, name)
                 await asyncio.wrap_future(on_io(sessions.beat()))  # beats are heard, and cost no query
                 await asyncio.sleep(WINDOW_SECONDS)  # the length of the measurement, not a wait for something
@@ -149,11 +153,11 @@ async def test_a_thousand_idle_sessions_cost_the_database_nothing(
         per_second = min(rates)
 
         async def all_answered() -> bool:
-            return sessions.beats_answered == 2 * SESSIONS
+            return sessions.beats_answered == len(rates) * SESSIONS
 
         await until_async(all_answered, "all beats are answered")
         assert max(rates) >= 0.5, rates  # at least its tick: else the figures were not handed in
-        assert per_second <= 3, rates
+        assert per_second <= MOST_PER_SECOND, rates
         assert not sessions.ended
         assert memory_mb(server.pid) < 300
         waits = await pickup_seconds(sessions, [server], jobs=20)
