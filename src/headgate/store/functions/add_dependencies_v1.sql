@@ -3,7 +3,7 @@
 --   1 job_id is live under the unique key (and locked by us)   2 this very submit has changed job_id before
 --   10 no such parent: job_id   11 no such batch: job_id
 --   12 that batch is sealed: job_id                            13 another submit came in between: try again
---   20 the id is known already, so its dependencies stand: submit it without
+--   20 the id is known already, and its dependencies are stored: submit it without them
 -- scopes_: for each job 0, or a number in scope_nos_: its caller sees the topics scope_topics_ of that number and no others,
 -- so parents and batches of other topics do not exist for it (10, 11). Empty: all callers see everything.
 -- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by remove_dependencies_v1 if the submit

@@ -1,5 +1,5 @@
--- Keys whose next token is due, and keys of topics whose limits were changed: lets in who may run, at most n_ keys, never
--- waiting for anybody. Says which topics have pending jobs (now) or will have (when), and when the next key is due.
+-- Keys whose next token is due, and keys of topics whose limits were changed: admits jobs that may run, for at most n_
+-- keys, and never waits for a lock. Says which topics have pending jobs (now) or will have (when), and when the next key is due.
 CREATE FUNCTION headgate.admit_due_v1(n_ int) RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$

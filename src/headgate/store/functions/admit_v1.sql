@@ -1,5 +1,5 @@
--- Lets in who may run, of these keys of one tenant; their usage rows are locked by this transaction. Says which topics got
--- new pending jobs (now) or will have capacity later (when). A key lets in at most 1,000 at once, or most_; the rest follows.
+-- Admits jobs that may run, of these keys of one tenant; their usage rows are locked by this transaction. Says which topics got
+-- new pending jobs (now) or will have capacity later (when). A key admits at most 1,000 at once, or most_; the rest follows.
 CREATE FUNCTION headgate.admit_v1(tenant_ int, topics_ int[], keys_ text[], most_ int[] DEFAULT '{}')
 RETURNS TABLE (topic_no int, at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -77,7 +77,7 @@ BEGIN
           FROM unnest(v_got) AS g(id) GROUP BY 2;
     END IF;
     IF coalesce(cardinality(v_got), 0) < coalesce(cardinality(v_ids), 0) THEN
-        -- Picked and not got: another session has it locked, or it is not there any more, and must not stand in the others' way.
+        -- Picked but not locked: another session has it, or it is gone. It must not block the others.
         DELETE FROM headgate.limit_line w
          WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_ids)
            AND NOT EXISTS (SELECT FROM headgate.jobs j

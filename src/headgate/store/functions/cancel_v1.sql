@@ -11,7 +11,7 @@ DECLARE
     v_running uuid[];
     v_related  uuid[];          -- of the queued: others wait for it, or it has a unique key
     v_keyed   uuid[];
-    v_pending uuid[];          -- those of them that their key had let in
+    v_pending uuid[];          -- those of them that their key had admitted
 BEGIN
     SELECT array_agg(h.id) FILTER (WHERE h.state <> 1 /* running */),
            array_agg(h.id) FILTER (WHERE h.state = 1 /* running */ AND h.flags & 16 /* cancel_requested */ = 0),

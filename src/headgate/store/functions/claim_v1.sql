@@ -16,8 +16,8 @@
 -- A row with a note is no job. 'limited' (0004_limits.sql): when a topic that was held back may have more (lease_until,
 -- beside the present time in created_at): now, at a time, or (NULL) when something of it ends.
 --
--- 'news', one row: what to pass next time, seen_ (in worker) and generation_ (in rank_at). Its headers are NULL, or tell the
--- caller what it must know to keep its watermark right:
+-- 'news', one row: what to pass next time, seen_ (in worker) and generation_ (in rank_at). Its headers are NULL, or have
+-- what the caller needs to keep its watermark right:
 --   arrived  ranges [topic, class, from, to] that were looked at although not given
 --   locked   such ranges with jobs that others had locked: they may be claimable again, should that claim fail
 --   paused   topics that were not looked at        limited  topics of which a limit may have held jobs back
@@ -60,7 +60,7 @@ DECLARE
     v_rank     bigint;
     v_sorted   uuid[];
     v_slots    int[];
-    v_capacities    int[];                -- beside v_topics: how many may start; NULL (or none at all): as many as you like
+    v_capacities    int[];                -- beside v_topics: how many may start; NULL (or none at all): no limit
     v_left     int[];
     v_got_topics int[];
     v_keyed    boolean;              -- some of them have a limit key

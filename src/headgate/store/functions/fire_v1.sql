@@ -1,7 +1,7 @@
--- Fires due schedules: in one transaction their cursors move, their jobs are made, and who made what is noted. So there is
+-- Fires due schedules: in one transaction their cursors move, their jobs are made, and which job is for which occurrence is recorded. So there is
 -- no moment at which a crash could leave a mark without its job, or a job without its mark.
 --
--- A schedule is fired only if it stands as the caller read it (version and next_at); what another instance has just fired,
+-- A schedule is fired only if it is as the caller read it (version and next_at); what another instance has just fired,
 -- or has been changed, is passed over. An occurrence that has its job already (the clock was set back, a backup was
 -- restored) counts as fired and makes no second one: the key of schedule_jobs holds it.
 --

@@ -1,7 +1,7 @@
 -- Forgets arrivals that every claimer has seen, or goes without: at most once in apart_ms_, whichever instance comes.
 --
 -- Deleted is what was visible in the snapshot that the call before this one has left. The generation counts these calls. A
--- claimer tells the generation it saw with its own snapshot: one behind, that snapshot is newer than the one used for
+-- claimer passes the generation it saw with its own snapshot: one behind, that snapshot is newer than the one used for
 -- deleting, so it has seen all that is gone; more than one behind, it must look from the head (claim_v1). By age alone
 -- nothing may be deleted: a row can be an hour old when its transaction commits.
 --

@@ -1,5 +1,5 @@
--- Parallel arrays, and answers by ord; a row with a quota tells that they do not fit in it. Delays are given as the text of an array: in an array of arrays
--- all must have one length.
+-- Parallel arrays, and answers by ord; a row with a quota says that they do not fit in it. Delays are given as the text of
+-- an array: in an array of arrays all must have one length.
 CREATE FUNCTION headgate.intern_policies_v1(
     tenant_ int, kinds_ smallint[], bases_ms_ bigint[], caps_ms_ bigint[], delays_ms_ text[])
 RETURNS TABLE (ord int, policy_no int, quota int)

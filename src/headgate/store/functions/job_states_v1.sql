@@ -1,4 +1,4 @@
--- Where jobs of one tenant stand, by their ids; those that do not exist are left out.
+-- State, topic and epoch of jobs of one tenant, by their ids; those that do not exist are left out.
 CREATE FUNCTION headgate.job_states_v1(tenant_ int, ids_ uuid[])
 RETURNS TABLE (id uuid, state smallint, topic_no int, epoch bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp

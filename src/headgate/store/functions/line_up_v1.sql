@@ -1,4 +1,4 @@
--- These blocked jobs with a key have become due: put them into their key's line, and let in who may run.
+-- These blocked jobs with a key have become due: put them into their key's line, and admit those that may run.
 CREATE FUNCTION headgate.line_up_v1(tenant_ int, ids_ uuid[]) RETURNS SETOF int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$

@@ -1,4 +1,4 @@
--- Makes these jobs claimable, or lets them line up at their keys: locked by the caller. They are given by parallel arrays.
+-- Makes these jobs claimable, or puts them into the lines of their keys: locked by the caller. They are given by parallel arrays.
 CREATE FUNCTION headgate.promote_rows_v1(
     now_ timestamptz, tenants_ int[], ids_ uuid[], topics_ int[], states_ smallint[], tos_ smallint[])
 RETURNS TABLE (tenant_no int, topic_no int, id uuid, rank_class int, rank_at bigint, run_at timestamptz)

@@ -27,7 +27,7 @@ BEGIN
         v_run := coalesce(least(v_run, v_job.created_at + max_ms_[i] * interval '1 ms'), v_run);
         IF v_job.flags & 4 /* limit_key */ <> 0 AND v_job.flags & 256 /* waits */ = 0
            AND v_job.state IN (0, 4) /* pending, blocked */ THEN
-            v_run := NULL;            -- it stands in the line of its limit, or was let in: it keeps its place and its time
+            v_run := NULL;            -- it waits in the line of its limit, or was admitted: it keeps its position and its time
         END IF;
         v_state := CASE WHEN v_job.state = 4 /* blocked */ OR v_run IS NULL THEN v_job.state
                         WHEN v_job.flags & 4 /* limit_key */ <> 0 AND v_job.state = 3 /* retrying */ AND modes_[i] = 2 THEN 3 /* retrying */
@@ -46,7 +46,7 @@ BEGIN
                    flags = (j.flags & ~1 /* payload_apart */) | 8 /* payload_edited */
                            | CASE WHEN octet_length(payloads_[i]) > 1024 THEN 1 /* payload_apart */ ELSE 0 END,
                    payload = CASE WHEN octet_length(payloads_[i]) <= 1024 THEN payloads_[i] END,
-                   -- One that stands in the line of a limit keeps its place there.
+                   -- One that waits in the line of a limit keeps its position there.
                    (priority, rank_class, rank_at) = (
                        SELECT CASE WHEN j.flags & 4 /* limit_key */ <> 0 THEN j.priority ELSE n.priority END,
                               CASE WHEN j.flags & 4 /* limit_key */ <> 0 THEN j.rank_class

@@ -48,7 +48,7 @@ BEGIN
                AND j.id = ANY (ARRAY(SELECT t.id FROM given t WHERE t.id NOT IN (SELECT l.id FROM locked l))))
         SELECT v_from + t.n - 1, h.id IS NULL AND o.id IS NULL AND b.id IS NULL, coalesce(h.cancel, false),
                h.id IS NULL AND (o.id IS NOT NULL OR b.id IS NOT NULL)
-          -- With the epoch: who lost a job and who got it may both be among those given.
+          -- With the epoch: the worker that lost a job and the one that has it now may both have passed it.
           FROM given t
           LEFT JOIN ours o ON o.id = t.id AND o.epoch = t.epoch
           LEFT JOIN held h ON h.id = t.id AND h.epoch = t.epoch

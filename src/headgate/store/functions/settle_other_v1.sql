@@ -34,7 +34,7 @@ BEGIN
     held AS MATERIALIZED (
         SELECT j.id, j.epoch, j.attempt, j.max_attempts, j.policy_no, j.flags FROM headgate.jobs j
          WHERE j.tenant_no = tenant_ AND j.id = ANY (ids_) AND j.state + 0 = 1 /* running */
-         ORDER BY j.id FOR UPDATE),          -- one order for everybody who waits for locks
+         ORDER BY j.id FOR UPDATE),          -- one order for all sessions that wait for locks
     judged AS MATERIALIZED (
         SELECT h.id, t.n, t.kind, left(t.message, 1000) AS message,
                -- how long until it may run again; NULL: never

@@ -2,7 +2,7 @@
 -- receipt 5 (locked), the others are settled at once. One caller's lock delays no other caller.
 --
 -- Left out is what runs and cannot be locked at once: settle_v1 locks nothing else. What runs under another epoch is stale,
--- locked or not, for epochs only grow. In the place of a row that is left out stands an id that no job has.
+-- locked or not, for epochs only grow. A row that is left out has an id that no job has.
 CREATE FUNCTION headgate.settle_unlocked_v1(
     tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], results_ bytea[],
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],

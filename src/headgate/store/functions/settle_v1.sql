@@ -81,7 +81,7 @@ BEGIN
             RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', r.topic_no
                            FROM headgate.left_running_v1(tenants_[v_run], v_limited, v_now) AS r(topic_no);
         END IF;
-        IF v_cancelled IS NOT NULL THEN      -- done before the wish to cancel arrived: the work stands, the history says so
+        IF v_cancelled IS NOT NULL THEN      -- completed before the cancel request arrived: the result counts, and the history says so
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10 /* completed_after_cancel */, a.epoch, a.attempt, 5 /* completed */, a.claimed_at,
                    a.worker FROM headgate.archive a

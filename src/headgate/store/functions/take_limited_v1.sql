@@ -1,5 +1,5 @@
 -- Of jobs a claim has locked, best first, those that may run: no more of a topic than its capacity, no more of a key than its
--- limits (they may have been lowered since it was let in: then it goes back to its line). Counts the keys' ones as running.
+-- limits (they may have been lowered since it was admitted: then it goes back to its line). Counts the keys' ones as running.
 -- at_ is the time of the claim, set by the first call, behind its locks: buckets are charged at the very time at which the
 -- jobs are said to have started, or a window of time could hold a few more.
 CREATE FUNCTION headgate.take_limited_v1(
@@ -86,7 +86,7 @@ BEGIN
               FROM unnest(v_topics) WITH ORDINALITY AS t(topic_no, k) LEFT JOIN rules l ON l.topic_no = t.topic_no),
         per_key AS (
             SELECT array_agg(h.max_running_per_key ORDER BY h.k) AS most,
-                   -- Charged meanwhile by one that is later than this claim: its tokens are of a time to come.
+                   -- Charged meanwhile by a claim that is later than this one: its tokens are of a later time.
                    array_agg(CASE WHEN v_refilled[h.k] > v_now THEN 0 ELSE floor(h.tokens) END ORDER BY h.k) AS tokens,
                    array_agg(h.ordered_by_key ORDER BY h.k) AS ordered
               FROM held h),

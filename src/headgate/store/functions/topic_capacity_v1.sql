@@ -1,4 +1,4 @@
--- How many of each topic may start now, at most n_; NULL: as many as you like. Locks the usage rows of those that count.
+-- How many of each topic may start now, at most n_; NULL: no limit. Locks the usage rows of those that count.
 CREATE FUNCTION headgate.topic_capacity_v1(topics_ int[], n_ int) RETURNS int[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off SET jit = off AS $$

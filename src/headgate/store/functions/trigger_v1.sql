@@ -31,7 +31,7 @@ BEGIN
         key_windows_ms_ => '{}', tag_ords_ => array_fill(1, ARRAY[cardinality(v_made.tags)]), tags_ => v_made.tags) AS x;
     IF v_receipt IS NULL THEN
         UPDATE headgate.jobs j SET flags = j.flags | 64 /* from_schedule */ WHERE j.tenant_no = tenant_ AND j.id = id_;
-        LOOP      -- the moment of the trigger stands for its occurrence; a microsecond later, should it be taken
+        LOOP      -- the moment of the trigger is its occurrence; a microsecond later if that is taken
             INSERT INTO headgate.schedule_jobs (tenant_no, schedule_no, occurrence, job_id, open_at, triggered)
             VALUES (tenant_, schedule_, v_now, id_, v_now, true) ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;

@@ -1,5 +1,5 @@
 -- Looks at up to n_ noted checks: a child whose parents have all done their part becomes claimable (or scheduled, or
--- stands in the line of its limit), one that can no longer be met is cancelled. Returns what is claimable now, and one row
+-- waits in the line of its limit), one that can no longer be met is cancelled. Returns what is claimable now, and one row
 -- with `more` if there are more checks that can be decided now. Safe on every instance at once. A child that is locked is
 -- noted once more, behind the others: it waits for that lock alone, and the next tick asks again.
 --
