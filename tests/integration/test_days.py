@@ -13,9 +13,10 @@ from headgate.domain.errors import NotFound, StoreError
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
-from headgate.store import leases, listing, partitions, reads, upkeep, verbs
+from headgate.store import leases, partitions, reads, upkeep, verbs
 from headgate.store.connect import Connection
 from headgate.store.partitions import ensure_partitions
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue, links, new_id
 from tests.support.store_calls import drop_expired
 from tests.support.waiting import until_async
@@ -119,7 +120,7 @@ async def test_making_days_and_settling_do_not_wait_for_each_other(queue: Queue,
         # Not committed yet: a settle, a failure with its event, and a list go on.
         settled = await queue.settle((jobs[0], 1, Completed()), (jobs[1], 1, FATAL))
         assert [answer.receipt for answer in settled] == [Receipt.APPLIED] * 2
-        assert len((await listing.list_jobs(queue.db, await queue.tenant_no())).rows) == 3
+        assert len((await store_calls.list_jobs(queue.db, await queue.tenant_no())).rows) == 3
         await making.commit()
         settling = queue.db.transaction()
         await settling.start()
@@ -343,7 +344,7 @@ async def test_a_reader_delays_the_drop_and_the_drop_delays_nobody(db: Connectio
         claimed = await queue.claim(1)
         assert (await queue.settle((claimed.ids[0], claimed.epochs[0], FATAL)))[0].receipt is Receipt.APPLIED
         assert set(await verbs.redrive(db, tenant, claimed.ids)) == set(claimed.ids)
-        assert len((await listing.list_jobs(db, tenant)).rows) > 0
+        assert len((await store_calls.list_jobs(db, tenant)).rows) > 0
         assert (await reads.get(db, tenant, past.finished[4][0])).state is State.COMPLETED
         assert await ensure_partitions(db, days_ahead=0) == []
         assert not dropping.done()

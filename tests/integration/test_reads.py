@@ -36,11 +36,11 @@ def queue(db: Connection) -> Queue:
     return Queue(db)
 
 
-async def walk(db: Connection, tenant_no: int, *, limit: int, **matching: Any) -> AsyncIterator[listing.Page]:
+async def walk(db: Connection, tenant_no: int, *, limit: int, **matching: Any) -> AsyncIterator[store_calls.Page]:
     """All pages of a list, one after the other."""
     cursor = None
     while True:
-        page = await listing.list_jobs(db, tenant_no, matching=Filter(**matching), limit=limit, cursor=cursor)
+        page = await store_calls.list_jobs(db, tenant_no, matching=Filter(**matching), limit=limit, cursor=cursor)
         yield page
         cursor = page.cursor
         if cursor is None:
@@ -338,7 +338,7 @@ async def test_lists_agree_with_a_filter_in_python(queue: Queue, monkeypatch: py
 async def test_a_line_of_a_list_says_what_the_job_says(queue: Queue) -> None:
     known = await fill(queue, random.Random(7))
     tenant = await queue.tenant_no()
-    page = await listing.list_jobs(queue.db, tenant, limit=300)
+    page = await store_calls.list_jobs(queue.db, tenant, limit=300)
     assert [row.id for row in page.rows] == [job.id for job in known[:300]]
     for row in page.rows:
         job = await reads.get(queue.db, tenant, row.id)
@@ -386,7 +386,7 @@ async def test_jobs_that_arrive_between_pages_do_not_disturb(queue: Queue) -> No
     before = await queue.add(50)
     seen, cursor = [], None
     while True:
-        page = await listing.list_jobs(queue.db, tenant, limit=7, cursor=cursor)
+        page = await store_calls.list_jobs(queue.db, tenant, limit=7, cursor=cursor)
         seen += [row.id for row in page.rows]
         await queue.add(5)
         cursor = page.cursor
@@ -403,7 +403,7 @@ async def test_a_job_that_moves_between_pages_is_seen_once(queue: Queue, matchin
     chance = random.Random(11)
     seen, cursor = [], None
     while True:
-        page = await listing.list_jobs(queue.db, tenant, matching=Filter(**matching), limit=9, cursor=cursor)
+        page = await store_calls.list_jobs(queue.db, tenant, matching=Filter(**matching), limit=9, cursor=cursor)
         seen += [row.id for row in page.rows]
         claimed = await queue.claim(15)
         await queue.settle(*((i, epoch, Completed()) for i, epoch in zip(claimed.ids, claimed.epochs, strict=True)))
@@ -450,7 +450,7 @@ async def test_a_job_that_moves_while_it_is_read_is_never_missing_nor_doubled(qu
 async def test_a_cursor_goes_on_only_with_the_list_it_came_from(queue: Queue) -> None:
     tenant = await queue.tenant_no()
     await queue.add(5, tags=["red"], priority=3)
-    now = (await listing.list_jobs(queue.db, tenant, limit=1)).rows[0].created_at
+    now = (await store_calls.list_jobs(queue.db, tenant, limit=1)).rows[0].created_at
     filters = [
         Filter(),
         Filter(states=frozenset({State.PENDING})),
@@ -463,15 +463,15 @@ async def test_a_cursor_goes_on_only_with_the_list_it_came_from(queue: Queue) ->
         Filter(created_before=now + HOUR),
     ]
     for matching in filters:
-        cursor = (await listing.list_jobs(queue.db, tenant, matching=matching, limit=2)).cursor
+        cursor = (await store_calls.list_jobs(queue.db, tenant, matching=matching, limit=2)).cursor
         for other in filters:
             if other == matching:
                 # The size of a page is no part of the list.
-                page = await listing.list_jobs(queue.db, tenant, matching=other, limit=100, cursor=cursor)
+                page = await store_calls.list_jobs(queue.db, tenant, matching=other, limit=100, cursor=cursor)
                 assert len(page.rows) == 3
                 continue
             with pytest.raises(InvalidInput, match="does not belong to this list"):
-                await listing.list_jobs(queue.db, tenant, matching=other, limit=2, cursor=cursor)
+                await store_calls.list_jobs(queue.db, tenant, matching=other, limit=2, cursor=cursor)
 
 
 # --- what a page costs ------------------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ async def test_a_page_over_200_000_jobs_reads_a_bounded_number_of_rows(queue: Qu
     await queue.db.execute(LIVE_ROWS, tenant, topic)
     await queue.db.execute(FINISHED_ROWS, tenant, topic)
 
-    async def rows_read(matching: Filter, mode: str, cursor: str | None = None) -> tuple[int, listing.Page]:
+    async def rows_read(matching: Filter, mode: str, cursor: str | None = None) -> tuple[int, store_calls.Page]:
         """One page on a fresh session, and how many rows it touched; a transaction's own figures are never late."""
         link = await connect(database, application_name="reader")
         async with link.transaction():
@@ -506,7 +506,7 @@ async def test_a_page_over_200_000_jobs_reads_a_bounded_number_of_rows(queue: Qu
                 "SET LOCAL max_parallel_workers_per_gather = 0"
             )  # what a parallel worker reads is not counted
             await link.execute(f"SET LOCAL plan_cache_mode = {mode}")
-            page = await listing.list_jobs(link, tenant, matching=matching, limit=50, cursor=cursor)
+            page = await store_calls.list_jobs(link, tenant, matching=matching, limit=50, cursor=cursor)
             touched: int = await link.fetchval(
                 "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_catalog.pg_stat_xact_all_tables"
                 " WHERE schemaname = 'headgate'"
@@ -554,7 +554,7 @@ async def test_a_list_that_takes_too_long_says_how_to_narrow_it(queue: Queue, da
         await blocker.execute("LOCK TABLE headgate.archive IN ACCESS EXCLUSIVE MODE")
         await reader.execute("SET statement_timeout = '100ms'")
         with pytest.raises(StoreBusy, match=r"too broad .* narrow it \(a topic, a state, a span of time\)"):
-            await listing.list_jobs(reader, tenant, matching=Filter(priority_from=1))
+            await store_calls.list_jobs(reader, tenant, matching=Filter(priority_from=1))
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------

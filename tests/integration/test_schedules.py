@@ -34,6 +34,7 @@ from headgate.domain.states import State
 from headgate.domain.timestamps import unix_us
 from headgate.store import audit, control, listing, reads, schedule_firing, schedules, verbs
 from headgate.store.connect import Connection, connect
+from tests.support import store_calls
 from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
@@ -163,7 +164,7 @@ async def test_its_jobs_are_ordinary_ones_with_the_schedules_body_priority_and_p
     job = await reads.get(bench.db, tenant, made.job_id)
     assert (job.priority, job.max_attempts, dict(job.headers)) == (7, 3, {"trace": "1"})
     assert await bench.queue.names.policy_by_no(bench.db, job.policy_no) == policy
-    tagged = await listing.list_jobs(bench.db, tenant, matching=listing.Filter(tags=("night", "report")))
+    tagged = await store_calls.list_jobs(bench.db, tenant, matching=listing.Filter(tags=("night", "report")))
     assert [row.id for row in tagged.rows] == [made.job_id]
     await bench.queue.settle((made.job_id, 1, Completed(result=b"1")))
     assert (await reads.get(bench.db, tenant, made.job_id)).state is State.COMPLETED
@@ -183,7 +184,7 @@ async def test_lineage_is_kept_both_ways_newest_first(bench: Bench) -> None:
     assert [job.state for job in made] == [State.PENDING] * 3
     for job in made:
         assert await schedules.lineage(bench.db, tenant, job.job_id) == ("nightly", job.occurrence, False)
-    page = await listing.list_jobs(bench.db, tenant, matching=listing.Filter(schedule_no=view.schedule_no))
+    page = await store_calls.list_jobs(bench.db, tenant, matching=listing.Filter(schedule_no=view.schedule_no))
     assert [row.id for row in page.rows] == [job.job_id for job in made]
     assert view.last_job_id == made[0].job_id
     flagged = await bench.db.fetchval("SELECT count(*) FROM headgate.jobs WHERE flags & 64 <> 0")

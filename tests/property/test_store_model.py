@@ -901,7 +901,7 @@ class StoreMachine(RuleBasedStateMachine):
         rows: list[listing.Row] = []
         cursor: str | None = None
         while True:
-            page = self.run(listing.list_jobs(self.db, tenant_no, matching=matching, limit=limit, cursor=cursor))
+            page = self.run(store_calls.list_jobs(self.db, tenant_no, matching=matching, limit=limit, cursor=cursor))
             rows += page.rows
             cursor = page.cursor
             if cursor is None:

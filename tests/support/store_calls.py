@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
@@ -14,8 +15,10 @@ from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import SubmitReceipt
-from headgate.domain.validation import check_aware, check_integer
+from headgate.domain.validation import check_aware, check_integer, check_page_size
 from headgate.store import claim as claiming
+from headgate.store import listing
+from headgate.store.arguments import check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import fill
@@ -114,6 +117,33 @@ async def drop_expired(
     """As `clear_and_drop`; returns the names dropped."""
     dropped, _ = await clear_and_drop(db, keep=keep, lock_wait=lock_wait, on_session=on_session, chunks=chunks)
     return dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page, newest first. It may be short or empty although more follows: only `cursor is None` is the end."""
+
+    rows: list[listing.Row]
+    cursor: str | None
+
+
+async def list_jobs(
+    db: Connection,
+    tenant_no: int,
+    *,
+    matching: listing.Filter | None = None,
+    limit: int = limits.PAGE_DEFAULT,
+    cursor: str | None = None,
+) -> Page:
+    """One page of the tenant's jobs, as `matching.list_matching` reads it for a filter in text."""
+    check_tenant_no(tenant_no)
+    check_page_size(limit)
+    wanted = listing.Filter() if matching is None else matching
+    check_kind(wanted, listing.Filter, field="matching")
+    seal = sha256(repr((tenant_no, wanted)).encode()).digest()[:8]
+    below = listing.NEWEST if cursor is None else listing.read_cursor(cursor, seal)
+    found = await listing.step(db, tenant_no, wanted, below=below, limit=limit)
+    return Page(rows=found.rows, cursor=listing.write_cursor(found.below, seal) if found.more else None)
 
 
 async def settle_one(db: Connection, tenant_no: int, job_id: UUID, epoch: int, outcome: Outcome) -> Settled:

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from time import monotonic
@@ -24,7 +24,6 @@ from uuid import UUID
 
 import asyncpg
 
-from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooSlow
 from headgate.domain.filters import Term, body_matches
 from headgate.domain.fingerprint import group_of
@@ -34,13 +33,12 @@ from headgate.domain.states import State
 from headgate.domain.validation import (
     check_aware,
     check_integer,
-    check_page_size,
     check_priority,
     check_tags,
     check_text,
     shown,
 )
-from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
+from headgate.store.arguments import INT32_MAX, check_kind
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.listing_orders import days_of, look_up_arguments, order_of
@@ -209,22 +207,6 @@ class Filter:
         """True when SQL alone cannot tell what matches."""
         return bool(self.groups is not None or self.not_groups is not None or self.bodies)
 
-    def digest(self, tenant_no: int) -> bytes:
-        """Eight bytes that tie a cursor to the list it came from."""
-        parts = (tenant_no, *(_settled(getattr(self, one.name)) for one in fields(self)))
-        return sha256(repr(parts).encode()).digest()[:8]
-
-
-def _settled(value: object) -> object:
-    """A value in a form that reads the same in every process: a set has no order of its own."""
-    if isinstance(value, Set):
-        return sorted(map(str, value))
-    if isinstance(value, datetime):
-        return value.timestamp()
-    if isinstance(value, tuple | list):
-        return sorted(str(_settled(one)) for one in value)
-    return value
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -245,14 +227,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """A page, newest first. It may be short or empty although more follows: only `cursor is None` is the end."""
-
-    rows: list[Row]
-    cursor: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A stretch of a list: what matched in it, and where it ended. `more` says whether anything may follow."""
 
@@ -260,24 +234,6 @@ class Step:
     below: UUID
     more: bool
     looked: int
-
-
-async def list_jobs(
-    db: Connection,
-    tenant_no: int,
-    *,
-    matching: Filter | None = None,
-    limit: int = limits.PAGE_DEFAULT,
-    cursor: str | None = None,
-) -> Page:
-    """One page of the tenant's jobs. Pass the page's cursor, with the same filter, to go on."""
-    check_tenant_no(tenant_no)
-    check_page_size(limit)
-    matching = Filter() if matching is None else matching
-    check_kind(matching, Filter, field="matching")
-    below = NEWEST if cursor is None else read_cursor(cursor, matching.digest(tenant_no))
-    found = await step(db, tenant_no, matching, below=below, limit=limit)
-    return Page(rows=found.rows, cursor=write_cursor(found.below, matching.digest(tenant_no)) if found.more else None)
 
 
 async def step(

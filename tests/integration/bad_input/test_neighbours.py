@@ -9,7 +9,7 @@ from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.ids import TenantNo
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
 from headgate.domain.states import Receipt, State, SubmitReceipt
-from headgate.store import control, leases, listing, reads, settle, submit, verbs
+from headgate.store import control, leases, reads, settle, submit, verbs
 from headgate.store.flush import SubmitFlush, fill
 from headgate.store.listing import Filter
 from headgate.store.names import Names
@@ -86,7 +86,7 @@ async def test_another_tenants_jobs_are_unknown_to_every_verb(world: World) -> N
     )
     assert len(claimed) == 0
     assert world.their_topic not in await reads.counts(db, tenant)
-    listed = await listing.list_jobs(db, tenant, limit=1_000)
+    listed = await store_calls.list_jobs(db, tenant, limit=1_000)
     assert not {row.id for row in listed.rows} & set(theirs)
     assert await digest(db) == before
 
@@ -140,16 +140,16 @@ async def test_what_a_worker_says_is_mended_rather_than_refused(world: World) ->
 
 async def test_a_cursor_belongs_to_its_list_and_cannot_be_changed(world: World) -> None:
     db, tenant = world.db, world.tenant
-    page = await listing.list_jobs(db, tenant, limit=1)
+    page = await store_calls.list_jobs(db, tenant, limit=1)
     cursor = page.cursor
     assert cursor is not None
-    assert (await listing.list_jobs(db, tenant, limit=1_000, cursor=cursor)).rows
+    assert (await store_calls.list_jobs(db, tenant, limit=1_000, cursor=cursor)).rows
     foreign = [(world.their_tenant, Filter(), cursor), (tenant, Filter(states=frozenset({State.DEAD})), cursor)]
     changed = [cursor[:at] + ("A" if cursor[at] != "A" else "B") + cursor[at + 1 :] for at in range(len(cursor))]
     cut = [cursor[:-1], cursor[:-4], cursor[1:], cursor + "A", cursor * 2, cursor + "=", " " + cursor]
     for whose, matching, text in [*foreign, *((tenant, Filter(), text) for text in (*changed, *cut))]:
         with pytest.raises(InvalidInput, match="start again without a cursor") as caught:
-            await listing.list_jobs(db, whose, matching=matching, cursor=text)
+            await store_calls.list_jobs(db, whose, matching=matching, cursor=text)
         assert caught.value.field == "cursor"
 
 

@@ -18,7 +18,7 @@ from headgate.domain.errors import TooLarge
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State
-from headgate.store import control, leases, listing, partitions, reads, settle, submit, upkeep, verbs
+from headgate.store import control, leases, partitions, reads, settle, submit, upkeep, verbs
 from headgate.store.flush import SubmitFlush
 from headgate.store.listing import Filter
 from headgate.store.names import Names
@@ -338,7 +338,7 @@ def read_cases(w: World) -> list[Case]:
 
 def filter_cases(w: World) -> list[Case]:
     def call(**options: Any) -> Awaitable[object]:
-        return listing.list_jobs(w.db, w.tenant, matching=Filter(**options))
+        return store_calls.list_jobs(w.db, w.tenant, matching=Filter(**options))
 
     return [
         *(Case("states", "frozenset", lambda value=value: call(states=value)) for value in (0, "dead", [State.DEAD])),
@@ -364,10 +364,10 @@ def filter_cases(w: World) -> list[Case]:
 
 def list_cases(w: World) -> list[Case]:
     async def call(**options: Any) -> object:
-        return await listing.list_jobs(w.db, w.tenant, **options)
+        return await store_calls.list_jobs(w.db, w.tenant, **options)
 
     return [
-        *bad_tenants(lambda value: listing.list_jobs(w.db, value)),
+        *bad_tenants(lambda value: store_calls.list_jobs(w.db, value)),
         *bad_integers("limit", 1, limits.PAGE_MAX, lambda value: call(limit=value)),
         *(
             Case("matching", "must be Filter", lambda value=value: call(matching=value))

@@ -12,6 +12,7 @@ from headgate.domain.states import Receipt, State
 from headgate.store import leases, listing, reads, verbs
 from headgate.store.partitions import fetch_into_days
 from tests.integration.traps.rivals import BOOM, DONE, FATAL, Rivals, all_jobs, last_instant, run, state_of
+from tests.support import store_calls
 from tests.support.queue import Clock, Queue
 
 
@@ -34,13 +35,13 @@ async def everything_is_found(queue: Queue, ids: list[UUID]) -> None:
     listed: list[UUID] = []
     cursor = None
     while True:
-        page = await listing.list_jobs(queue.db, tenant, limit=1, cursor=cursor)
+        page = await store_calls.list_jobs(queue.db, tenant, limit=1, cursor=cursor)
         listed += [row.id for row in page.rows]
         if (cursor := page.cursor) is None:
             break
     assert sorted(listed) == sorted(ids)
     finished = listing.Filter(states=frozenset({State.COMPLETED, State.DEAD}))
-    assert len((await listing.list_jobs(queue.db, tenant, matching=finished)).rows) == len(ids)
+    assert len((await store_calls.list_jobs(queue.db, tenant, matching=finished)).rows) == len(ids)
 
 
 async def test_flushes_around_midnight_land_in_the_right_day(queue: Queue) -> None:
