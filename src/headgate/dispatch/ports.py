@@ -11,8 +11,7 @@ from typing import Protocol, Self
 from uuid import UUID
 
 from headgate.domain.dispatching import Claimed, ClaimRequest, Renewal, Settled, Tick
-from headgate.domain.errors import HeadgateError
-from headgate.domain.jobs import Submission, SubmitAnswer
+from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
 from headgate.domain.wakes import Wake
@@ -85,7 +84,13 @@ class LimitStore(Protocol):
     def is_keyed(self, topic_no: int) -> bool: ...
 
 
-class LeaseStore(Protocol):
+class ProgressStore(Protocol):
+    """The progress writer's part: by job, its epoch and the newest report."""
+
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+
+
+class LeaseStore(ProgressStore, Protocol):
     """The renewer's part: (tenant, lease) → parallel ids and epochs; the answers by tenant, id and epoch.
 
     All but `renew` without `for_call` are done on another connection than that.
@@ -96,13 +101,6 @@ class LeaseStore(Protocol):
     ) -> Mapping[tuple[int, UUID, int], Renewal]: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
     async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
-    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
-
-
-class ProgressStore(Protocol):
-    """The progress writer's part: by job, its epoch and the newest report."""
-
-    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
 
 
 class OutcomeStore(Protocol):
@@ -132,23 +130,7 @@ class SubmitRows(Protocol):
 
 
 class SubmitStore(Protocol):
-    """The submit writer's part, and the names that everybody needs."""
+    """The submit writer's part; `submit_locked` is done on a connection of its own."""
 
-    async def tenant_no(self, tenant: str) -> int: ...
-    def topic_name(self, topic_no: int) -> str: ...
-    async def refusals(self, tenant: str, jobs: Sequence[Submission]) -> Mapping[int, HeadgateError]: ...
-    async def fill(self, jobs: Sequence[Submission]) -> SubmitRows: ...
-    async def fill_plain(
-        self,
-        tenant: str,
-        topic: str,
-        ids: Sequence[bytes],
-        payloads: Sequence[bytes],
-        priorities: Sequence[int],
-        *,
-        new_id: bool,
-    ) -> SubmitRows: ...
     async def submit(self, rows: SubmitRows) -> Mapping[int, SubmitAnswer]: ...
     async def submit_locked(self, rows: SubmitRows) -> Mapping[int, SubmitAnswer]: ...
-    async def submit_atomic(self, rows: SubmitRows) -> Mapping[int, SubmitAnswer]: ...
-    def uuids(self, raw: Sequence[bytes]) -> list[UUID]: ...
