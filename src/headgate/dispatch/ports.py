@@ -1,7 +1,4 @@
-"""What dispatch asks of the store, and nothing more. The classes of store/ fit these; server.py joins the two.
-
-Ids travel as the 16 bytes the wire has; the store turns them into what its driver likes, many at a time.
-"""
+"""What dispatch asks of the store, and nothing more. The classes of store/ fit these; server.py joins the two."""
 
 from __future__ import annotations
 

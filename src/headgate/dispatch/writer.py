@@ -213,7 +213,11 @@ class GroupWriter(Generic[P]):
         self._in_flight = []  # each has its answer
         if self._rest is not None:
             await self._pause(self._rest(rows, self._now() - began))
-        self._written(rows, self._now() - began)
+        self._began = None
+        pace = rows / max(self._now() - began, 1e-6)
+        self._pace = 0.8 * self._pace + 0.2 * pace if self._pace else pace
+        self.flushes += 1
+        self.rows_written += rows
         return rows
 
     async def _flush(self, writes: list[P], rows: int) -> None:
@@ -234,12 +238,6 @@ class GroupWriter(Generic[P]):
                 await self._closed.wait()
         except TimeoutError:
             return
-
-    def _written(self, rows: int, spent: float) -> None:
-        self._began = None
-        self._pace = 0.8 * self._pace + 0.2 * rows / max(spent, 1e-6) if self._pace else rows / max(spent, 1e-6)
-        self.flushes += 1
-        self.rows_written += rows
 
     def stop(self) -> None:
         """Take no more; `run` returns when everything queued is written."""

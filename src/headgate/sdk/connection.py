@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from headgate.domain.ids import JobId
@@ -24,6 +24,8 @@ from headgate.sdk.options import Prepared
 from headgate.sdk.rpc import GET_JOB, Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2
+
+T = TypeVar("T")
 
 PAGES_IN_FLIGHT: Final = 8
 """Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""
@@ -100,16 +102,6 @@ class Connection:
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
-    async def submit(self, topic: str, payload: bytes, options: Prepared) -> Page:
-        """Submit one job as soon as there is capacity; the page's future, for the running loop, gets the answer."""
-        job_id = options.id or self._ids.next_id()
-        return await self.put(topic, [job_id], [payload], options)
-
-    def submit_blocking(self, topic: str, payload: bytes, options: Prepared) -> Page:
-        """As `submit`; the page's future is for a blocked thread."""
-        job_id = options.id or self._ids.next_id()
-        return self.put_blocking(topic, [job_id], [payload], options)
-
     def pages(self, payloads: Iterable[bytes]) -> Iterator[tuple[list[JobId], list[bytes]]]:
         """Split many jobs into pages of one frame each, with new ids."""
         page: list[bytes] = []
@@ -124,7 +116,10 @@ class Connection:
             yield self._ids.make(len(page)), page
 
     async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-        """Submit one page. Waits for capacity up to the timeout, or raises OutboxFull at once (`when_busy`)."""
+        """Submit one page; its future, for the running loop, gets the answer.
+
+        Waits for capacity up to the timeout, or raises OutboxFull at once (`when_busy`).
+        """
         if self.box is not None:
             answered = asyncio.get_running_loop().create_future()
             answered.set_result(self.box.submit(topic, ids, payloads, options))
@@ -135,7 +130,7 @@ class Connection:
             if not options.waits:
                 raise full()
             await producer.capacity.wait(len(ids), size, seconds=options.timeout)
-        return self._submit(topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
+        return _sent(producer, topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
 
     def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
         """As `put`, blocking this thread."""
@@ -147,25 +142,7 @@ class Connection:
             if not options.waits:
                 raise full()
             producer.capacity.wait_blocking(len(ids), size, seconds=options.timeout)
-        return self._submit(topic, ids, payloads, options, size, deadline, None)
-
-    def _submit(
-        self,
-        topic: str,
-        ids: list[JobId],
-        payloads: list[bytes],
-        options: Prepared,
-        size: int,
-        deadline: float,
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> Page:
-        raw = [job_id.bytes for job_id in ids]
-        # An id of the caller's own choice may have been sent before, perhaps by another process.
-        submit = PendingSubmit(
-            topic, raw, payloads, options, deadline=deadline, new_id=options.id is None, loop=loop, size=size
-        )
-        self._opened()[1].put(submit)
-        return Page(ids, submit.future)
+        return _sent(producer, topic, ids, payloads, options, size, deadline, None)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -237,6 +214,25 @@ class Connection:
             await calls.close()
 
         return io.start(end())
+
+
+def _sent(
+    producer: Producer,
+    topic: str,
+    ids: list[JobId],
+    payloads: list[bytes],
+    options: Prepared,
+    size: int,
+    deadline: float,
+    loop: asyncio.AbstractEventLoop | None,
+) -> Page:
+    raw = [job_id.bytes for job_id in ids]
+    # An id of the caller's own choice may have been sent before, perhaps by another process.
+    submit = PendingSubmit(
+        topic, raw, payloads, options, deadline=deadline, new_id=options.id is None, loop=loop, size=size
+    )
+    producer.put(submit)
+    return Page(ids, submit.future)
 
 
 def _done(value: T) -> Future[T]:

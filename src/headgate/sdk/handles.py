@@ -147,9 +147,6 @@ class Handle(Generic[R]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.id}>"
 
-    def _value(self, found: jobs.JobInfo, kind: object, seconds: float) -> Any:
-        return value_of(found, self._returns if kind is None else kind, job_id=self.id, seconds=seconds)
-
 
 class JobHandle(Handle[R]):
     """A submitted job, for async code."""
@@ -166,7 +163,7 @@ class JobHandle(Handle[R]):
         Decoded as the handler's return annotation, or as `type`. Raises JobDead, JobCancelled or ResultTimeout.
         """
         found = await asyncio.wrap_future(self._connection.start_wait(self.id, timeout=timeout))
-        return self._value(found, type, timeout)
+        return value_of(found, type or self._returns, job_id=self.id, seconds=timeout)
 
     async def info(self) -> JobInfo:
         """Read the job."""
@@ -196,7 +193,7 @@ class SyncHandle(Handle[R]):
     def result(self, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002
         """As `JobHandle.result`, blocking."""
         found = self._connection.start_wait(self.id, timeout=timeout).result()
-        return self._value(found, type, timeout)
+        return value_of(found, type or self._returns, job_id=self.id, seconds=timeout)
 
     def info(self) -> JobInfo:
         """Read the job."""

@@ -33,7 +33,7 @@ async def submit(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> JobHandle[Any]:
     """Submit one job and wait until it is stored."""
-    page = await connection.submit(topic, payload, options)
+    page = await connection.put(topic, [options.id or connection.new_id()], [payload], options)
     answer = await cast("asyncio.Future[Answer]", page.future)
     job_id, created = _read_one(page.ids[0], answer, options)
     return JobHandle(connection, job_id, returns, created=created)
@@ -43,7 +43,7 @@ def submit_blocking(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> SyncHandle[Any]:
     """As `submit`, blocking this thread."""
-    page = connection.submit_blocking(topic, payload, options)
+    page = connection.put_blocking(topic, [options.id or connection.new_id()], [payload], options)
     job_id, created = _read_one(page.ids[0], _blocked(page), options)
     return SyncHandle(connection, job_id, returns, created=created)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from headgate.api.grpc import submit_codec
@@ -12,7 +11,7 @@ from headgate.api.grpc.errors import GONE, ProtocolError, end_with, message_of
 from headgate.api.grpc.methods import Context, first_message, next_message
 from headgate.control.auth import TokenValidator
 from headgate.control.revocation import OpenCall, OpenCalls
-from headgate.control.submit import Submits
+from headgate.control.submit import SubmitResult, Submits
 from headgate.domain.errors import HeadgateError, ShuttingDown
 from headgate.domain.identity import Scope
 from headgate.wire import producer_pb2 as pb
@@ -112,7 +111,7 @@ class ProducerStream:
                 identity = self._validator.recheck(identity)
                 identity.require(Scope.SUBMIT)
                 await self._replies.promise()
-                seq, reply = frame.seq, self._replies.keep
+                reply = _Reply(frame.seq, self._replies)
                 try:
                     if greeted and frame.HasField("hello"):
                         raise ProtocolError("hello was said already; nothing of this frame was written")
@@ -122,21 +121,33 @@ class ProducerStream:
                         frame.jobs,
                         submit_codec.submission_of,
                         self._account,
-                        done=submit_codec.reply_with(seq, reply),
-                        failed=_failing(seq, reply),
+                        done=reply.done,
+                        failed=reply.failed,
                     )
                 except HeadgateError as error:
-                    reply(pb.ProducerReply(seq=seq, error=message_of(error)))
+                    reply.failed(error)
                 except asyncio.CancelledError:  # before it was queued: nothing of it was written
-                    away = ShuttingDown("this instance is shutting down; send it to another one")
-                    reply(pb.ProducerReply(seq=seq, error=message_of(away)))
+                    reply.failed(ShuttingDown("this instance is shutting down; send it to another one"))
                     raise
             greeted, frame = True, None  # not kept while the next one is waited for, which may take hours
             frame = await next_message(self._stream, pb.ProducerFrame)
 
 
-def _failing(seq: int, reply: Callable[[pb.ProducerReply], None]) -> Callable[[HeadgateError], None]:
-    return lambda error: reply(pb.ProducerReply(seq=seq, error=message_of(error)))
+class _Reply:
+    """The reply to one frame."""
+
+    __slots__ = ("_replies", "_seq")
+
+    def __init__(self, seq: int, replies: _Replies) -> None:
+        self._seq, self._replies = seq, replies
+
+    def done(self, results: list[SubmitResult]) -> None:
+        """It is committed; `results` are the jobs that were not simply created."""
+        self._replies.keep(pb.ProducerReply(seq=self._seq, exceptions=map(submit_codec.receipt_of, results)))
+
+    def failed(self, error: HeadgateError) -> None:
+        """Nothing of it was written."""
+        self._replies.keep(pb.ProducerReply(seq=self._seq, error=message_of(error)))
 
 
 class _Replies:

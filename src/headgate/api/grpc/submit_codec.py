@@ -120,8 +120,3 @@ def receipt_of(result: SubmitResult) -> pb.SubmitReceipt:
         code=pb.SubmitCode.ValueType(int(result.receipt)),
         error=None if result.error is None else message_of(result.error),
     )
-
-
-def reply_with(seq: int, reply: Callable[[pb.ProducerReply], None]) -> Callable[[list[SubmitResult]], None]:
-    """Reply to a frame with the jobs that were not simply created."""
-    return lambda results: reply(pb.ProducerReply(seq=seq, exceptions=map(receipt_of, results)))
