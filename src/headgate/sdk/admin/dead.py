@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from headgate.domain.bulk import DeadGroup, DeadGroups
 from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import Field, Term
 from headgate.domain.states import State
@@ -20,29 +19,6 @@ from headgate.sdk.times import time_of
 from headgate.wire import bulk_pb2 as pb
 
 GROUPS: Final = Method("BulkService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadGroup:
-    """Dead jobs of one topic whose errors differ only in numbers, ids, names and the like."""
-
-    topic: str
-    group: str
-    title: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    sample_id: UUID
-    sample_error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadGroups:
-    """Groups, largest first, of the newest `looked_at` dead letters; `exact` is False if there are more."""
-
-    groups: list[DeadGroup]
-    looked_at: int
-    exact: bool
 
 
 class Dead:

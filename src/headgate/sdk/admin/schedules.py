@@ -155,23 +155,13 @@ class Schedules:
 
     async def pause(self, name: str, *, reason: str = "") -> ScheduleInfo:
         """Make no more jobs until resumed."""
-        return schedule_info(
-            await self._call(
-                PAUSE,
-                pb.PauseScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason")),
-                name,
-            )
-        )
+        request = pb.PauseScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason"))
+        return schedule_info(await self._call(PAUSE, request, name))
 
     async def resume(self, name: str, *, reason: str = "") -> ScheduleInfo:
         """Go on with the next occurrence from now."""
-        return schedule_info(
-            await self._call(
-                RESUME,
-                pb.ResumeScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason")),
-                name,
-            )
-        )
+        request = pb.ResumeScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason"))
+        return schedule_info(await self._call(RESUME, request, name))
 
     async def trigger(self, name: str, *, request_id: UUID | str | None = None, reason: str = "") -> JobId:
         """Make one job now, whatever the overlap policy; the same `request_id` again gives the same job."""
@@ -212,7 +202,7 @@ class Schedules:
             ScheduledRun(
                 job_id=id_from_bytes(job.job_id),
                 occurrence=time_of(job.occurrence_us),
-                covers_from=_moment(job.covers_from_us),
+                covers_from=time_or_none(job.covers_from_us),
                 triggered=job.triggered,
                 state=state_word(job.state) if job.state else "",
             )
@@ -255,23 +245,23 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
         payload=made.payload,
         tags=tuple(made.tags),
         headers=dict(made.headers),
-        next_at=_moment(found.next_us),
-        last_at=_moment(found.last_us),
-        ends_at=_moment(made.ends_us),
+        next_at=time_or_none(found.next_us),
+        last_at=time_or_none(found.last_us),
+        ends_at=time_or_none(made.ends_us),
         last_job_id=id_from_bytes(found.last_job_id) if found.last_job_id else None,
         fired=found.fired,
         skipped=found.skipped,
-        full_since=_moment(found.full_since_us),
+        full_since=time_or_none(found.full_since_us),
         last_skip=found.last_skip,
-        last_skip_at=_moment(found.last_skip_us),
+        last_skip_at=time_or_none(found.last_skip_us),
         last_error=found.last_error,
         paused=found.paused,
         paused_by=found.paused_by,
-        paused_at=_moment(found.paused_us),
+        paused_at=time_or_none(found.paused_us),
         reason=found.reason,
         source=made.source,
-        created_at=_moment(found.created_us),
-        changed_at=_moment(found.changed_us),
+        created_at=time_or_none(found.created_us),
+        changed_at=time_or_none(found.changed_us),
         changed_by=found.changed_by,
     )
 
@@ -282,18 +272,14 @@ def timing_text(when: pb.Timing) -> tuple[str, str]:
         case "cron":
             return f"{when.cron.expression} {when.cron.zone}", when.cron.zone
         case "every":
-            start = "" if not when.every.anchor_us else f" from {_moment(when.every.anchor_us):%Y-%m-%dT%H:%M:%SZ}"
+            start = "" if not when.every.anchor_us else f" from {time_or_none(when.every.anchor_us):%Y-%m-%dT%H:%M:%SZ}"
             return f"every {timedelta(milliseconds=when.every.interval_ms)}{start}", "UTC"
         case "after":
             return f"once, after {timedelta(milliseconds=when.after.delay_ms)}", "UTC"
         case _:
-            return f"once, at {_moment(when.at_us):%Y-%m-%dT%H:%M:%SZ}", "UTC"
+            return f"once, at {time_or_none(when.at_us):%Y-%m-%dT%H:%M:%SZ}", "UTC"
 
 
 def _moments(answer: pb.NextResponse) -> list[datetime]:
     zone = ZoneInfo(answer.zone or "UTC")
     return [(time_of(at)).astimezone(zone) for at in answer.at_us]
-
-
-def _moment(microseconds: int) -> datetime | None:
-    return time_or_none(microseconds)
