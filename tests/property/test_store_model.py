@@ -29,6 +29,7 @@ from headgate.dispatch.watermark import Watermark
 from headgate.domain import limits
 from headgate.domain.arrivals import Seen
 from headgate.domain.backoff import BackoffKind, RetryPolicy, jitter_of
+from headgate.domain.bulk import JobLine
 from headgate.domain.dispatching import Claimed, Renewal
 from headgate.domain.errors import NotFound
 from headgate.domain.ids import JobId, TenantName, TenantNo, TopicName, new_job_id
@@ -898,7 +899,7 @@ class StoreMachine(RuleBasedStateMachine):
     def list_jobs(self, tenant: int, matching: listing.Filter, limit: int) -> None:
         """Page by page, every job that matches, newest id first."""
         tenant_no = self.tenant_nos[TENANTS[tenant]]
-        rows: list[listing.Row] = []
+        rows: list[JobLine] = []
         cursor: str | None = None
         while True:
             page = self.run(store_calls.list_jobs(self.db, tenant_no, matching=matching, limit=limit, cursor=cursor))
@@ -907,7 +908,7 @@ class StoreMachine(RuleBasedStateMachine):
             if cursor is None:
                 break
         expected = [
-            listing.Row(
+            JobLine(
                 id=JobId(ref.id),
                 topic_no=job.topic_no,
                 state=job.state,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.bulk import JobLine
 from headgate.domain.dispatching import Claimed, ClaimRequest, Settled
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import Submission
@@ -123,7 +124,7 @@ async def drop_expired(
 class Page:
     """A page, newest first. It may be short or empty although more follows: only `cursor is None` is the end."""
 
-    rows: list[listing.Row]
+    rows: list[JobLine]
     cursor: str | None
 
 

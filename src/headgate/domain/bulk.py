@@ -16,6 +16,7 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, JobFilter, Term
+from headgate.domain.ids import JobId
 from headgate.domain.states import State
 from headgate.domain.validation import (
     check_delay,
@@ -190,20 +191,21 @@ class BulkOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One job of a list."""
+    """One job of a list: never its payload or its result."""
 
-    id: UUID
-    topic: str
+    id: JobId
+    topic_no: int
     state: State
     priority: int
     attempt: int
     max_attempts: int
-    worker: str
+    worker: str | None
     created_at: datetime
     run_at: datetime
     claimed_at: datetime | None
     finished_at: datetime | None
-    last_error: str
+    last_error: str | None
+    topic: str = ""  # looked up last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from headgate.domain.bulk import (
     BulkConflict,
     BulkOperation,
     Counted,
+    JobLine,
     Plan,
     Preview,
     Progress,
@@ -89,9 +90,9 @@ async def preview(
     )
 
 
-async def _sample(db: Connection, tenant_no: int, wanted: listing.Filter) -> list[listing.Row]:
+async def _sample(db: Connection, tenant_no: int, wanted: listing.Filter) -> list[JobLine]:
     """The newest few: no more than a few pages are looked at for them."""
-    rows: list[listing.Row] = []
+    rows: list[JobLine] = []
     below = listing.NEWEST
     for _ in range(5):
         found = await listing.step(db, tenant_no, wanted, below=below, limit=SAMPLE - len(rows))

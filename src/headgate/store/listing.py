@@ -24,10 +24,10 @@ from uuid import UUID
 
 import asyncpg
 
+from headgate.domain.bulk import JobLine
 from headgate.domain.errors import InvalidInput, TooSlow
 from headgate.domain.filters import Term, body_matches
 from headgate.domain.fingerprint import group_of
-from headgate.domain.ids import JobId
 from headgate.domain.pacing import Pace
 from headgate.domain.states import State
 from headgate.domain.validation import (
@@ -209,28 +209,10 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of a list: never the payload or the result."""
-
-    id: JobId
-    topic_no: int
-    state: State
-    priority: int
-    attempt: int
-    max_attempts: int
-    worker: str | None
-    created_at: datetime
-    run_at: datetime
-    claimed_at: datetime | None
-    finished_at: datetime | None
-    last_error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A stretch of a list: what matched in it, and where it ended. `more` says whether anything may follow."""
 
-    rows: list[Row]
+    rows: list[JobLine]
     below: UUID
     more: bool
     looked: int
@@ -250,7 +232,7 @@ async def step(
     if matching.bodies:
         chunk = min(chunk, BODIES_AT_ONCE)
     at_once = LOOK_AT if choice[0] in ("running", "waiting") else chunk
-    rows: list[Row] = []
+    rows: list[JobLine] = []
     more, looked, bodies = True, 0, 0
     until, late = monotonic() + STEP_SECONDS, False
     with translating(writing=False), _told_to_narrow():
@@ -296,7 +278,7 @@ def _told_to_narrow() -> Iterator[None]:
         ) from error
 
 
-async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[Row]:
+async def still_matching(db: Connection, tenant_no: int, matching: Filter, ids: Sequence[UUID]) -> list[JobLine]:
     """Those of the given jobs that match at this moment, newest first."""
     with translating(writing=False), _told_to_narrow():
         found = [
@@ -325,9 +307,9 @@ async def _choose(
     return [row[0] for row in found]
 
 
-async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[Row]) -> list[Row]:
+async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[JobLine]) -> list[JobLine]:
     """Of rows that SQL let through, those that pass what SQL cannot judge."""
-    kept: list[Row] = []
+    kept: list[JobLine] = []
     bodies: dict[UUID, bytes] = {}
     if matching.bodies and rows:
         found = await db.fetch(BODIES, tenant_no, [row.id for row in rows], BODY_MAX_BYTES)
@@ -340,7 +322,7 @@ async def _judged(db: Connection, tenant_no: int, matching: Filter, rows: list[R
     return kept
 
 
-def _fits(matching: Filter, row: Row, raw: bytes | None) -> bool:
+def _fits(matching: Filter, row: JobLine, raw: bytes | None) -> bool:
     if matching.groups is not None or matching.not_groups is not None:
         group = group_of(row.last_error).id
         if matching.groups is not None and group not in matching.groups:
@@ -370,11 +352,11 @@ def _choice_of(values: object, *, field: str) -> Set[object]:
     return values
 
 
-def _row(record: asyncpg.Record) -> Row:
-    # The columns of LOOK_UP are the fields of Row, in their order.
-    values = dict(zip(Row.__slots__, record, strict=True))
+def _row(record: asyncpg.Record) -> JobLine:
+    # The columns of LOOK_UP are the fields of JobLine, in their order, without its last.
+    values = dict(zip(JobLine.__slots__[:-1], record, strict=True))
     values["state"] = State(record[2])
-    return Row(**values)
+    return JobLine(**values)
 
 
 def write_cursor(below: UUID, digest: bytes) -> str:

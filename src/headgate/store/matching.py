@@ -148,25 +148,9 @@ async def count_matching(db: Connection, tenant_no: int, wanted: Filter | None, 
     return Counted(by_state=dict(counts), exact=not more)
 
 
-async def lines(db: Connection, names: Names, rows: Iterable[listing.Row]) -> list[JobLine]:
-    """Rows with their topics' names."""
-    return [
-        JobLine(
-            id=row.id,
-            topic=(await names.topic_by_no(db, row.topic_no)).name,
-            state=row.state,
-            priority=row.priority,
-            attempt=row.attempt,
-            max_attempts=row.max_attempts,
-            worker=row.worker or "",
-            created_at=row.created_at,
-            run_at=row.run_at,
-            claimed_at=row.claimed_at,
-            finished_at=row.finished_at,
-            last_error=row.last_error or "",
-        )
-        for row in rows
-    ]
+async def lines(db: Connection, names: Names, rows: Iterable[JobLine]) -> list[JobLine]:
+    """These with their topics' names."""
+    return [replace(row, topic=(await names.topic_by_no(db, row.topic_no)).name) for row in rows]
 
 
 def bounded(wanted: Filter, as_of: datetime) -> Filter:

@@ -147,12 +147,12 @@ def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
         priority=job.priority,
         attempt=job.attempt,
         max_attempts=job.max_attempts,
-        worker=job.worker,
+        worker=job.worker or "",
         created_us=at_us(job.created_at),
         run_at_us=at_us(job.run_at),
         claimed_us=at_us(job.claimed_at),
         finished_us=at_us(job.finished_at),
-        last_error=job.last_error,
+        last_error=job.last_error or "",
     )
 
 
