@@ -28,14 +28,14 @@ from headgate.api.grpc.guard import Guard
 from headgate.api.grpc.health import Health
 from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.port import bind, new_server
-from headgate.api.grpc.producer_service import ProducerParts, ProducerService, producer_methods
+from headgate.api.grpc.producer_service import ProducerService, producer_methods
 from headgate.api.grpc.reflection import Reflection
 from headgate.api.grpc.schedule_service import ScheduleService, schedule_methods
 from headgate.api.grpc.tls import Tls
 from headgate.api.grpc.topic_service import TopicService
 from headgate.api.grpc.topic_service import methods as topic_methods
 from headgate.api.grpc.worker_service import WorkerService, worker_methods
-from headgate.control.admin import Admin, AdminParts
+from headgate.control.admin import Admin
 from headgate.control.auth import AllowAll, TokenFile, TokenValidator
 from headgate.control.batches import Batches
 from headgate.control.bulk import Bulk
@@ -247,15 +247,13 @@ class Server:
         retention = RetentionStore(self.store)
         self.retention = Retention(retention, look_seconds=options.retention_seconds)
         self.admin = Admin(
-            AdminParts(
-                store=self.admin_store,
-                gate=self.gate,
-                wake=self.demands.wake,
-                announce=self.wakes.announce,
-                presence=self.presence,
-                endings=self.waiters,
-                retention=retention,
-            )
+            store=self.admin_store,
+            gate=self.gate,
+            wake=self.demands.wake,
+            announce=self.wakes.announce,
+            presence=self.presence,
+            endings=self.waiters,
+            retention=retention,
         )
         self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()
@@ -432,15 +430,13 @@ class Server:
             draining=self._draining,
         )
         producer = ProducerService(
-            ProducerParts(
-                submits=submits,
-                jobs=jobs,
-                validator=self.validator,
-                calls=self.open_calls,
-                instance=name,
-                version=self.options.version,
-                draining=self._draining,
-            )
+            submits=submits,
+            jobs=jobs,
+            validator=self.validator,
+            calls=self.open_calls,
+            instance=name,
+            version=self.options.version,
+            draining=self._draining,
         )
         tls = Tls.of(self.options.tls_cert, self.options.tls_key, self.options.tls_client_ca)
         bulk = Bulk(BulkStore(self.store), started=self.bulk_runner.wake, recheck=self.validator.recheck)

@@ -15,7 +15,7 @@ import pytest
 
 from headgate.control.bulk import Bulk, Request
 from headgate.dispatch.bulk_runner import BulkRunner
-from headgate.domain.bulk import ACTIVE_MAX, BulkConflict, BulkOperation, Plan, Progress, Verb
+from headgate.domain.bulk import ACTIVE_MAX, BulkConflict, BulkOperation, Chunk, Plan, Progress, Verb
 from headgate.domain.errors import InvalidInput, NotFound, Refused
 from headgate.domain.filter_parser import parse
 from headgate.domain.identity import Identity, PermissionDenied, Scope
@@ -60,7 +60,7 @@ async def start(queue: Queue, verb: Verb, text: str, **more: Any) -> BulkOperati
     return await bulk.start(queue.db, queue.names, tenant, new_id(), plan, who="ana", expected=expected)
 
 
-async def chunk(queue: Queue) -> bulk_chunks.Chunk | None:
+async def chunk(queue: Queue) -> Chunk | None:
     return await bulk_chunks.run_chunk(queue.db, queue.names, instance_no=0)
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.control.admin import Admin, AdminParts
+from headgate.control.admin import Admin
 from headgate.dispatch.presence import Presence
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.views import Target, TargetKind
@@ -46,15 +46,13 @@ class Desk:
         )
         self.presence.instance = instance.name
         self.verbs = Admin(
-            AdminParts(
-                store=self.store,
-                gate=instance.gate,
-                wake=instance.demands.wake,
-                announce=instance.wakes.announce,
-                presence=self.presence,
-                endings=self.endings,
-                retention=RetentionStore(instance.store),
-            )
+            store=self.store,
+            gate=instance.gate,
+            wake=instance.demands.wake,
+            announce=instance.wakes.announce,
+            presence=self.presence,
+            endings=self.endings,
+            retention=RetentionStore(instance.store),
         )
 
     async def pause(self, target: Target, reason: str = "") -> None:

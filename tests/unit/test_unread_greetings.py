@@ -68,16 +68,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def producers(calls: OpenCalls) -> ProducerService:
     queue: Any = SimpleNamespace(new_account=object, admit=lambda *_: None)
     submits: Any = Submits(queue, queue, make_id=new_id)
-    parts: Any = SimpleNamespace(
+    jobs: Any = None
+    return ProducerService(
         validator=Door(),
         calls=calls,
         submits=submits,
-        jobs=None,
+        jobs=jobs,
         instance="i",
         version="v",
         draining=asyncio.Event(),
     )
-    return ProducerService(parts)
 
 
 HELLO = producer_pb2.ProducerFrame(hello=producer_pb2.ProducerHello())

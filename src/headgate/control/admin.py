@@ -56,8 +56,8 @@ class JobAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminParts:
-    """What the verbs use."""
+class Admin:
+    """All verbs; each checks the rights of its caller."""
 
     store: AdminStore
     gate: GateHere
@@ -66,16 +66,6 @@ class AdminParts:
     presence: Presence
     endings: Endings
     retention: RetentionStore
-
-
-class Admin:
-    """All verbs; each checks the rights of its caller."""
-
-    def __init__(self, parts: AdminParts) -> None:
-        self._store, self._gate = parts.store, parts.gate
-        self._wake, self._announce = parts.wake, parts.announce
-        self._presence, self._endings = parts.presence, parts.endings
-        self._retention = parts.retention
 
     # ------------------------------------------------------------------ dispatch
 
@@ -87,9 +77,9 @@ class Admin:
         check_reason(reason)
         if until is not None:
             check_aware(until, field="until")
-        row, paused = await self._store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
-        self._gate.pause_changed(row, paused=True)  # after the commit: a failed write leaves the gate unchanged
-        await self._announce([ControlChanged()])
+        row, paused = await self.store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
+        self.gate.pause_changed(row, paused=True)  # after the commit: a failed write leaves the gate unchanged
+        await self.announce([ControlChanged()])
         log.warning("paused target=%s who=%s reason=%s", target, caller.subject, reason)
         return paused
 
@@ -97,16 +87,16 @@ class Admin:
         """Resume dispatch of a target, on this instance at once; returns whether it was paused."""
         _check_target(caller, target)
         check_reason(reason)
-        row, changed = await self._store.resume(caller.tenant, target, reason=reason, who=caller.subject)
-        self._gate.pause_changed(row, paused=False)
-        await self._announce([ControlChanged()])
+        row, changed = await self.store.resume(caller.tenant, target, reason=reason, who=caller.subject)
+        self.gate.pause_changed(row, paused=False)
+        await self.announce([ControlChanged()])
         log.warning("resumed target=%s who=%s", target, caller.subject)
         return changed
 
     async def status(self, caller: Identity) -> Status:
         """Pauses, job counts and waiting times by topic, instances, retention."""
         caller.require(Scope.READ, Scope.SYSTEM)
-        status = await self._store.status(caller.tenant)
+        status = await self.store.status(caller.tenant)
         if caller.topics is None:
             return status
         seen = caller.topics
@@ -124,35 +114,35 @@ class Admin:
         """Change how long finished jobs of all tenants are kept if their topic has no rule; requires `system`."""
         caller.require(Scope.SYSTEM)
         check_reason(reason)
-        rules = await self._retention.set_rules(changes, actor=caller.subject, reason=reason)
+        rules = await self.retention.set_rules(changes, actor=caller.subject, reason=reason)
         log.warning("retention_set who=%s rules=%s", caller.subject, rules)
         return rules
 
     async def run_retention(self, caller: Identity) -> Removed:
         """Run one bounded retention pass now, as every instance does periodically; requires `system`."""
         caller.require(Scope.SYSTEM)
-        return await self._retention.run_pass()
+        return await self.retention.run_pass()
 
     async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
         """Audit entries, newest first."""
         caller.require(Scope.READ, Scope.SYSTEM)
         if caller.topics is not None:
             raise PermissionDenied(f"the audit covers all topics, and the token of {caller.subject} permits only some")
-        return await self._store.audit(caller.tenant, before=before, limit=limit)
+        return await self.store.audit(caller.tenant, before=before, limit=limit)
 
     # ------------------------------------------------------------------ jobs by id
 
     async def cancel(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
         """Cancel queued jobs at once; request workers to stop running ones."""
         tenant_no, known = await self._known(caller, ids, reason)
-        done = await self._store.cancel(tenant_no, list(known), who=caller.subject, reason=reason)
+        done = await self.store.cancel(tenant_no, list(known), who=caller.subject, reason=reason)
         for job_id, change in done.items():
             if change.changed and change.state.is_final:
-                self._endings.ended(tenant_no, job_id)
+                self.endings.ended(tenant_no, job_id)
             elif change.changed:
-                self._gate.cancel_requested(tenant_no, job_id, known[job_id].epoch)
+                self.gate.cancel_requested(tenant_no, job_id, known[job_id].epoch)
         if any(change.changed and not change.state.is_final for change in done.values()):
-            await self._announce([ControlChanged()])
+            await self.announce([ControlChanged()])
         return _answers(ids, done, verb="cancel", allowed="queued or running")
 
     async def redrive(
@@ -173,11 +163,11 @@ class Admin:
         check_delay(delay)
         how = Redrive(delay=delay, apart=_apart(per_second), payloads={} if payload is None else {ids[0]: payload})
         tenant_no, known = await self._known(caller, ids, reason)
-        done = await self._store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
+        done = await self.store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
         for job_id, topic_no in done.items():
-            self._wake(topic_no, job_id)
-        await self._announce(map(TopicReady, done.values()))
-        after = await self._store.standings(tenant_no, list(known))
+            self.wake(topic_no, job_id)
+        await self.announce(map(TopicReady, done.values()))
+        after = await self.store.standings(tenant_no, list(known))
         return _answers(
             ids,
             {
@@ -194,10 +184,10 @@ class Admin:
         """Change the priority of queued jobs, from the next claim on; their age stays."""
         check_priority(priority)
         tenant_no, known = await self._known(caller, ids, reason)
-        done = await self._store.reprioritise(
+        done = await self.store.reprioritise(
             tenant_no, list(known), priority=priority, who=caller.subject, reason=reason
         )
-        await self._placed_anew(done)
+        await self._requeued(done)
         return _answers(ids, done, verb="reprioritise", allowed=_QUEUED)
 
     async def move(self, caller: Identity, ids: Sequence[UUID], *, topic: str, reason: str = "") -> list[JobAnswer]:
@@ -206,14 +196,14 @@ class Admin:
         caller.require(Scope.OPERATE)
         caller.allowed([topic])
         _, known = await self._known(caller, ids, reason)
-        done = await self._store.move(caller.tenant, list(known), topic=topic, who=caller.subject, reason=reason)
-        await self._placed_anew(done)
+        done = await self.store.move(caller.tenant, list(known), topic=topic, who=caller.subject, reason=reason)
+        await self._requeued(done)
         return _answers(ids, done, verb="move", allowed="pending, scheduled or retrying")
 
     async def discard(self, caller: Identity, ids: Sequence[UUID], *, reason: str = "") -> list[JobAnswer]:
         """Delete dead and cancelled jobs; their history stays."""
         tenant_no, known = await self._known(caller, ids, reason)
-        gone = await self._store.discard(tenant_no, list(known), who=caller.subject, reason=reason)
+        gone = await self.store.discard(tenant_no, list(known), who=caller.subject, reason=reason)
         return _answers(
             ids,
             {job_id: Change(changed=job_id in gone, state=was.state) for job_id, was in known.items()},
@@ -226,14 +216,14 @@ class Admin:
     async def workers(self, caller: Identity) -> list[WorkerView]:
         """The connected workers: of this instance as they are, of others as reported some seconds ago."""
         caller.require(Scope.READ)
-        here = self._presence.workers(await self._store.tenant_no(caller.tenant))
+        here = self.presence.workers(await self.store.tenant_no(caller.tenant))
         # A worker that has just moved here can still be in the summary of another instance. Another process with the
         # same worker id is another worker; without an incarnation the two cannot be distinguished.
         moved = {(one.worker, one.incarnation) for one in here}
         unclear = {one.worker for one in here if not one.incarnation}
         elsewhere = [
             one
-            for one in await self._store.workers_elsewhere(caller.tenant)
+            for one in await self.store.workers_elsewhere(caller.tenant)
             if (one.worker, one.incarnation) not in moved and one.worker not in unclear
         ]
         found = [*here, *elsewhere]
@@ -252,7 +242,7 @@ class Admin:
         check_worker_id(worker)
         check_reason(reason)
         check_span(span, field="for", low=QUIET_MIN, high=QUIET_MAX)
-        quiet = await self._store.quiet(caller.tenant, worker, reason=reason, who=caller.subject, span=span)
+        quiet = await self.store.quiet(caller.tenant, worker, reason=reason, who=caller.subject, span=span)
         await self._quiet_changed()
         return quiet
 
@@ -261,7 +251,7 @@ class Admin:
         _check_whole_tenant(caller)
         check_worker_id(worker)
         check_reason(reason)
-        changed = await self._store.resume_worker(caller.tenant, worker, reason=reason, who=caller.subject)
+        changed = await self.store.resume_worker(caller.tenant, worker, reason=reason, who=caller.subject)
         await self._quiet_changed()
         return changed
 
@@ -277,8 +267,8 @@ class Admin:
             raise TooLarge("ids", size=len(ids), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
         if len(set(ids)) != len(ids):
             raise InvalidInput("ids", "the same id is given twice")
-        tenant_no = await self._store.tenant_no(caller.tenant)
-        found = await self._store.standings(tenant_no, ids)
+        tenant_no = await self.store.tenant_no(caller.tenant)
+        found = await self.store.standings(tenant_no, ids)
         # In the order of the request: a redrive spreads due times by it.
         return tenant_no, {
             job_id: found[job_id]
@@ -286,18 +276,18 @@ class Admin:
             if job_id in found and (caller.topics is None or found[job_id].topic in caller.topics)
         }
 
-    async def _placed_anew(self, done: Mapping[UUID, Change]) -> None:
+    async def _requeued(self, done: Mapping[UUID, Change]) -> None:
         """Jobs have another rank: here they are claimed by id, on other instances from the head of their topic."""
         topics: set[int] = set()
         for job_id, change in done.items():
             if change.changed and change.topic_no is not None:
-                self._wake(change.topic_no, job_id)
+                self.wake(change.topic_no, job_id)
                 topics.add(change.topic_no)
-        await self._announce(map(JobReturned, topics))
+        await self.announce(map(JobReturned, topics))
 
     async def _quiet_changed(self) -> None:
-        self._gate.set_quiet(await self._store.quiet_set())
-        await self._announce([ControlChanged()])
+        self.gate.set_quiet(await self.store.quiet_set())
+        await self.announce([ControlChanged()])
 
 
 def _check_target(caller: Identity, target: Target) -> None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from headgate.dispatch.periodic import wait_at_most
+from headgate.domain.bulk import Chunk
 from headgate.domain.errors import HeadgateError
 
 log = logging.getLogger("headgate.bulk")
@@ -20,25 +21,10 @@ BUSY_SECONDS: Final = 0.25
 _BACKOFF_MOST: Final = 5.0
 
 
-class ChunkDone(Protocol):
-    """What one chunk did."""
-
-    @property
-    def operation_id(self) -> UUID: ...
-    @property
-    def tenant_no(self) -> int: ...
-    @property
-    def over(self) -> bool: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def requeued(self) -> Sequence[tuple[int, UUID]]: ...
-
-
 class Chunks(Protocol):
     """What the runner asks of the store."""
 
-    async def run_chunk(self) -> ChunkDone | None: ...
+    async def run_chunk(self) -> Chunk | None: ...
     async def next_chunk_in(self) -> float | None: ...
 
 

@@ -263,6 +263,21 @@ class DeadGroups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one chunk did; `requeued` are the topics that have new work, and the jobs whose place there is new."""
+
+    tenant_no: int
+    operation_id: UUID
+    matched: int = 0
+    changed: int = 0
+    skipped: int = 0
+    errors: int = 0
+    over: bool = False
+    error: str = ""  # of a chunk that failed: it will be tried again, smaller, or its one job passed over
+    requeued: list[tuple[int, UUID]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartedBulk:
     """A bulk operation that is not over, and what it was started with."""
 

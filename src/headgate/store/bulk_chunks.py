@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -20,7 +20,7 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import failpoints, limits
-from headgate.domain.bulk import CHUNK, Progress, Verb
+from headgate.domain.bulk import CHUNK, Chunk, Progress, Verb
 from headgate.domain.errors import (
     HeadgateError,
     InvalidInput,
@@ -103,21 +103,6 @@ class Task:
     failures: int
     who: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """What one chunk did; `requeued` are the topics that have new work, and the jobs whose place there is new."""
-
-    tenant_no: int
-    operation_id: UUID
-    matched: int = 0
-    changed: int = 0
-    skipped: int = 0
-    errors: int = 0
-    over: bool = False
-    error: str = ""  # of a chunk that failed: it will be tried again, smaller, or its one job passed over
-    requeued: list[tuple[int, UUID]] = field(default_factory=list)
 
 
 async def run_chunk(db: Connection, names: Names, *, instance_no: int) -> Chunk | None:

@@ -21,9 +21,9 @@ from headgate.wire import jobs_pb2
 from headgate.wire import producer_pb2 as pb
 
 
-@dataclass(slots=True, kw_only=True)
-class ProducerParts:
-    """What the producer's calls need."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerService:
+    """Produce, Submit, SubmitBatch, GetJob, WaitResult."""
 
     submits: Submits[Any, Any]
     jobs: Jobs
@@ -33,33 +33,25 @@ class ProducerParts:
     version: str
     draining: asyncio.Event
 
-
-class ProducerService:
-    """Produce, Submit, SubmitBatch, GetJob, WaitResult."""
-
-    def __init__(self, parts: ProducerParts) -> None:
-        self._submits, self._jobs, self._parts = parts.submits, parts.jobs, parts
-
     async def produce(self, _requests: object, stream: Context) -> None:
         """The fast path: frames are pipelined, replies come by seq after commit."""
-        parts = self._parts
-        hello = pb.ProducerHelloAck(instance=parts.instance, server=parts.version)
-        await ProducerStream(parts.submits, parts.validator, parts.calls, parts.draining, stream).run(hello)
+        hello = pb.ProducerHelloAck(instance=self.instance, server=self.version)
+        await ProducerStream(self.submits, self.validator, self.calls, self.draining, stream).run(hello)
 
     async def submit(self, request: pb.SubmitRequest, _call: Context) -> pb.SubmitResponse:
         """One job."""
         job = request.job
-        result = await self._submits.one(caller(), job, submit_codec.submission_of, plain=submit_codec.is_plain(job))
+        result = await self.submits.one(caller(), job, submit_codec.submission_of, plain=submit_codec.is_plain(job))
         return pb.SubmitResponse(receipt=submit_codec.receipt_of(result))
 
     async def submit_batch(self, request: pb.SubmitBatchRequest, _call: Context) -> pb.SubmitBatchResponse:
         """Many jobs, a receipt for each; all or nothing when asked for."""
-        results = await self._submits.many(caller(), request.jobs, submit_codec.submission_of, atomic=request.atomic)
+        results = await self.submits.many(caller(), request.jobs, submit_codec.submission_of, atomic=request.atomic)
         return pb.SubmitBatchResponse(receipts=map(submit_codec.receipt_of, results))
 
     async def get_job(self, request: pb.GetJobRequest, _call: Context) -> jobs_pb2.JobInfo:
         """One job as it stands."""
-        found = await self._jobs.get(
+        found = await self.jobs.get(
             caller(),
             codec.id_of(request.id, field="id"),
             payload=request.with_payload,
@@ -71,7 +63,7 @@ class ProducerService:
     async def wait_result(self, request: pb.WaitResultRequest, _call: Context) -> jobs_pb2.JobInfo:
         """The job when it has ended, or as it stands when the time is over."""
         job_id = codec.id_of(request.id, field="id")
-        return codec.job_info(await self._jobs.wait(caller(), job_id, seconds=request.wait_ms / 1000))
+        return codec.job_info(await self.jobs.wait(caller(), job_id, seconds=request.wait_ms / 1000))
 
 
 def producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
