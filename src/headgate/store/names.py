@@ -104,6 +104,10 @@ class Names:
             found.append(topic)
         return found
 
+    def cached(self, tenant: str, topic: str) -> Topic | None:
+        """A topic by the names of its tenant and its own, if both are cached."""
+        return self._topics.get((self._tenants.get(tenant, 0), topic))
+
     def topic_no(self, tenant_no: int, name: str) -> int | None:
         """The number of a topic, if it is cached."""
         topic = self._topics.get((tenant_no, name))

@@ -64,7 +64,8 @@ class SubmitCalls(Database):
 
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
         """Raises QuotaExceeded for the first job that needs a name which may not be made."""
-        await self._read_clock()
+        if self.new_ids.must_ask():
+            await self._read_clock()
         flush = SubmitFlush(new_id_until=self.new_ids.until)
         for tenant in {job.tenant for job in jobs}:
             for refused in (await self.refusals(tenant, [job for job in jobs if job.tenant == tenant])).values():
@@ -85,9 +86,10 @@ class SubmitCalls(Database):
         *,
         new_id: bool,
     ) -> SubmitFlush:
-        await self._read_clock()
+        if self.new_ids.must_ask():
+            await self._read_clock()
         until = self.new_ids.until  # before anything else is waited for
-        (known,) = await self.topics(tenant, [topic])
+        known = self.names.cached(tenant, topic) or (await self.topics(tenant, [topic]))[0]
         flush = SubmitFlush(new_id_until=until)
         flush.add_plain(known, self.uuids(ids), payloads, new_id=new_id)
         if any(priorities):
@@ -143,9 +145,8 @@ class SubmitCalls(Database):
         return answers
 
     async def _read_clock(self) -> None:
-        if self.new_ids.must_ask():
-            with suppress(StoreError):  # the submit itself meets what is wrong, and says so
-                async with self.lane("submit").use() as db:
-                    with translating(writing=False):
-                        now = await db.fetchval(CLOCK)
-                self.new_ids.clock_read(now)
+        with suppress(StoreError):  # the submit itself meets what is wrong, and says so
+            async with self.lane("submit").use() as db:
+                with translating(writing=False):
+                    now = await db.fetchval(CLOCK)
+            self.new_ids.clock_read(now)
