@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply format wire lock clean requirements explain catalogue fuzz faults \
+.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply format wire lock clean requirements explain job-path catalogue fuzz faults \
         mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
 help: ## list the targets
@@ -78,6 +78,9 @@ bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for som
 
 bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
 	@$(BIN)/python -m bench.peers.report
+
+job-path: $(READY) ## list the functions and files that one job passes, from submit to its result
+	@$(BIN)/python -m tools.job_path
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
 	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
