@@ -181,7 +181,7 @@ class Server:
         self.jobs = JobStore(self.store)
         self.waiters = Waiters(self.jobs)
         self.times = TickTimes(options.tick_seconds)
-        self.demands = Demands(self.store, self.times, wakes=options.wakes)
+        self.demands = Demands(self.store.names, self.times, wakes=options.wakes)
         self.wakes = Wakes(self.store, self.demands, self.times)
         self.unblocker = Unblocker(self.store, on_unblocked=self.wakes.jobs_returned)
         self.outcomes, self.unmatched_outcomes = (

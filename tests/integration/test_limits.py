@@ -471,12 +471,12 @@ async def test_the_tick_reaps_promotes_and_frees_where_limits_are_used(db: Conne
         await store.register("one", "test")
         no = (await queue.topic()).no
         await store.topics("acme", ["mail"])
-        assert not store.is_ageing(no)
+        assert not store.names.is_ageing(no)
         assert await store.reap() == 0
         tick = await store.tick([no])
         assert (tick.promoted, tick.pending) == ([], [])
         assert {topic_no for topic_no, _ in tick.limits_open} == {no}
-        assert store.is_keyed(no)
+        assert store.names.is_keyed(no)
         await clock.advance(seconds=10)
         assert await store.reap() == 1
         tick = await store.tick([no])

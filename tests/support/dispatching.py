@@ -467,7 +467,7 @@ class Instance:
         self.sessions = WorkerSessions()
         self.ended: list[UUID] = []  # final, as those who wait for results are told
         self.times = TickTimes(tick_seconds)
-        self.demands = Demands(self.store, self.times, wakes=wakes)
+        self.demands = Demands(self.store.names, self.times, wakes=wakes)
         self.wakes = Wakes(self.store, self.demands, self.times)
         self.outcomes, self.unmatched = (
             OutcomeWriter(

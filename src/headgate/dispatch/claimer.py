@@ -287,7 +287,8 @@ class Claimer:
         mark = demand.marks
         # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
         # On a topic with lines by key, jobs are let in at the rank they had before they waited.
-        ageing = [no for no in topics if self._store.is_ageing(no) or self._store.is_keyed(no)]
+        names = self._demands.names
+        ageing = [no for no in topics if names.is_ageing(no) or names.is_keyed(no)]
         strict = [no for no in topics if no not in ageing] if ageing else topics
         ranges = mark.ranges(strict, sweep_us=self._sweeps.stretch_us(mark.span_us) if sweep else 0)
         for topic_no in ageing:

@@ -26,7 +26,7 @@ class Demands:
     what it settles may wake them."""
 
     def __init__(self, names: TopicNames, times: TickTimes, *, wakes: bool = True) -> None:
-        self._names, self._times = names, times
+        self.names, self._times = names, times
         self.wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
         self.by_wanted: dict[tuple[int, Wanted], Demand] = {}
         self.by_topic: dict[int, set[Demand]] = {}
@@ -116,7 +116,7 @@ class Demands:
         """What is wanted, in its one form: names of topics that exist are numbers in it."""
         if not names:
             return tuple(sorted(topic_nos)), lease_ms, ()
-        found = [self._names.topic_no(tenant_no, name) for name in names]
+        found = [self.names.topic_no(tenant_no, name) for name in names]
         numbers = {*topic_nos, *(no for no in found if no is not None)}
         unknown = () if None not in found else (name for name, no in zip(names, found, strict=True) if no is None)
         return tuple(sorted(numbers)), lease_ms, tuple(sorted(unknown))

@@ -63,7 +63,7 @@ class LimitAdmitter:
 
     def _opened(self, opened: LimitOpened) -> None:
         self._demands.wake(opened.topic_no)
-        if opened.waited and self._store.is_keyed(opened.topic_no):
+        if opened.waited and self._demands.names.is_keyed(opened.topic_no):
             self._due.set()
 
     def limits_changed(self, topic_no: int) -> None:

@@ -156,7 +156,7 @@ class Ticker:
         """Where a tick looks when whole topics are too much: from the marks on of every demand that wants a topic."""
         ranges = KeyRanges()
         for topic_no in topic_nos:
-            if self._store.is_ageing(topic_no) or self._store.is_keyed(topic_no):
+            if self._demands.names.is_ageing(topic_no) or self._demands.names.is_keyed(topic_no):
                 ranges.add(topic_no, LOWEST, HIGHEST)
             else:
                 for demand in self._demands.of_topic(topic_no):

@@ -109,5 +109,5 @@ class Wakes:
 
     def _follow_topic(self, topic_no: int) -> None:
         self._demands.wake(topic_no)
-        if self._demands.await_names and not self._store.knows_topic(topic_no):
+        if self._demands.await_names and not self._demands.names.knows(topic_no):
             self._times.look_for_names()  # one that is new here may be waited for by its name

@@ -126,7 +126,7 @@ def _ranges(topic_nos: Sequence[int], ranges: KeyRanges | None) -> KeyRanges:
 
 
 class ClaimCalls(Database):
-    """Claims of one instance, which owns what it gets; and what a claimer must know of topics."""
+    """Claims of one instance, which owns what it gets."""
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         async with self.lane("claim").use("claim") as db:
@@ -134,15 +134,3 @@ class ClaimCalls(Database):
 
     def topic_name(self, topic_no: int) -> str:
         return self.names.known_topic(topic_no).name
-
-    def topic_no(self, tenant_no: int, name: str) -> int | None:
-        return self.names.topic_no(tenant_no, name)
-
-    def knows_topic(self, topic_no: int) -> bool:
-        return self.names.knows(topic_no)
-
-    def is_ageing(self, topic_no: int) -> bool:
-        return self.names.known_topic(topic_no).rules.ageing_step is not None
-
-    def is_keyed(self, topic_no: int) -> bool:
-        return self.names.known_topic(topic_no).keyed

@@ -125,6 +125,14 @@ class Names:
         """A topic that was looked up before."""
         return self._topics_by_no[no]
 
+    def is_ageing(self, no: int) -> bool:
+        """Whether jobs of a topic that was looked up before gain priority while they wait."""
+        return self._topics_by_no[no].rules.ageing_step is not None
+
+    def is_keyed(self, no: int) -> bool:
+        """Whether jobs of a topic that was looked up before wait in lines by key."""
+        return self._topics_by_no[no].keyed
+
     async def topic(self, db: Connection, tenant_no: TenantNo, name: str) -> Topic:
         """One topic, made on first use."""
         return (await self.topics(db, tenant_no, [name]))[0]

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from headgate.domain.dependencies import DependencyView
 from headgate.domain.errors import NotFound
-from headgate.domain.flags import HAS_RELATIONS
+from headgate.domain.flags import HAS_RELATIONS, JobFlag
 from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
 from headgate.domain.pacing import Pace
@@ -205,7 +205,7 @@ class JobStore:
                 result=(await read_result(db, tenant_no, job_id)).result if result else None,
                 events=await read_events(db, tenant_no, job_id) if events else (),
                 dependencies=await relations(db, tenant_no, job_id) if related else DependencyView(),
-                lineage=await lineage(db, tenant_no, job_id),
+                lineage=await lineage(db, tenant_no, job_id) if view.flags & JobFlag.FROM_SCHEDULE else None,
             )
 
     async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]:

@@ -269,8 +269,7 @@ def _renew_states(repeats: Sequence[_Repeat], answers: dict[int, Settled]) -> No
 class OutcomeCalls(Database):
     """Fits dispatch/ports.OutcomeStore."""
 
-    def new_outcomes(self) -> OutcomeFlush:
-        return OutcomeFlush()
+    new_outcomes = OutcomeFlush
 
     async def settle(self, rows: object) -> dict[int, Settled]:
         flush = checked_kind(rows, OutcomeFlush, field="outcomes")
