@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Abandon",
     "AlreadyExists",
+    "AsyncTask",
     "Batch",
     "BatchInfo",
     "Bound",
@@ -42,12 +43,17 @@ __all__ = [
     "OutboxFull",
     "Overloaded",
     "PayloadError",
+    "PlainTask",
     "Priority",
+    "PriorityTier",
+    "Rate",
     "Refused",
     "ResultTimeout",
     "RetryPolicy",
+    "RunIn",
     "ScheduleInfo",
     "ScheduleOptions",
+    "Seconds",
     "ServerError",
     "Snooze",
     "SubmitConflict",
@@ -56,19 +62,32 @@ __all__ = [
     "Superseded",
     "SyncHandle",
     "SyncHeadgate",
+    "SyncReport",
     "Task",
     "TooLarge",
+    "TopicInfo",
+    "TopicSettings",
     "Unauthenticated",
     "Unique",
     "VersionConflict",
     "VersionMismatch",
+    "When",
     "Worker",
     "WorkerOptions",
+    "__version__",
     "this_job",
 ]
 
 
+__version__: str
+
+
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from headgate.domain.release import version
+
+        globals()[name] = version()
+        return globals()[name]
     if name in __all__:
         from headgate import sdk
 

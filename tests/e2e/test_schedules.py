@@ -335,7 +335,7 @@ async def test_a_worker_whose_token_may_not_store_schedules_works_all_the_same(
 def test_declaring_it_wrongly_fails_when_the_module_is_loaded() -> None:
     hg = Headgate("127.0.0.1:1")
     with pytest.raises(InvalidInput, match="swap the two decorators"):
-        hg.every(minutes=1)(lambda: None)  # type: ignore[arg-type]
+        hg.every(minutes=1)(lambda: None)  # type: ignore[type-var]
     with pytest.raises(InvalidInput, match="never fires"):
         hg.cron("0 0 31 4 *")
 

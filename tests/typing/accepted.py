@@ -15,19 +15,26 @@ from headgate import (
     Job,
     JobHandle,
     JobInfo,
+    JobOptions,
     Nack,
     Priority,
+    PriorityTier,
+    Rate,
     RetryPolicy,
     ScheduleInfo,
+    ScheduleOptions,
     Snooze,
     SyncHandle,
     Task,
+    TopicSettings,
     Unique,
     Worker,
+    WorkerOptions,
+    __version__,
     this_job,
 )
 from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
-from headgate.testing import run_inline
+from headgate.testing import fake_job, run_inline
 
 hg = Headgate()
 
@@ -71,6 +78,24 @@ async def raw(job: Job) -> None:
 @hg.job("scheduled")
 def scheduled(count: int = 1) -> int:
     return count
+
+
+tier: PriorityTier = "urgent"
+job_options: JobOptions = {"priority": tier, "delay": 3}
+schedule_options: ScheduleOptions = {"overlap": "skip", "catch_up": "none", "when_full": "skip", "priority": "bulk"}
+topic_settings: TopicSettings = {"rate": Rate(count=10, period=timedelta(seconds=1)), "max_running": 3}
+worker_options: WorkerOptions = {"concurrency": 4}
+assert_type(__version__, str)
+
+
+async def plain_calls() -> None:
+    """A task called directly is the function as it was written."""
+    assert_type(await keyword("a@b.example", subject="Hi"), Receipt)
+    assert_type(await keyword.with_options(priority="high")("a@b.example", job=fake_job()), Receipt)
+    assert_type(first(fake_job(), 3), list[int])
+    assert_type(plain(3), int)
+    assert_type(scheduled(count=2), int)
+    await raw(fake_job(b"x"))
 
 
 async def schedules() -> None:

@@ -28,11 +28,16 @@ async def producer() -> str:
     hg.sync.submit(first)  # E: call-arg
     send.with_options(colour="red")  # E: call-arg
     send.with_options(max_attempts="3")  # E: arg-type
+    send.with_options(priority="hihg")  # E: arg-type
+    hg.job("x", priority="hihg")  # E: arg-type
+    hg.cron("0 0 * * *", overlap="skp")  # E: arg-type
+    await send(3)  # E: arg-type
+    first(3)  # E: arg-type
     hg.job("x", run_in="moon")  # E: arg-type
     hg.job("x", time_limit="3s")  # E: arg-type
     hg.sync.wait(3)  # E: arg-type
     hg.cron("0 0 * * *", overlaps="skip")  # E: call-arg
-    hg.every(minutes=1)(len)  # E: arg-type
+    hg.every(minutes=1)(len)  # E: type-var
     await hg.admin.schedules.put("s", "t", every="1h")  # E: arg-type
     await hg.work(threads=3)  # E: call-arg
     raise_it: Nack = Nack(reason=3)  # E: arg-type

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, InvalidInput, Priority
+from headgate import Headgate, InvalidInput, Priority, PriorityTier
 from headgate.cli import values
 from headgate.domain.limits import PRIORITY_TIERS
 from headgate.sdk.options import Prepared, priority_of
@@ -47,7 +47,7 @@ async def test_a_call_without_the_option_is_what_it_was_and_with_it_the_wire_fie
         (-(2**31), -(2**31)),
     ],
 )
-def test_tiers_and_numbers_name_the_same_priorities(given: int | str, number: int) -> None:
+def test_tiers_and_numbers_name_the_same_priorities(given: int | PriorityTier, number: int) -> None:
     sent = priority_of(given)
     assert sent == number
     assert type(sent) is int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, cast
 
 from cyclopts import App, Parameter
 
@@ -91,12 +91,13 @@ def put_command(
     url: Url = "",
 ) -> None:
     """Create or replace a schedule. Pass exactly one of --cron, --every, --at and --after."""
-    options: ScheduleOptions = {
+    given = {  # the SDK checks the words
         "overlap": overlap,
         "catch_up": catch_up if (most := values.number(catch_up)) is None else most,
         "when_full": when_full,
         "priority": values.priority(priority),
     }
+    options = cast("ScheduleOptions", given)
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if tags:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from headgate.domain.errors import InvalidInput
-from headgate.domain.validation import shown
+from headgate.domain.validation import priority_of_tier, shown
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "use 250ms, 30s, 5m, 2h or 1d"
@@ -74,10 +74,10 @@ def level_of(text: str) -> int:
     return found
 
 
-def priority(text: str) -> int | str:
-    """Parse a number, or return the name of a tier, which the SDK checks."""
+def priority(text: str) -> int:
+    """Parse a number, whose range the SDK checks, or the name of a tier."""
     found = number(text)
-    return text if found is None else found
+    return priority_of_tier(text) if found is None else found
 
 
 def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:

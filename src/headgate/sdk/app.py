@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput
@@ -28,7 +28,7 @@ from headgate.sdk.outcomes import Seconds
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
 from headgate.sdk.schedules import SOURCE, Declared, ScheduleDecorator, SyncReport, sync, sync_beside
 from headgate.sdk.submitting import Bound, submit, submit_many
-from headgate.sdk.tasks import RunIn, Task
+from headgate.sdk.tasks import AsyncTask, PlainTask, RunIn, Task, is_async
 
 if TYPE_CHECKING:
     from headgate.sdk.admin import Admin
@@ -155,7 +155,8 @@ class Headgate(HookDecorators):
         return dict(self._tasks)
 
     def _add(self, topic: str, function: Callable[..., object], kind: _Kind, options: Prepared) -> Task[..., Any]:
-        task: Task[..., Any] = Task(self._connection, topic, function, **kind, options=options)
+        made = AsyncTask if is_async(function) else PlainTask
+        task: Task[..., Any] = made(self._connection, topic, function, **kind, options=options)
         if other := self._tasks.get(task.topic):
             raise InvalidInput("topic", f'"{topic}" is handled by {other.name} already', hint="a topic has one handler")
         self._tasks[task.topic] = task
@@ -179,8 +180,8 @@ class Headgate(HookDecorators):
         name: str = "",
         *,
         on_done: Bound | None = None,
-        needs: str = "ended",
-        on_failure: str = "cancel",
+        needs: Literal["succeeded", "ended"] = "ended",
+        on_failure: Literal["cancel", "ignore", "block"] = "cancel",
         expires_in: Seconds = BATCH_EXPIRY_DEFAULT,
         id: UUID | str | None = None,  # noqa: A002
     ) -> Batch:
@@ -299,20 +300,25 @@ class JobDecorator:
     """What `hg.job(...)` returns: turns a function into a `Task` typed by the function's own parameters.
 
     A leading positional `Job` parameter is taken off the type of `submit`. For a keyword one, type checkers need its
-    default: `*, job: Job = this_job`.
+    default: `*, job: Job = this_job`. Called directly, the task has the type of the function as it was written.
     """
 
     def __init__(self, app: Headgate, topic: str, kind: _Kind, options: Prepared) -> None:
         self._app, self._topic, self._kind, self._options = app, topic, kind, options
 
+    # The overlaps are meant: what returns a coroutine is a case of what returns anything, and the first match counts.
     @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]]
+    ) -> AsyncTask[P, R, Concatenate[Job, P]]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> PlainTask[P, R, Concatenate[Job, P]]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Task[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> AsyncTask[P, R, P]: ...
     @overload
-    def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, R]) -> PlainTask[P, R, P]: ...
     def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
         """Register the function."""
         return self._app._add(self._topic, function, self._kind, self._options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
@@ -69,8 +69,8 @@ class Batch:
         *,
         name: str = "",
         on_done: Bound | None = None,
-        needs: str = "ended",
-        on_failure: str = "cancel",
+        needs: Literal["succeeded", "ended"] = "ended",
+        on_failure: Literal["cancel", "ignore", "block"] = "cancel",
         expires_in: Seconds = limits.BATCH_EXPIRY_DEFAULT,
         id: UUID | str | None = None,  # noqa: A002
     ) -> None:

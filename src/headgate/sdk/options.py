@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Final, Literal, Protocol, TypedDict, Unpack
+from typing import Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
 from headgate.domain import limits
@@ -29,6 +29,10 @@ class Priority(IntEnum):
     URGENT = 20
 
 
+PriorityTier: TypeAlias = Literal["bulk", "normal", "high", "urgent"]
+"""The names of `Priority`, as options take them."""
+
+
 class HasId(Protocol):
     """A handle, or any other object with a job's id."""
 
@@ -46,7 +50,7 @@ class JobOptions(TypedDict, total=False):
     is busy; with `when_busy="raise"` it does not wait for that, but raises `Overloaded` or `OutboxFull` at once.
     """
 
-    priority: int | str
+    priority: int | PriorityTier
     delay: Seconds
     run_at: datetime
     deadline: Seconds | datetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict
 
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
@@ -13,7 +13,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap, parse_when_full
 from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_aware, check_integer, shown
-from headgate.sdk.options import PLAIN, JobOptions, Prepared
+from headgate.sdk.options import PLAIN, JobOptions, Prepared, PriorityTier
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import schedules_pb2 as pb
 
@@ -21,13 +21,13 @@ from headgate.wire import schedules_pb2 as pb
 class ScheduleOptions(TypedDict, total=False):
     """What a schedule says about its jobs, and what it does when they overlap or were missed."""
 
-    overlap: str
+    overlap: Literal["allow", "skip", "replace"]
     """allow (default), skip: no job while an earlier one is not finished, replace: cancel the earlier one first."""
-    catch_up: str | int
+    catch_up: Literal["one", "all", "none"] | int
     """one (default): what was missed becomes one job; a number n: a job each, the newest n; all: 100; none."""
-    when_full: str
+    when_full: Literal["wait", "skip"]
     """When its topic's backlog is full (max_backlog): wait (default), or skip the occurrence."""
-    priority: int | str
+    priority: int | PriorityTier
     max_attempts: int
     retry: RetryPolicy
     headers: Mapping[str, str]

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import uniform
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.schedules import check_schedule_name
@@ -27,8 +27,7 @@ from headgate.wire import schedules_pb2 as pb
 if TYPE_CHECKING:
     from headgate.sdk.app import Headgate
 
-P = ParamSpec("P")
-R = TypeVar("R")
+AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 
 log = logging.getLogger("headgate.schedules")
 SOURCE: Final = "code"
@@ -66,7 +65,7 @@ class ScheduleDecorator:
         self._declared, self._when, self._name = declared, when, name
         self._arguments, self._options = arguments, options
 
-    def __call__(self, task: Task[P, R]) -> Task[P, R]:
+    def __call__(self, task: AnyTask) -> AnyTask:
         """Register it."""
         if not isinstance(task, Task):
             raise InvalidInput(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, check_topic, shown
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = ParamSpec("C")
+"""How the function itself is called: its parameters with its `Job`."""
 
 RunIn = Literal["loop", "thread", "process"]
 
@@ -29,9 +31,11 @@ RunIn = Literal["loop", "thread", "process"]
 class Task(Generic[P, R]):
     """One topic and the function that handles its jobs.
 
-    `function` is the function as it was written. `submit(...)` takes the function's own arguments (without its `Job`
-    parameter) and is typed by them. Options are given by `with_options(...)`, which is typed, or at once as
-    `submit(..., options=dict(...))`, which type checkers do not see: a ParamSpec cannot have another keyword.
+    Called directly, as in `await send_email("a@b.example")`, it is the function as it was written (`function`), run
+    here and now, without a server: a `Job` parameter gets what the caller passes. `submit(...)` takes the function's
+    own arguments (without its `Job` parameter) and is typed by them. Options are given by `with_options(...)`, which is
+    typed, or at once as `submit(..., options=dict(...))`, which type checkers do not see: a ParamSpec cannot have
+    another keyword.
     """
 
     def __init__(
@@ -46,6 +50,12 @@ class Task(Generic[P, R]):
     ) -> None:
         """Raises InvalidInput for a function that could not be run or submitted."""
         self.topic = check_topic(topic)
+        if isinstance(function, Task):
+            raise InvalidInput(
+                self.topic,
+                f"needs a function to handle it, and {function.name} is a task already",
+                hint=f"register {function.name}.function",
+            )
         if not callable(function):
             raise InvalidInput(self.topic, f"needs a function to handle it, got {shown(function)}")
         self.function = function
@@ -58,16 +68,18 @@ class Task(Generic[P, R]):
         self._connection = connection
         self._options = options
         self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", self.name)
+        self.__wrapped__ = function  # inspect.signature and the like see the function
 
     def __repr__(self) -> str:
         return f"<Task {self.topic}: {self.name}>"
 
-    def with_options(self, **options: Unpack[JobOptions]) -> Task[P, R]:
+    def with_options(self, **options: Unpack[JobOptions]) -> Self:
         """The same task with other options for its submits.
 
         >>> await send_email.with_options(priority=10, delay=60).submit("a@b.example", subject="Hi")
         """
-        twin: Task[P, R] = object.__new__(type(self))
+        twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._options = self._options.over(options)
         return twin
@@ -166,6 +178,22 @@ class Task(Generic[P, R]):
                 raise PayloadError(f"calls[{at}]", f"must be a dict or a tuple of arguments, got {shown(call)}")
 
 
+class AsyncTask(Task[P, R], Generic[P, R, C]):
+    """The task of an `async def`."""
+
+    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the function itself; nothing is submitted."""
+        return cast("Coroutine[Any, Any, R]", self.function(*args, **kwargs))
+
+
+class PlainTask(Task[P, R], Generic[P, R, C]):
+    """The task of a `def`."""
+
+    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R:
+        """Call the function itself, in this thread; nothing is submitted."""
+        return cast("R", self.function(*args, **kwargs))
+
+
 def _limit(given: Seconds | None) -> float | None:
     """Seconds that one attempt may take; None for no limit."""
     if given is None:
@@ -176,18 +204,28 @@ def _limit(given: Seconds | None) -> float | None:
     return seconds
 
 
+def is_async(function: Callable[..., object]) -> bool:
+    """True for what returns a coroutine: an `async def`, also in a partial or as the `__call__` of an object."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_called(function))
+
+
+def _called(function: Callable[..., object]) -> object:
+    plain = inspect.isroutine(function) or hasattr(function, "func")
+    return function if plain else getattr(type(function), "__call__", None)  # noqa: B004 - what is called, not whether
+
+
 def _where(function: Callable[..., object], run_in: RunIn | None, name: str) -> RunIn:
-    called = function if inspect.isroutine(function) or hasattr(function, "func") else type(function).__call__
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    called = _called(function)
+    awaited = is_async(function)
     if inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
         raise InvalidInput(name, "is a generator; a handler returns its result once")
     if run_in is None:
-        return "loop" if is_async else "thread"
+        return "loop" if awaited else "thread"
     if run_in not in ("loop", "thread", "process"):
         raise InvalidInput("run_in", f'must be "loop", "thread" or "process", got {shown(run_in)}')
-    if is_async and run_in != "loop":
+    if awaited and run_in != "loop":
         raise InvalidInput(name, f"is async and cannot run in a {run_in}; write it with def, or leave run_in out")
-    if not is_async and run_in == "loop":
+    if not awaited and run_in == "loop":
         raise InvalidInput(name, "is not async: on the loop it would block all others; write it with async def")
     if run_in == "process" and ("<" in name or getattr(function, "__module__", None) is None):
         raise InvalidInput(name, "cannot be found by name from another process; define it at the top of a module")

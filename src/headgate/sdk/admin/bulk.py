@@ -13,12 +13,13 @@ from headgate.domain.bulk import Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse
 from headgate.domain.ids import parse_job_id
-from headgate.domain.validation import check_integer, check_page_size, check_priority, priority_of_tier, shown
+from headgate.domain.validation import check_integer, check_page_size, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.listing import by_state
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker
+from headgate.sdk.options import PriorityTier, priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of, time_or_none
@@ -38,7 +39,7 @@ class PlanOptions(TypedDict, total=False):
     """What a verb may need to know."""
 
     reason: str
-    priority: int | str
+    priority: int | PriorityTier
     topic: str
     delay: Seconds
     per_second: int
@@ -205,8 +206,7 @@ def _plan(verb: str, text: str, options: PlanOptions) -> pb.BulkPlan:
     reason = utf8_text(options.get("reason", ""), field="reason")
     plan = pb.BulkPlan(verb=verb, filter=str(parse(text)), reason=reason)
     if "priority" in options:
-        given = options["priority"]
-        plan.priority = priority_of_tier(given) if isinstance(given, str) else check_priority(given)
+        plan.priority = priority_of(options["priority"])
     if "topic" in options:
         plan.topic = utf8_text(options["topic"], field="topic")
     if "delay" in options:

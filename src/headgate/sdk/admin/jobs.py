@@ -16,7 +16,7 @@ from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
 from headgate.sdk.ids import id_from_bytes
-from headgate.sdk.options import priority_of
+from headgate.sdk.options import PriorityTier, priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import GET_JOB, Method
 from headgate.wire import admin_pb2 as pb
@@ -101,7 +101,7 @@ class Jobs:
         request = pb.DiscardJobsRequest(ids=_raw(ids), reason=utf8_text(reason, field="reason"))
         return changes_of(await self._connection.call(DISCARD, request))
 
-    async def reprioritise(self, ids: Ids, priority: int | str, *, reason: str = "") -> list[JobChange]:
+    async def reprioritise(self, ids: Ids, priority: int | PriorityTier, *, reason: str = "") -> list[JobChange]:
         """Give queued jobs another priority (a number or a tier), from the next claim on; their age stays."""
         request = pb.ReprioritiseJobsRequest(
             ids=_raw(ids), reason=utf8_text(reason, field="reason"), priority=priority_of(priority)
