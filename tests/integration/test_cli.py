@@ -244,25 +244,51 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
     raise AssertionError((lines, process.stderr.read() if process.stderr else ""))
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_dev_shows_how_to_reach_it_and_stops_cleanly(shell: Shell, ending: signal.Signals) -> None:
+APP = """
+from headgate import Headgate
+
+hg = Headgate()
+
+
+@hg.job("greet")
+async def greet(name: str, times: int, polite: bool = True) -> str:
+    return name * times
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "setting", "data"),
+    [(signal.SIGINT, "", ".headgate/postgres"), (signal.SIGTERM, "elsewhere", "elsewhere")],
+)
+def test_dev_keeps_its_data_where_it_shows_and_stops_cleanly(
+    shell: Shell, ending: signal.Signals, setting: str, data: str
+) -> None:
+    shell.environ["HEADGATE_DATA"] = setting
+    (shell.folder / "app.py").write_text(APP)
     process = shell.start("dev", "--port", "0")
     try:
         text = "\n".join(read_until(process, "ready in "))
         assert text.startswith(
-            f"headgate dev {version()}  (development mode: loopback only, no login, data in ./postgres)"
+            f"headgate dev {version()}  (development mode: loopback only, no login, data in ./{data})"
         )
+        assert (shell.folder / data / "pgdata").is_dir()
+        assert "  try        headgate worker app:hg --reload\n" in text
+        assert """ headgate submit greet '{"name": "example", "times": 1}' --wait 30s\n""" in text
         assert "(embedded)   fsync on, synchronous_commit on" in text
         assert re.search(r"ready in \d+\.\d s", text)
         url = re.search(r"HEADGATE_DATABASE_URL='(postgresql://[^']+)'", text)
         assert url is not None
         assert f"psql '{url[1]}'" in text or f"psql' '{url[1]}'" in text
         assert APPLIED.search(shell.run("migrate", HEADGATE_DATABASE_URL=url[1]).stdout)
+        address = re.search(r"grpc +(\S+)", text)
+        assert address is not None
+        refused = one_line_of_error(shell.run("dev", "--port", "0"), 4)
+        assert f"uses the data folder {shell.folder / data} (pid {process.pid}, serving on {address[1]})" in refused
         process.send_signal(ending)
         output, errors = process.communicate(timeout=60)
         assert (process.returncode, output) == (0, "stopping\nstopped\n")
         assert "error" not in errors
-        assert not list((shell.folder / "postgres").rglob("postmaster.pid"))
+        assert not list((shell.folder / data).rglob("postmaster.pid"))
     finally:
         process.kill()
         process.communicate()

@@ -18,8 +18,17 @@ import asyncpg
 import pytest
 
 import headgate
-from headgate.domain.errors import EmbeddedPostgresError
-from headgate.embedded import Cluster, binaries, database_url, default_data_dir, find_binaries, privileges, start
+from headgate.domain.errors import DataFolderInUse, EmbeddedPostgresError
+from headgate.embedded import (
+    Cluster,
+    binaries,
+    database_url,
+    default_data_dir,
+    find_binaries,
+    privileges,
+    reserved,
+    start,
+)
 from headgate.embedded.locks import FileLock
 from tests.support.database import temporary_folder
 from tests.support.waiting import until
@@ -584,15 +593,21 @@ def test_a_symlink_where_the_socket_folder_should_be_is_not_followed(data: Path,
         place.unlink()
 
 
-def test_the_data_folder_follows_project_environment_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_is_in_the_current_folder_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    home = {"HOME": "/home/someone"}
-    assert default_data_dir(home) == Path("/home/someone/.local/share/headgate/postgres")
-    assert default_data_dir({**home, "XDG_DATA_HOME": "/data"}) == Path("/data/headgate/postgres")
-    assert default_data_dir({**home, "XDG_DATA_HOME": "relative"}) == default_data_dir(home)
-    (tmp_path / "manage.py").touch()
-    assert default_data_dir(home) == tmp_path / ".headgate" / "postgres"
-    assert default_data_dir({**home, "HEADGATE_DATA": "/elsewhere"}) == Path("/elsewhere")
+    assert default_data_dir({"HOME": "/home/someone"}) == tmp_path / ".headgate" / "postgres"
+    assert default_data_dir({"HEADGATE_DATA": "/elsewhere"}) == Path("/elsewhere")
+
+
+def test_a_data_folder_is_reserved_by_one_process_at_a_time(tmp_path: Path) -> None:
+    data = tmp_path / "postgres"
+    with reserved(data) as first:
+        first.note("serving on 127.0.0.1:7070")
+        shown = rf"pid {os.getpid()}, serving on 127\.0\.0\.1:7070.*--data DIR"
+        with pytest.raises(DataFolderInUse, match=shown), reserved(data):
+            pass
+    with reserved(data):
+        pass
 
 
 def test_a_folder_in_the_home_of_nobody_is_refused() -> None:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +17,11 @@ from cyclopts import Parameter
 
 from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
+from headgate.cli.found_apps import find_apps
 from headgate.cli.migrate import reporter
 from headgate.cli.options import LogFormat, LogLevel
 from headgate.cli.values import level_of
+from headgate.domain.errors import InvalidInput
 from headgate.domain.release import version
 from headgate.ops import logs
 from headgate.ops.drain_log import log_second_signal
@@ -31,20 +34,34 @@ from headgate.store.preflight import Durability, inspect, require_durable
 def dev_command(
     *,
     port: Annotated[int, Parameter(help="Port of the server. 0 picks a free port.")] = 7070,
+    data: Annotated[
+        str,
+        Parameter(help="Folder of the embedded PostgreSQL. Default: HEADGATE_DATA, else ./.headgate/postgres."),
+    ] = "",
     unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
 ) -> None:
-    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C."""
+    """Start an embedded PostgreSQL (or use HEADGATE_DATABASE_URL), migrate it, and serve on loopback until Ctrl-C.
+
+    The data stays in its folder, and one `headgate dev` uses a folder at a time.
+    """
     logs.configure(level_of(log_level), format=log_format)
-    asyncio.run(_run(port=port, unsafe=unsafe))
+    settings = Settings.from_environ(os.environ)
+    if data and settings.database_url:
+        raise InvalidInput("--data", "is for the embedded PostgreSQL", hint="unset HEADGATE_DATABASE_URL to use it")
+    folder = embedded.whole_path(Path(data)) if data else settings.data or embedded.default_data_dir()
+    with ExitStack() as held:
+        reservation = held.enter_context(embedded.reserved(folder)) if settings.database_url is None else None
+        asyncio.run(_run(settings, folder, reservation, port=port, unsafe=unsafe))
 
 
-async def _run(*, port: int, unsafe: bool) -> None:
+async def _run(
+    settings: Settings, folder: Path, reservation: embedded.Reservation | None, *, port: int, unsafe: bool
+) -> None:
     began = time.monotonic()
     stop = _stop_signal()
-    settings = Settings.from_environ(os.environ)
-    async with chosen_database(settings.database_url, data=settings.data) as database:
+    async with chosen_database(settings.database_url, data=folder) as database:
         async with connected(database, command="dev") as connection:
             durability = await inspect(connection)
             require_durable(durability, unsafe=unsafe)
@@ -62,7 +79,10 @@ async def _run(*, port: int, unsafe: bool) -> None:
             )
         )
         await server.start()
-        for line in banner(database, durability, schema=schema, address=f"127.0.0.1:{server.port}"):
+        address = f"127.0.0.1:{server.port}"
+        if reservation is not None:
+            reservation.note(f"serving on {address}")
+        for line in (*banner(database, durability, schema=schema, address=address), *suggestions(Path.cwd())):
             print(line)
         print(f"ready in {time.monotonic() - began:.1f} s   (Ctrl-C stops)", flush=True)
         try:
@@ -109,13 +129,19 @@ def banner(database: Database, durability: Durability, *, schema: int, address: 
             f"             {shlex.quote(_psql())} {shlex.quote(database.owner_url)}",
             f"  log        {_short(cluster.log)}",
         ]
-    lines += [
-        "  try        headgate worker app:hg --reload         (app.py: see the README)",
-        '             headgate submit hello \'{"name": "Ada"}\' --wait 10s',
-    ]
     # A given URL is not printed: it may contain a password.
     lines += [f"  warning    {problem}" for problem in durability.problems]
     return lines
+
+
+def suggestions(folder: Path) -> list[str]:
+    """Return commands that work here: with the handlers of the code in this folder, else how to get some."""
+    apps = find_apps(folder)
+    if not apps:
+        return ["  try        headgate init hello      (writes a small app into ./hello; your own: see the README)"]
+    lines = [f"  try        headgate worker {shlex.quote(apps[0].target)} --reload"]
+    known = [topic for topic in apps[0].topics if topic.arguments is not None]
+    return [*lines, *(f"             {topic.command}" for topic in known[:1])]
 
 
 def _psql() -> str:

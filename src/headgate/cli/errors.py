@@ -21,6 +21,7 @@ import traceback
 from cyclopts import CycloptsError, UnusedCliTokensError
 
 from headgate.domain.errors import (
+    DataFolderInUse,
     EmbeddedPostgresError,
     HeadgateError,
     InvalidInput,
@@ -52,6 +53,7 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (StoreBusy, 5),
     (OutcomeUnknown, 5),
     (StorageFull, 5),
+    (DataFolderInUse, 4),
     (EmbeddedPostgresError, 5),
     (SchemaMismatch, 78),
     (UnsafeDatabase, 78),

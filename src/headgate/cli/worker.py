@@ -73,6 +73,7 @@ def load(app: str) -> Headgate:
 
 def _watch(arguments: list[str]) -> None:
     """Run a worker process, and replace it when the code changes. It drains first, so no attempt is used up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the child must not outlive us
     while True:
         # Its own session: Ctrl-C in a terminal reaches it through us, so once and not twice.
         child = subprocess.Popen([sys.executable, "-m", "headgate.cli", *arguments], start_new_session=True)

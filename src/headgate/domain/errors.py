@@ -293,3 +293,16 @@ class EmbeddedPostgresError(HeadgateError):
     """The embedded PostgreSQL could not be started, shared or stopped."""
 
     code = "embedded_postgres"
+
+
+class DataFolderInUse(EmbeddedPostgresError):
+    """Another `headgate dev` uses the data folder; nothing was started."""
+
+    code = "data_folder_in_use"
+
+    def __init__(self, folder: str, *, holder: str) -> None:
+        super().__init__(
+            f"another headgate dev uses the data folder {folder} ({holder}); "
+            "use that server, stop it, or start this one with its own folder: --data DIR"
+        )
+        self.folder, self.holder = folder, holder

@@ -36,6 +36,18 @@ passed as an open descriptor (`guardian.data_argument`); binaries it cannot read
 from headgate.embedded.binaries import Binaries, find_binaries
 from headgate.embedded.cluster import Cluster, start
 from headgate.embedded.launch import Mode
-from headgate.embedded.locations import database_url, default_data_dir
+from headgate.embedded.locations import database_url, default_data_dir, whole_path
+from headgate.embedded.reservation import Reservation, reserved
 
-__all__ = ["Binaries", "Cluster", "Mode", "database_url", "default_data_dir", "find_binaries", "start"]
+__all__ = [
+    "Binaries",
+    "Cluster",
+    "Mode",
+    "Reservation",
+    "database_url",
+    "default_data_dir",
+    "find_binaries",
+    "reserved",
+    "start",
+    "whole_path",
+]

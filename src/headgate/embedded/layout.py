@@ -5,7 +5,8 @@
 <data>/postgres.log   log of the server; the previous log is kept as postgres.log.1
 <data>/start.lock     held during a decision: init, launch, join, stop
 <data>/users.lock     held shared by every user of the server
-<data>/guardian.lock    held by the guardian of the one running server
+<data>/guardian.lock  held by the guardian of the one running server
+<data>/dev.lock       held by the one `headgate dev` on this folder; says which process that is
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Folder:
     @property
     def guardian_lock(self) -> Path:
         return self.home / "guardian.lock"
+
+    @property
+    def dev_lock(self) -> Path:
+        return self.home / "dev.lock"
 
     @classmethod
     def prepare(cls, home: Path) -> Self:

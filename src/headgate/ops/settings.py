@@ -2,7 +2,7 @@
 
 HEADGATE_DATABASE_URL          the PostgreSQL to use. Default: the embedded one
 HEADGATE_DIRECT_DATABASE_URL   the same database without a transaction pooler, for migrations and LISTEN
-HEADGATE_DATA                  the folder of the embedded PostgreSQL. Default: .headgate of the project
+HEADGATE_DATA                  the folder of the embedded PostgreSQL. Default: .headgate/postgres in the current folder
 """
 
 from __future__ import annotations
