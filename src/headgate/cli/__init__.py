@@ -41,6 +41,7 @@ for _name, _where, _help in (
     ("bulk", "bulk:bulk", "Run bulk operations on all jobs that match a filter."),
     ("dead", "dead:dead", "Show, redrive and discard dead letters."),
     ("dev", "dev:dev_command", "Run an embedded PostgreSQL and a server on loopback, until Ctrl-C."),
+    ("init", "init:init_command", "Write a small app with a job, a schedule and a test."),
     ("job", "job:job", "Show jobs and act on them."),
     ("migrate", "migrate:migrate_command", "Create or upgrade the database schema."),
     ("pause", "admin:pause_command", "Stop dispatching jobs for a topic, a tenant, or everything."),
