@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply format wire lock clean requirements explain job-path catalogue fuzz faults \
+.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format wire lock clean requirements explain job-path catalogue fuzz faults \
         mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
 help: ## list the targets
@@ -14,11 +14,10 @@ help: ## list the targets
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headgate needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11 (or newer).")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python tools/install.py
 	@touch $@
 
-demo: $(READY) ## run a server, a worker and a few thousand jobs, then exit
+demo: $(READY) ## a few thousand jobs while a worker, the server and PostgreSQL are killed; counts what was lost
 	@$(BIN)/python -m examples.demo
 
 dev: $(READY) ## run an embedded PostgreSQL and a server until Ctrl-C
@@ -76,7 +75,7 @@ bench-long: $(READY) ## hold a snapshot for ten minutes under load, then soak
 bench-peers: $(READY) ## the same jobs through other queues; ONLY=saq,rq for some of them, RESUME=1 for the rest, SWEEP=1 for other settings, QUICK=1 or BRIEF=1 to try
 	@$(BIN)/python -m bench.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(SWEEP),--sweep) $(if $(QUICK),--quick) $(if $(BRIEF),--brief)
 
-bench-docs: $(READY) ## docs/benchmarks.md and its plots, from the last results
+bench-docs: $(READY) ## docs/benchmarks.md, its plots and the figures of README.md, from the last results
 	@$(BIN)/python -m bench.peers.report
 
 job-path: $(READY) ## list the functions and files that one job passes, from submit to its result
@@ -116,6 +115,11 @@ check-supply: ## known vulnerabilities of dependencies, and the bill of material
 	@PYTHONWARNINGS=ignore build/supply/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
 	    --output-file build/supply/sbom.cdx.json build/supply/shipped.txt
 	@build/supply/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip --requirement requirements.lock
+
+# Not part of `make check`: pyright runs on node, which its package brings, and downloads itself at the first run.
+check-pyright: $(READY) ## the types of the SDK in all documentation, by pyright; needs a network at its first run
+	@test -x build/pyright/bin/pyright || { $(PYTHON) -m venv build/pyright && build/pyright/bin/pip install --quiet --disable-pip-version-check "pyright[nodejs]"; }
+	@$(BIN)/python -m tools.check_pyright
 
 clean: ## remove generated files
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,1 +1,1 @@
-"""`make demo`: a server, a worker and a few thousand jobs of several kinds, on an embedded PostgreSQL."""
+"""`make demo`: a load while a worker, the server and PostgreSQL are killed; the database says what was lost."""

@@ -1,90 +1,212 @@
-"""Runs the demo: real processes for server and worker, an embedded PostgreSQL, a live view, a summary."""
+"""Runs the demo: a steady load, three kills, and a count in the database at the end. The exit code is the verdict."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from rich.console import Console
 
-from headgate import embedded
-from headgate.store.connect import connect
-from headgate.store.migrate import migrate
-from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
+from examples.demo.figures import Snapshot, Verdict, read_snapshot, read_verdict
+from examples.demo.stage import LEASE_SECONDS, Stage
+from examples.demo.view import View
+from headgate.domain.errors import HeadgateError
+from headgate.store.connect import Connection, connect
+from headgate.store.errors import DRIVER_ERRORS
+
+if TYPE_CHECKING:
+    from headgate import JobHandle
+
+LOAD_SECONDS: Final = 14.0
+END_SECONDS: Final = 60.0
+SUBMITTERS: Final = 8
+PAUSE_SECONDS: Final = 0.025
+ACCOUNTS, REPORTS, CARDS, PAGES = 60, 4, 2, 15
+# When, as a part of the load.
+WORKER_AT, SERVER_AT, POSTGRES_AT = 0.2, 0.45, 0.7
+
+
+@dataclass
+class Load:
+    """The producer's own record: a job counts from the moment its submit was acknowledged."""
+
+    acknowledged: list[UUID] = field(default_factory=list)
+    reports: list[UUID] = field(default_factory=list)
+    until: float = 0.0
+
+    async def submit(self) -> None:
+        """A few jobs of each kind, then short ones until the end, from several tasks."""
+        from examples.demo import jobs  # its Headgate() reads HEADGATE_URL when it is made
+
+        async with asyncio.TaskGroup() as tasks:
+            for month in range(1, REPORTS + 1):
+                handle = await jobs.report.submit(f"month {month}", pages=PAGES)
+                self.reports.append(handle.id)
+                self._note([handle])
+            self._note([await jobs.card.submit(str(number)) for number in range(CARDS)])
+            self._note(await jobs.account.submit_many([{"number": number} for number in range(ACCOUNTS)]))
+            for first in range(SUBMITTERS):
+                tasks.create_task(self._orders(first), name=f"submitter {first}")
+
+    async def close(self) -> None:
+        """Close the producer's connection."""
+        from examples.demo import jobs
+
+        await jobs.hg.close()
+
+    async def _orders(self, number: int) -> None:
+        from examples.demo import jobs
+
+        while time.monotonic() < self.until:
+            self._note([await jobs.order.submit(number)])
+            number += SUBMITTERS
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _note(self, handles: Sequence[JobHandle[Any]]) -> None:
+        self.acknowledged += [handle.id for handle in handles]
+
+
+class Reader:
+    """One connection for the view; it is opened again when PostgreSQL is back."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._db: Connection | None = None
+
+    async def snapshot(self, reports: list[UUID]) -> Snapshot | None:
+        """Where the jobs are; None while the database cannot be read."""
+        try:
+            if self._db is None:
+                self._db = await connect(self._dsn, application_name="headgate demo")
+            return await read_snapshot(self._db, reports)
+        except (HeadgateError, *DRIVER_ERRORS):
+            await self.close()
+            return None
+
+    async def close(self) -> None:
+        """Without waiting: PostgreSQL may be down."""
+        if self._db is not None:
+            self._db.terminate()
+            self._db = None
+
+    async def verdict(self, acknowledged: list[UUID]) -> Verdict:
+        """The outcome."""
+        db = await connect(self._dsn, application_name="headgate demo")
+        try:
+            return await read_verdict(db, acknowledged)
+        finally:
+            await db.close()
+
+
+async def play(stage: Stage, view: View, load: Load, *, seconds: float) -> Verdict | None:
+    """Submit, kill, wait for the end; None if jobs were still live when the time was over."""
+    reader = Reader(stage.dsn)
+    began = time.monotonic()
+    load.until = began + seconds
+    give_up = load.until + END_SECONDS
+    sending = asyncio.create_task(load.submit(), name="submit")
+    killing = asyncio.create_task(kill_all(stage, view, began, seconds), name="kill")
+    try:
+        while time.monotonic() < give_up:
+            snapshot = await reader.snapshot(load.reports)
+            view.show(snapshot, len(load.acknowledged))
+            for task in (sending, killing):
+                if task.done():
+                    task.result()  # an error in it ends the demo
+            if sending.done() and killing.done() and snapshot is not None and not snapshot.total(final=False):
+                return await reader.verdict(load.acknowledged)
+            await asyncio.sleep(0.15)
+        return None
+    finally:
+        sending.cancel()
+        killing.cancel()
+        await asyncio.gather(sending, killing, return_exceptions=True)
+        await reader.close()
+        await load.close()
+
+
+async def kill_all(stage: Stage, view: View, began: float, seconds: float) -> None:
+    """Kill a worker, the server and PostgreSQL, one after the other, and start each again."""
+
+    async def at(part: float) -> None:
+        await asyncio.sleep(max(0.0, began + part * seconds - time.monotonic()))
+
+    await at(WORKER_AT)
+    pid = await asyncio.to_thread(stage.kill_worker, 1)
+    healed = f"Its jobs start again when their lease of {LEASE_SECONDS} s has ended"
+    view.say(f"kill -9 {pid}: worker 1. {healed}", style="bold red")
+    pid = await asyncio.to_thread(stage.start_worker, 3)
+    view.say(f"worker 3 started (pid {pid})", style="green")
+
+    await at(SERVER_AT)
+    pid = await asyncio.to_thread(stage.kill_server)
+    view.say(f"kill -9 {pid}: the server. Workers keep running their jobs, and submits wait", style="bold red")
+    pid = await asyncio.to_thread(stage.start_server)
+    view.say(f"server ready again (pid {pid}); workers and producer reconnect", style="green")
+
+    await at(POSTGRES_AT)
+    pid = await asyncio.to_thread(stage.kill_postgres)
+    view.say(f"kill -9 {pid}: PostgreSQL. Nothing can be acknowledged until it is back", style="bold red")
+    await asyncio.to_thread(stage.restart_postgres)
+    view.say(f"PostgreSQL has recovered (pid {stage.cluster.pid})", style="green")
+
+
+def set_up(stage: Stage, console: Console) -> None:
+    """Start everything."""
+    console.print("[bold]Headgate demo[/]: PostgreSQL, a server, two workers and a producer, each in its own process")
+    console.print(f"  PostgreSQL {stage.start_postgres()} is ready, with fsync on, in {stage.folder}", highlight=False)
+    asyncio.run(stage.prepare())
+    pid = stage.start_server()
+    console.print(f"  server ready on {stage.address} (pid {pid})", highlight=False)
+    for number in (1, 2):
+        console.print(f"  worker {number} started (pid {stage.start_worker(number)})", highlight=False)
+    console.print(
+        f"  the lease is {LEASE_SECONDS} s here, so that a killed worker is seen to heal; the default is longer\n",
+        highlight=False,
+    )
+
+
+def summary(console: Console, verdict: Verdict | None) -> int:
+    """Print the verdict; returns the exit code."""
+    if verdict is None:
+        console.print(f"\n[bold red]jobs were still live {END_SECONDS:.0f} s after the last submit[/]")
+        return 1
+    holds = verdict.holds(cards=CARDS)
+    console.print(
+        f"\n{verdict.failed} attempts failed and {verdict.lapsed} ended with their worker; all were tried again. "
+        f"The {CARDS} cards that are always declined are dead letters.",
+        highlight=False,
+    )
+    console.print("Counted in the database, from the rows of Headgate and of the handlers:", highlight=False)
+    console.print(f"{verdict}", style="bold green" if holds else "bold red", highlight=False)
+    console.print("\nNext: `make dev` for a server of your own, and README.md for your first handler.", highlight=False)
+    return 0 if holds else 1
 
 
 def main() -> int:
-    """Set the stage, play, clean up. Exit code 0 when every job ended as it should."""
+    """Set up, play, clean up. The exit code is 0 if nothing was lost."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="how long jobs are submitted")
+    seconds = parser.parse_args().seconds
     console = Console()
-    root = Path(__file__).parents[2]
-    folder = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        console.print("[bold]Headgate demo[/]: PostgreSQL, a server and a worker, all of its own")
-        cluster = stack.enter_context(embedded.start(folder / "postgres"))
-        console.print(f"  PostgreSQL {cluster.version} is up, with fsync on")
-        asyncio.run(prepare_embedded(cluster.dsn()))
-        asyncio.run(_migrate(cluster.dsn(role=OWNER)))
-        environ = os.environ | {"HEADGATE_DATABASE_URL": cluster.dsn(role=RUNTIME)}
-        server, address = start_server(root, environ, folder, stack)
-        environ["HEADGATE_URL"] = address
-        console.print(f"  server ready on {address}  (pid {server.pid})")
-        worker = start(
-            [sys.executable, "-m", "headgate.cli", "worker", "examples.demo.jobs:hg"], root, environ, folder, stack
-        )
-        console.print(f"  worker started, 32 slots    (pid {worker.pid})\n")
-        os.environ["HEADGATE_URL"] = address
-        from examples.demo.play import play  # its Headgate() reads the address when it is made
-
-        return asyncio.run(play(cluster.dsn(role=OWNER), console))
-
-
-async def _migrate(dsn: str) -> None:
-    db = await connect(dsn, application_name="headgate demo")
+    stage = Stage()
     try:
-        await migrate(db)
+        set_up(stage, console)
+        os.environ["HEADGATE_URL"] = stage.address
+        with View(console) as view:
+            verdict = asyncio.run(play(stage, view, Load(), seconds=seconds))
+        return summary(console, verdict)
+    except KeyboardInterrupt:
+        return 130
     finally:
-        await db.close()
-
-
-def start(
-    command: list[str], root: Path, environ: dict[str, str], folder: Path, stack: ExitStack
-) -> subprocess.Popen[str]:
-    """Start a process that ends with the demo, also when the demo is interrupted."""
-    log = stack.enter_context((folder / f"{len(list(folder.iterdir()))}.log").open("w"))
-    process = subprocess.Popen(command, cwd=root, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
-    stack.callback(end, process)
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask, then insist."""
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def start_server(
-    root: Path, environ: dict[str, str], folder: Path, stack: ExitStack
-) -> tuple[subprocess.Popen[str], str]:
-    """Start the server on a free port, and wait until it says where it is."""
-    command = [sys.executable, "-m", "headgate.cli", "serve", "--dev", "--port", "0", "--grace", "3"]
-    server = start(command, root, environ, folder, stack)
-    line = server.stdout.readline() if server.stdout else ""
-    if " ready on " not in line:
-        raise SystemExit(f"the server did not start: {line or 'see its log'}")
-    return server, line.rsplit(" ", 1)[1].strip()
+        stage.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""What the demo shows: bars that move on a terminal, one line a second elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from examples.demo.figures import TOPICS, Snapshot
+from headgate.domain.states import State
+
+NOTES: Final = {
+    "order": "short, steady load",
+    "account": "flaky, retried",
+    "report": "long, with progress",
+    "card": "always fails",
+}
+_LINE_SECONDS: Final = 1.0
+
+
+class View:
+    """The screen; `say` writes a line that stays, `show` replaces the bars."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(console=console, refresh_per_second=10) if console.is_terminal else None
+        self._began = time.monotonic()
+        self._next_line = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """A line with its time, above the bars."""
+        self.console.print(Text(f"{self.elapsed:5.1f} s  {text}", style=style), highlight=False, soft_wrap=True)
+
+    def show(self, snapshot: Snapshot | None, acknowledged: int) -> None:
+        """Show where the jobs are; None: the database cannot be read now."""
+        if self._live is not None:
+            if snapshot is not None:
+                self._live.update(Group(Text(""), _bars(snapshot), _totals(snapshot, acknowledged)))
+        elif self.elapsed >= self._next_line:
+            self._next_line = self.elapsed + _LINE_SECONDS
+            self.say("PostgreSQL does not answer" if snapshot is None else _totals(snapshot, acknowledged).plain)
+
+
+def _bars(snapshot: Snapshot) -> Progress:
+    bars = Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(34),
+        TextColumn("{task.completed:>5.0f} of {task.total:<5.0f}"),
+        TextColumn("[dim]{task.fields[note]}[/]"),
+    )
+    for topic in TOPICS:
+        states = snapshot.counts.get(topic, {})
+        ended = sum(n for state, n in states.items() if state.is_final)
+        notes = [f"{n} {state.label}" for state, n in sorted(states.items()) if state is not State.COMPLETED]
+        bars.add_task(topic, total=max(1, sum(states.values())), completed=ended, note=", ".join(notes) or NOTES[topic])
+    for number, (_, one) in enumerate(sorted(snapshot.reports.items()), 1):
+        done = one.total if one.state is State.COMPLETED else one.done
+        again = f", attempt {one.attempt}" if one.attempt > 1 else ""
+        bars.add_task(f"  report {number}", total=max(1, one.total), completed=done, note=f"{one.state.label}{again}")
+    return bars
+
+
+def _totals(snapshot: Snapshot, acknowledged: int) -> Text:
+    done, waiting = snapshot.total(final=True), snapshot.total(final=False)
+    return Text(f"submitted and acknowledged {acknowledged:,}   ended {done:,}   not ended yet {waiting:,}")

@@ -1,0 +1,66 @@
+"""`make demo`, shortened: three kills under load, and a verdict that is counted from rows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from examples.demo.__main__ import CARDS
+from examples.demo.figures import Verdict, read_verdict
+from examples.demo.stage import RUNS
+from headgate.store.connect import Connection
+from tests.support.server import clean_environ
+
+ROOT = Path(__file__).parents[2]
+FINISHED = """
+INSERT INTO headgate.archive (id, created_at, run_at, finished_at, tenant_no, topic_no, priority, attempt, max_attempts,
+                              epoch, policy_no, state, flags, payload)
+SELECT $1, now(), now(), now(), 1, 1, 0, 1, 20, 1, 1, $2, 0, ''"""
+
+
+def test_the_demo_kills_three_processes_and_loses_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--seconds", "5"],
+        cwd=ROOT,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    kills = re.findall(r"kill -9 (\d+): (worker 1|the server|PostgreSQL)", said)
+    assert [victim for _, victim in kills] == ["worker 1", "the server", "PostgreSQL"]
+    assert len({pid for pid, _ in kills}) == 3
+    verdict = re.search(r"^lost 0, run twice \d+, dead letters (\d+), of ([\d,]+) jobs$", said, flags=re.MULTILINE)
+    assert verdict is not None, said
+    assert int(verdict[1]) == CARDS
+    assert int(verdict[2].replace(",", "")) > 100
+    assert "\x1b[" not in said, "plain text without a terminal"
+
+
+async def test_the_verdict_is_what_the_rows_say(db: Connection) -> None:
+    await db.execute(RUNS)
+    done, twice, dead, vanished, unproven = (uuid4() for _ in range(5))
+
+    async def ended(job_id: UUID, state: int, runs: int) -> None:
+        await db.execute(FINISHED, job_id, state)
+        for attempt in range(1, runs + 1):
+            await db.execute("INSERT INTO demo.runs (job_id, attempt, pid) VALUES ($1, $2, 1)", job_id, attempt)
+
+    await ended(done, 5, runs=1)
+    await ended(twice, 5, runs=2)
+    await ended(dead, 6, runs=0)
+    held = await read_verdict(db, [done, twice, dead])
+    assert held == Verdict(submitted=3, lost=0, twice=1, dead=1, failed=0, lapsed=0)
+    assert str(held) == "lost 0, run twice 1, dead letters 1, of 3 jobs"
+    assert held.holds(cards=1)
+    assert not held.holds(cards=0)
+    await ended(unproven, 5, runs=0)  # completed, says Headgate; no handler got to its end
+    lost = await read_verdict(db, [done, twice, dead, vanished, unproven])
+    assert (lost.submitted, lost.lost) == (5, 2)
+    assert not lost.holds(cards=1)
