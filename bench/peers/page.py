@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: the figures of bench/peers.json as tables and plots, and what they say."""
+"""docs/benchmarks.md: the figures of bench/peers.json as tables and plots, and what they say; some in README.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bench.peers import page_notes
 from bench.peers.catalog import BY_NAME, NOT_COMPARED, PEERS
 from bench.peers.peer import Store
 from bench.peers.plots import Row, bars
+from bench.peers.readme import README, readme_with
 from bench.peers.results import LARGE, SMALL, Entry, Figure, Rate, Results
 from bench.peers.standing import Standing, judged, spelled, standing, times
 from bench.peers.sweep import Sweep
@@ -51,7 +52,7 @@ class Page:
 
     def files(self) -> dict[Path, str]:
         """Every file with its content."""
-        return dict(self._plots()) | {PAGE: self._text()}
+        return dict(self._plots()) | {PAGE: self._text(), README: readme_with(self._verdicts())}
 
     def _entry(self, name: str) -> Entry:
         return self._results["peers"][name]

@@ -1,4 +1,4 @@
-"""`make bench-docs`: docs/benchmarks.md and its plots from bench/peers.json and bench/peers-sweep.json alone.
+"""`make bench-docs`: docs/benchmarks.md, its plots and the figures of README.md, from bench/peers*.json alone.
 
 When bench/latest.json exists (`make bench`), its figures are first taken into bench/peers.json, so that the checked-in
 files alone always give the checked-in page.
@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.peers import sweep
 from bench.peers.page import PAGE, PLOTS, Page
 from bench.peers.page_notes import is_plain
+from bench.peers.readme import README
 from bench.peers.results import PATH, Results, load, save
 
 LATEST = Path("bench/latest.json")
@@ -36,7 +37,7 @@ def main() -> int:
         old.unlink()
     for path, content in files.items():
         path.write_text(content)
-    print(f"{PAGE} and {len(files) - 1} plots")
+    print(f"{PAGE}, {README} and {len(files) - 2} plots")
     return 0
 
 

@@ -12,6 +12,7 @@ from bench.peers.page import PAGE, PLOTS, Page
 from bench.peers.plots import Row, bars
 from bench.peers.processes import Programs
 from bench.peers.programs import kit
+from bench.peers.readme import README
 from bench.peers.results import Figure, Results, load
 from bench.peers.sweep import load as load_sweeps
 
@@ -50,7 +51,7 @@ def alike(results: Results) -> Results:
 
 def test_the_page_and_its_plots_are_what_the_results_give(results: Results) -> None:
     files = Page(results, load_sweeps()).files()
-    assert set(PLOTS.glob("*.svg")) | {PAGE} == files.keys(), "run `make bench-docs`"
+    assert set(PLOTS.glob("*.svg")) | {PAGE, README} == files.keys(), "run `make bench-docs`"
     for path, content in files.items():
         assert path.read_text() == content, f"{path} is not what bench/peers.json gives: run `make bench-docs`"
 
