@@ -28,7 +28,7 @@ LOAD_SECONDS: Final = 14.0
 END_SECONDS: Final = 60.0
 SUBMITTERS: Final = 8
 PAUSE_SECONDS: Final = 0.025
-ACCOUNTS, REPORTS, CARDS, PAGES = 60, 4, 2, 15
+ACCOUNTS, REPORTS, CARDS = 60, 4, 2
 # When, as a part of the load.
 WORKER_AT, SERVER_AT, POSTGRES_AT = 0.2, 0.45, 0.7
 
@@ -39,6 +39,7 @@ class Load:
 
     acknowledged: list[UUID] = field(default_factory=list)
     reports: list[UUID] = field(default_factory=list)
+    seconds: float = LOAD_SECONDS
     until: float = 0.0
 
     async def submit(self) -> None:
@@ -47,7 +48,7 @@ class Load:
 
         async with asyncio.TaskGroup() as tasks:
             for month in range(1, REPORTS + 1):
-                handle = await jobs.report.submit(f"month {month}", pages=PAGES)
+                handle = await jobs.report.submit(f"month {month}", pages=max(2, round(self.seconds)))
                 self.reports.append(handle.id)
                 self._note([handle])
             self._note([await jobs.card.submit(str(number)) for number in range(CARDS)])
@@ -105,14 +106,14 @@ class Reader:
             await db.close()
 
 
-async def play(stage: Stage, view: View, load: Load, *, seconds: float) -> Verdict | None:
+async def play(stage: Stage, view: View, load: Load) -> Verdict | None:
     """Submit, kill, wait for the end; None if jobs were still live when the time was over."""
     reader = Reader(stage.dsn)
     began = time.monotonic()
-    load.until = began + seconds
+    load.until = began + load.seconds
     give_up = load.until + END_SECONDS
     sending = asyncio.create_task(load.submit(), name="submit")
-    killing = asyncio.create_task(kill_all(stage, view, began, seconds), name="kill")
+    killing = asyncio.create_task(kill_all(stage, view, began, load.seconds), name="kill")
     try:
         while time.monotonic() < give_up:
             snapshot = await reader.snapshot(load.reports)
@@ -201,7 +202,7 @@ def main() -> int:
         set_up(stage, console)
         os.environ["HEADGATE_URL"] = stage.address
         with View(console) as view:
-            verdict = asyncio.run(play(stage, view, Load(), seconds=seconds))
+            verdict = asyncio.run(play(stage, view, Load(seconds=seconds)))
         return summary(console, verdict)
     except KeyboardInterrupt:
         return 130

@@ -11,6 +11,7 @@ from headgate.cli.init import FILES, starter
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IMPORT: Final = re.compile(r"^from app import .*\n", re.MULTILINE)  # a page that has an app and its tests
 
 
 def documented() -> dict[str, str]:
@@ -29,7 +30,7 @@ def write_documented(folder: Path) -> list[Path]:
 
 def _program(page: Path) -> str:
     """All Python of a page; blocks that await are put into functions."""
-    blocks = PYTHON.findall(page.read_text())
+    blocks = [IMPORT.sub("", block) for block in PYTHON.findall(page.read_text())]
     for number, block in enumerate(blocks):
         try:
             compile(block, page.name, "exec")

@@ -10,7 +10,7 @@ import pytest
 import headgate
 from headgate import AsyncTask, Headgate, InvalidInput, Job, PlainTask, this_job
 from headgate.domain.release import version
-from headgate.sdk.testing import ReportRecorder, fake_job
+from headgate.testing import ReportRecorder, fake_job
 
 hg = Headgate("127.0.0.1:1")  # nothing listens there
 
