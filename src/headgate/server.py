@@ -53,6 +53,7 @@ from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitAdmitter
 from headgate.dispatch.listener import Listener
+from headgate.dispatch.lost_workers import LostWorkers, reconnect_grace_of
 from headgate.dispatch.maintenance import DurabilityCheck, Upkeep
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.presence import Presence
@@ -128,6 +129,7 @@ class ServerOptions:
     dev: bool = False
     unsafe: bool = False
     lease: timedelta = timedelta(seconds=60)
+    reconnect_grace: timedelta | None = None
     grace: timedelta = timedelta(seconds=30)
     streams_per_peer: int = 10_000
     claim_limit: int = 500
@@ -167,6 +169,7 @@ class Server:
                 f"{lease:g} s is too short: workers beat every {apart} s, and a lease must outlast two beats",
                 hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
             )
+        reconnect_grace = reconnect_grace_of(options.reconnect_grace, lease=options.lease)
         self.options = options
         tokens = options.tokens_file
         self.validator: TokenValidator = validator or (AllowAll() if tokens is None else TokenFile(tokens))
@@ -235,6 +238,14 @@ class Server:
         )
         self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=time.monotonic, watchdog=watchdog)
+        self.lost_workers = LostWorkers(
+            self.renewer.calls,
+            self.sessions,
+            grace=reconnect_grace and reconnect_grace.total_seconds(),
+            now=time.monotonic,
+            watchdog=watchdog,
+            on_expired=self.times.full_soon,
+        )
         self.progress = ProgressWriter(self.renewer.calls)
         self.admin_store = AdminStore(self.store)
         self.presence = Presence(
@@ -335,6 +346,7 @@ class Server:
             "submits": self.submitter.writer,
             "locked submits": self.submitter.locked,
             "renewals": self.renewer,
+            "lost workers": self.lost_workers,
             "results": self.waiters,
             "unblocking": self.unblocker,
             "progress": self.progress,
@@ -372,6 +384,7 @@ class Server:
         self._health.drain()
         for service in (self.readiness, self.claimer, self.ticker, self.wakes, self.limits, self.listener):
             service.stop()
+        self.lost_workers.stop()
         self.bulk_runner.stop()
         self.scheduler.stop()
         await self.services.finished("claims", STOP_SECONDS)
@@ -407,6 +420,7 @@ class Server:
             outcomes=self.outcomes,
             unmatched=self.unmatched_outcomes,
             renewer=self.renewer,
+            lost_workers=self.lost_workers,
             progress=self.progress,
             tenants=self.store,
             now=time.monotonic,

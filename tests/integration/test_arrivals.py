@@ -483,6 +483,7 @@ async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
 NEVER_PENDING = {
     "cancel_v1": "sets a flag",
     "claim_v1": "to running",
+    "expire_lost_v1": "the lease; reap_v1 ends the attempts",
     "fire_v1": "sets a flag of what submit_v1 made",
     "submit_running_v1": "made as running",
     "add_dependencies_v1": "sets a flag",

@@ -18,11 +18,11 @@ from headgate import dispatch
 from headgate.dispatch.session import SessionSilent, Superseded
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
+from headgate.domain.limits import REAP_AT_ONCE
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import verbs
 from headgate.store.connect import Connection
-from headgate.store.tick import REAP_AT_ONCE
 from tests.support.dispatching import Hold, Instance, ManualClock, Worker, completing, failing_with, settle_down, soon
 from tests.support.epochs import claims, counted
 from tests.support.queue import Clock

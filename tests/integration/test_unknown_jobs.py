@@ -395,10 +395,10 @@ def _order_of_renewals(watched: Watched) -> list[int]:
     store, order = watched.server.store, list[int]()
     renew = store.renew
 
-    async def noted(asked: Any, *, for_call: bool = False) -> Any:
+    async def noted(asked: Any, *, for_call: bool = False, declared: bool = False) -> Any:
         if for_call:
             order.extend(tenant_no for tenant_no, _ in asked)
-        return await renew(asked, for_call=for_call)
+        return await renew(asked, for_call=for_call, declared=declared)
 
     store.renew = noted  # type: ignore[assignment, method-assign]
     return order

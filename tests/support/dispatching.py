@@ -28,6 +28,7 @@ from headgate.dispatch.delivery import ControlFrame, Delivery
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitAdmitter
+from headgate.dispatch.lost_workers import LostWorkers
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
@@ -228,11 +229,18 @@ class WatchedStore(DispatchStore):
         return answers, got
 
     async def renew(
-        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
+        self,
+        held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]],
+        *,
+        for_call: bool = False,
+        declared: bool = False,
     ) -> Any:
         self.renewed_rows += sum(len(ids) for ids, _ in held.values())
         self.renewals.append({tenant_no: len(ids) for (tenant_no, _), (ids, _) in held.items()})
-        return await self._watched("renew", super().renew(held, for_call=for_call))
+        return await self._watched("renew", super().renew(held, for_call=for_call, declared=declared))
+
+    async def expire_lost(self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int) -> Any:
+        return await self._watched("expire_lost", super().expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms))
 
     async def notify(self, wakes: Collection[Wake]) -> None:
         await self._watched("notify", super().notify(wakes))
@@ -400,6 +408,10 @@ class Worker:
         self.instance.sessions.close(self.session)
         self.instance.demands.revoke(self.session)
 
+    def disconnect(self) -> None:
+        """The same, by the rules: its leases are to end when it does not come back."""
+        self.instance.rules.close(self.session, "the wire broke")
+
     async def close(self) -> None:
         self.lose("the test is over")
         tasks = {*self._slots, *([self._reader] if self._reader else [])}
@@ -458,6 +470,7 @@ class Instance:
         now: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         gated: bool = False,
+        reconnect_grace: float | None = None,
         running: bool = True,
         claims_along: bool = False,  # as the server does; without, a submit and its claim can be told apart
     ) -> None:
@@ -507,12 +520,21 @@ class Instance:
         )
         self.store.names.on_topic = self.demands.topic_appeared
         self.renewer = LeaseRenewer(self.store, self.sessions, now=now, watchdog=self.watchdog)
+        self.lost_workers = LostWorkers(
+            self.renewer.calls,
+            self.sessions,
+            grace=reconnect_grace,
+            now=now,
+            watchdog=self.watchdog,
+            on_expired=self.times.full_soon,
+        )
         self.rules = SessionRules(
             sessions=self.sessions,
             demands=self.demands,
             outcomes=self.outcomes,
             unmatched=self.unmatched,
             renewer=self.renewer,
+            lost_workers=self.lost_workers,
             progress=ProgressWriter(self.renewer.calls),
             tenants=self.store,
             now=now,

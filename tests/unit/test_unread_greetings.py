@@ -121,6 +121,7 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
         "tenants": SimpleNamespace(tenant_no=tenant_no),
         "sessions": SimpleNamespace(check_capacity=nothing, open=nothing, close=closed.append),
         "renewer": SimpleNamespace(declare=declare),
+        "lost_workers": SimpleNamespace(add=nothing, came_back=nothing),
         "demands": SimpleNamespace(revoke=nothing),
         "outcomes": None,
         "unmatched": None,

@@ -51,6 +51,13 @@ def serve_command(
     dev: Annotated[bool, Parameter(help="Development: no tokens, loopback only, gRPC reflection.")] = False,
     unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
     lease: Annotated[float, Parameter(help="Default lease in seconds.")] = 60,
+    reconnect_grace: Annotated[
+        float | None,
+        Parameter(
+            help="Seconds a worker has to reconnect after its connection was lost; then its jobs run again. Shorter than "
+            "the lease. Default: 10, or the lease if that is not longer."
+        ),
+    ] = None,
     grace: Annotated[float, Parameter(help="Maximum duration of a drain in seconds.")] = 30,
     streams_per_peer: Annotated[
         int,
@@ -81,6 +88,14 @@ def serve_command(
         "dev": dev,
         "unsafe": unsafe,
         "lease": check_lease(seconds(lease, field="--lease"), field="--lease"),
+        "reconnect_grace": None
+        if reconnect_grace is None
+        else check_span(
+            seconds(reconnect_grace, field="--reconnect-grace"),
+            field="--reconnect-grace",
+            low=limits.LEASE_MIN,
+            high=limits.LEASE_MAX,
+        ),
         "grace": check_span(seconds(grace, field="--grace"), field="--grace", low=timedelta(0), high=GRACE_MAX),
         "streams_per_peer": check_integer(streams_per_peer, field="--streams-per-peer", low=0, high=1_000_000),
         "pooler": pooler,

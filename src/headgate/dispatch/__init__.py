@@ -11,7 +11,7 @@ The actors
 - `writer`: group writing. `submits` (with `locked`) and `outcomes` (with `outcome_writes`) are its two uses, `progress`
   a slower one.
 - `renewals`: keeps the leases of what sessions hold, in the `shares` of tenants and sessions. `lease_calls`: leases of
-  callers that wait, on another connection and in `turns`.
+  callers that wait, on another connection and in `turns`. `lost_workers`: leases of workers that do not come back.
 - `scheduler`, `unblocker`, `bulk_runner`, `retention`, `maintenance`, `presence`: the services beside them.
 - `ports`: what all of them ask of the store.
 
@@ -26,6 +26,8 @@ What failures do
 - A claim or a tick that fails: sessions stay up, it is tried again with a growing, jittered wait.
 - A write to a stream that fails: that session ends, and what was never written to it is abandoned at once, the frame
   that was cut short included.
+- A connection that is lost: what was written to it stays leased for the reconnect grace; if the worker has not come
+  back by then, here or elsewhere, its leases end (`lost_workers`).
 - A peer that does not read: nothing more is claimed for it once 4 MiB wait; silence ends it.
 - A row that the database refuses: found by halving the flush, and answered alone.
 - A flush whose fate is unknown: sent again. Submits then count as resent, outcomes are known by their epoch.

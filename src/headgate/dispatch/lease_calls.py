@@ -1,4 +1,4 @@
-"""Lease work that a caller waits for: unary heartbeats, what a worker declares when it connects, progress.
+"""Lease work beside renewals: unary heartbeats, what a worker declares when it connects, progress, lost workers.
 
 None of it is on the connection over which the leases of streams are renewed: however many such calls there are,
 renewals do not wait for them. The calls share another connection, tenants in turn (ADR 27).
@@ -9,7 +9,7 @@ lost. Tokens without a restriction cost no look-up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -38,10 +38,11 @@ class LeaseCalls:
         epochs: Sequence[int],
         *,
         topics: frozenset[str] | None,
+        declared: bool = False,
     ) -> dict[tuple[int, UUID, int], Renewal]:
         """Push leases forward, in one statement for each two thousand; what is out of the ordinary, by job and epoch.
 
-        `topics`: those that the caller's token permits; None: all.
+        `topics`: those that the caller's token permits; None: all. `declared`: this instance becomes the owner.
         """
         answers: dict[tuple[int, UUID, int], Renewal] = {}
         for start in range(0, len(ids), ROWS_AT_ONCE):
@@ -55,8 +56,34 @@ class LeaseCalls:
                     pairs = [pair for pair in pairs if known.get(pair[0]) in topics]
                     some, their_epochs = [job_id for job_id, _ in pairs], [epoch for _, epoch in pairs]
                 if some:
-                    answers |= await self._store.renew({(tenant_no, lease_ms): (some, their_epochs)}, for_call=True)
+                    held = {(tenant_no, lease_ms): (some, their_epochs)}
+                    answers |= await self._store.renew(held, for_call=True, declared=declared)
         return answers
+
+    async def expire_lost(
+        self,
+        tenant_no: int,
+        held: Sequence[tuple[UUID, int]],
+        *,
+        lost_ms: int,
+        is_lost: Callable[[], bool],
+    ) -> tuple[int, list[UUID]]:
+        """End the leases of a lost worker; returns how many, and the jobs that are locked.
+
+        `is_lost` is asked in the turn. If it says no, the worker is connecting, and what it declares must not be ended
+        after it was renewed: its renewals take their turns after this one.
+        """
+        expired, locked = 0, list[UUID]()
+        for start in range(0, len(held), ROWS_AT_ONCE):
+            some = held[start : start + ROWS_AT_ONCE]
+            async with self.turns.turn(tenant_no, len(some)):
+                if not is_lost():
+                    break
+                ids, epochs = [job_id for job_id, _ in some], [epoch for _, epoch in some]
+                count, busy = await self._store.expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms)
+            expired += count
+            locked += busy
+        return expired, locked
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
         """What was sent to a worker that is back, and that it does not hold, goes back to its topic."""

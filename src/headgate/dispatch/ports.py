@@ -91,8 +91,15 @@ class LeaseStore(ProgressStore, Protocol):
     """
 
     async def renew(
-        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
+        self,
+        held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]],
+        *,
+        for_call: bool = False,
+        declared: bool = False,
     ) -> Mapping[tuple[int, UUID, int], Renewal]: ...
+    async def expire_lost(
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int
+    ) -> tuple[int, list[UUID]]: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
     async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
 

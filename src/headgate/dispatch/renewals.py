@@ -9,7 +9,8 @@ of leases does not delay another's. Nor those that fall due meanwhile: after ten
 
 The leases of a worker that has missed its beat are not renewed until it sends something again: what a dead one held
 lapses at most a lease and a half after its last frame. A session that was silent for a whole lease is ended; the leases
-of what it holds then run out by themselves, unless its worker comes back and declares them.
+of what it holds then run out by themselves, unless its worker comes back and declares them. `lost_workers` ends those
+of a worker whose connection was lost sooner.
 """
 
 from __future__ import annotations
@@ -141,6 +142,9 @@ class LeaseRenewer:
             ids.append(job_id)
             epochs.append(epoch)
         answers = await self._store.renew(parts)
+        renewed_at = self._now()
+        for session in {one.session for one in due}:
+            session.renewed_at = renewed_at  # also of one that has ended meanwhile: see lost_workers
         control: dict[WorkerSession, ControlFrame] = {}
         for _, session, job_id, epoch, lease_ms in due:
             answer = answers.get((session.tenant_no, job_id, epoch))
@@ -179,7 +183,7 @@ class LeaseRenewer:
         """
         now = self._now()
         topics = session.identity.topics
-        answers = await self.calls.renew(session.tenant_no, lease_ms, ids, epochs, topics=topics) if ids else {}
+        answers = await self.calls.renew(session.tenant_no, lease_ms, ids, epochs, topics=topics, declared=True)
         lost: dict[tuple[UUID, int], None] = {}
         for job_id, epoch in zip(ids, epochs, strict=True):
             answer = answers.get((session.tenant_no, job_id, epoch))

@@ -112,6 +112,7 @@ class WorkerSession:
     kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
     ended: HeadgateError | None = None
     last_seen: float = 0.0
+    renewed_at: float = 0.0  # when the last renewal of some of its leases was answered
     topics: Sequence[str] = ()  # those that it last asked for
     return_credit: Callable[[int], None] | None = None  # of a plain stream, whose credit comes back with outcomes
     on_capacity: Callable[[WorkerSession], None] | None = None  # called when it was passed over as full, and is not

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import Answer, ControlFrame
 from headgate.dispatch.demands import Demands
+from headgate.dispatch.lost_workers import LostWorkers
 from headgate.dispatch.outcome_writes import OutcomeWrite, put_in_parts
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.ports import TenantNumbers
@@ -93,6 +94,7 @@ class SessionRules:
     outcomes: OutcomeWriter
     unmatched: OutcomeWriter
     renewer: LeaseRenewer
+    lost_workers: LostWorkers
     progress: ProgressWriter
     tenants: TenantNumbers
     now: Callable[[], float]
@@ -127,6 +129,7 @@ class SessionRules:
         except BaseException:
             self.close(session, f"worker {session.worker_id} left before it was greeted")
             raise
+        self.lost_workers.came_back(session)
         return session, lost
 
     async def new_session(
@@ -150,6 +153,8 @@ class SessionRules:
         session.end(ConnectionLost(lost))
         self.sessions.close(session)
         self.demands.revoke(session)
+        if self.accepting():  # else this instance ends: its workers go to others, and nobody here would wait for them
+            self.lost_workers.add(session)
         log.info("session_ended worker=%s reason=%s", session.worker_id, session.ended and session.ended.code)
 
     def withdraw(self, session: WorkerSession) -> None:

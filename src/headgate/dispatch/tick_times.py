@@ -43,6 +43,11 @@ class TickTimes:
         """Tick without waiting for the second to be over."""
         self.due_in(0.0)
 
+    def full_soon(self) -> None:
+        """Tick without waiting for the second to be over, as one that comes by the second: it reaps."""
+        self._next_full = 0.0
+        self.soon()
+
     def look_for_names(self) -> None:
         """Tick soon, which reads what topics are new."""
         self.due_in(max(0.0, self._began + NAMES_APART - asyncio.get_running_loop().time()))

@@ -22,7 +22,7 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.dispatching import Tick
 from headgate.domain.errors import HeadgateError, InstanceForgotten
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
-from headgate.domain.limits import LEASE_MIN
+from headgate.domain.limits import LEASE_MIN, REAP_AT_ONCE
 
 log = logging.getLogger("headgate.dispatch")
 _STUCK_TICKS_APART: Final = 0.05
@@ -112,7 +112,9 @@ class Ticker:
             raise
         self.ticks += 1
         self.error = ""
-        if tick.reaped:  # what they are now, pending or waiting, is for the next one
+        if tick.reaped >= REAP_AT_ONCE:  # a worker with many jobs was lost: the rest must not wait for a second each
+            self._times.full_soon()
+        elif tick.reaped:  # what they are now, pending or waiting, is for the next one
             self._times.soon()
         return tick
 

@@ -57,6 +57,10 @@ RUN_AT_EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(hours=24)
 LEASE_DEFAULT: Final = timedelta(seconds=60)
+RECONNECT_GRACE_DEFAULT: Final = timedelta(seconds=10)
+"""How long a worker that lost its connection is waited for. Workers try at least once a second while they hold jobs."""
+REAP_AT_ONCE: Final = 1_000
+"""Attempts that one call of the watchdog ends."""
 
 # --- attempts and backoff -------------------------------------------------------------------------------------------
 MAX_ATTEMPTS_LIMIT: Final = 10_000

@@ -99,7 +99,9 @@ class Lapsed:
 Outcome: TypeAlias = Completed | Failed | Nack | Abandon | Snooze
 Ending: TypeAlias = Outcome | Lapsed
 
-LEASE_EXPIRED: Final = ErrorInfo(type="LeaseExpired", message="lease expired: the worker did not renew it in time")
+LEASE_EXPIRED: Final = ErrorInfo(
+    type="LeaseExpired", message="lease expired: the worker was lost, or did not renew it in time"
+)
 """The error a lapsed attempt leaves behind, as if the worker had failed with it."""
 
 

@@ -64,6 +64,13 @@ def open_channel(address: Address) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
 
 
+async def connected(channel: grpc.aio.Channel) -> None:
+    """Return when the connection is open, or has failed: then the next call says why."""
+    connecting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+    while (state := channel.get_state(try_to_connect=True)) in connecting:
+        await channel.wait_for_state_change(state)
+
+
 def open_work(channel: grpc.aio.Channel, token: str) -> WorkCall:
     """Begin the worker's stream."""
     begin = channel.stream_stream(

@@ -25,7 +25,8 @@ from headgate.store.stuck import Problem
 from headgate.store.verbs import states
 
 log = logging.getLogger("headgate.store")
-RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5)"
+RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5, $6)"
+EXPIRE_LOST: Final = "SELECT id, locked FROM headgate.expire_lost_v1($1, $2, $3, $4, $5)"
 REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
 REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, problem FROM headgate.reap_v1($1, $2, true)"
 
@@ -50,10 +51,13 @@ class Reaped:
     run_at: datetime | None
 
 
-async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, int], Renewal]:
+async def renew(
+    db: Connection, held: Sequence[Held], *, owner: int | None = None
+) -> dict[tuple[int, UUID, int], Renewal]:
     """Push leases forward in one statement, without waiting; returns only those lost, to be cancelled, or skipped.
 
-    By tenant, id and epoch: two workers may hold one job, of which one does not know yet that it lost it.
+    By tenant, id and epoch: two workers may hold one job, of which one does not know yet that it lost it. `owner`: the
+    instance that their worker has declared them to.
     """
     check_rows(held, field="leases", limit=limits.SETTLE_FLUSH_MAX_ROWS, unit="tenants")
     for part in held:
@@ -80,6 +84,7 @@ async def renew(db: Connection, held: Sequence[Held]) -> dict[tuple[int, UUID, i
             [job_id for part in held for job_id in part.ids],
             [epoch for part in held for epoch in part.epochs],
             [part.lease_ms for part in held],
+            owner,
         )
     return {keys[ord_ - 1]: Renewal(lost=lost, cancel=cancel, skipped=skipped) for ord_, lost, cancel, skipped in rows}
 
@@ -107,9 +112,16 @@ class LeaseCalls(Database):
     """Fits dispatch/ports.LeaseStore. All but `renew` without `for_call` is done on the lane of heartbeats."""
 
     async def renew(
-        self, held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]], *, for_call: bool = False
+        self,
+        held: Mapping[tuple[int, int], tuple[Sequence[UUID], Sequence[int]]],
+        *,
+        for_call: bool = False,
+        declared: bool = False,
     ) -> dict[tuple[int, UUID, int], Renewal]:
-        """Push leases forward; `for_call`: a caller waits for it, and renewals must not wait behind it."""
+        """Push leases forward; `for_call`: a caller waits for it, and renewals must not wait behind it.
+
+        `declared`: by a worker that has connected here; from now on this instance is the owner of these jobs.
+        """
         async with self.lane("heartbeats" if for_call else "leases").use("renew") as db:
             return await renew(
                 db,
@@ -117,7 +129,18 @@ class LeaseCalls(Database):
                     Held(tenant_no=tenant_no, ids=ids, epochs=epochs, lease_ms=lease_ms)
                     for (tenant_no, lease_ms), (ids, epochs) in held.items()
                 ],
+                owner=self.instance_no if declared else None,
             )
+
+    async def expire_lost(
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int
+    ) -> tuple[int, list[UUID]]:
+        """End leases of a lost worker; returns how many, and the jobs that were locked. See expire_lost_v1."""
+        async with self.lane("heartbeats").use() as db:
+            with translating(writing=True):
+                rows = await db.fetch(EXPIRE_LOST, tenant_no, self.instance_no, list(ids), list(epochs), lost_ms)
+        locked = [job_id for job_id, is_locked in rows if is_locked]
+        return len(rows) - len(locked), locked
 
     async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
         """Note how far jobs of a tenant are, in one statement: by job, its epoch and the newest report."""

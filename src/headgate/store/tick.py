@@ -12,6 +12,7 @@ from uuid import UUID
 from headgate.domain.dispatching import Tick
 from headgate.domain.errors import InstanceForgotten, StoreBusy, StoreError
 from headgate.domain.keyrange import KeyRanges
+from headgate.domain.limits import REAP_AT_ONCE
 from headgate.store.errors import translating
 from headgate.store.floor import Floor
 from headgate.store.leases import reap, reap_each
@@ -30,7 +31,6 @@ SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1() FR
 ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
 ADMIT_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
-REAP_AT_ONCE: Final = 1_000
 _RESCUE_BLOCKS: Final = 2_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
 _BELOW_SECONDS: Final = 30.0

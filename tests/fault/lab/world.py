@@ -101,6 +101,7 @@ class World:
         workers: int = 4,
         tenants: Sequence[str] = TENANTS,
         lease: float = LEASE,
+        reconnect_grace: float | None = None,
         rate: float = RATE,
         weights: Mapping[str, int] | None = None,
         schedules: Sequence[str] | None = None,
@@ -116,7 +117,9 @@ class World:
         self.tenants = tuple(tenants)
         self.servers: dict[str, LabServer] = {}
         self.workers: dict[str, LabWorker] = {}
-        self.server_specs = {f"s{n}": ServerSpec(args=tuple(server_args)) for n in range(1, servers + 1)}
+        self.reconnect_grace = reconnect_grace
+        grace = () if reconnect_grace is None else ("--reconnect-grace", str(reconnect_grace))
+        self.server_specs = {f"s{n}": ServerSpec(args=(*server_args, *grace)) for n in range(1, servers + 1)}
         self.worker_specs = {
             f"w{n}": WorkerSpec(self.tenants[(n - 1) % len(self.tenants)], options=dict(worker_options or {}))
             for n in range(1, workers + 1)
@@ -158,7 +161,8 @@ class World:
 
     async def _open(self) -> None:
         self.recorder.note("world", seed=self.seed, servers=len(self.server_specs), workers=len(self.worker_specs),
-                           tenants=self.tenants, lease_ms=int(self.lease * 1000))  # fmt: skip
+                           tenants=self.tenants, lease_ms=int(self.lease * 1000),
+                           grace_ms=int(1000 * (self.reconnect_grace or self.lease)))  # fmt: skip
         self.cluster = await asyncio.to_thread(
             lambda: embedded.start(self._data / "postgres", settings=self._settings, tcp=True)
         )

@@ -46,7 +46,8 @@ its outcome is acknowledged, and every beat and every Hello lists all that is he
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
 - SIGTERM, `stop()`: see `stop_sequence`. A second one does not wait for handlers. A handler that keeps a drained
   process from ending is left by `os._exit` (`forced_exit`).
-- SIGKILL: the leases lapse. The only case that costs attempts.
+- SIGKILL: the connection closes, and the server ends the leases after the reconnect grace. This costs attempts, as does
+  a connection that is lost for longer than that.
 """
 
 from headgate.sdk.worker.worker import Worker, WorkerOptions

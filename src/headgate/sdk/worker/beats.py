@@ -25,6 +25,9 @@ BEAT_MAX_JOBS: Final = 2_000
 PROGRESS_SECONDS: Final = 1.0
 """Progress of all jobs is sent together, at most this often."""
 RESEND_SECONDS: Final = 10.0
+PROBE_SECONDS: Final = 5.0
+"""A worker that holds jobs sends something this often: an empty frame, if there is nothing else. A connection that is
+gone without a sign then fails here within half of the time that servers wait for us to reconnect."""
 
 
 def silence_limit(beat_seconds: float) -> float:
@@ -43,7 +46,9 @@ class Beats:
         self._ledger, self._timers, self._actions = ledger, timers, actions
         self._lease_seconds = lease_seconds
         self.due = False
-        self.last_frame_at = 0.0
+        self.probe = False
+        """True if a frame is due, even an empty one."""
+        self.last_frame_at = self.sent_at = 0.0
         self.jobs_seen = 0
         """The number of the last delivery on this stream."""
         self._interval = BEAT_SECONDS
@@ -58,6 +63,7 @@ class Beats:
         if self._lease_seconds:
             interval = min(interval, self._lease_seconds / 3)
         self._interval, self._next_at, self.last_frame_at, self.jobs_seen = interval, now + interval, now, 0
+        self.sent_at, self.probe = now, False
         self._set_timer(now)
 
     def disconnect(self) -> None:
@@ -111,5 +117,7 @@ class Beats:
             return
         if now >= self._next_at - self._interval / 8:
             self.due = True
+        elif self._ledger.held and now - self.sent_at > PROBE_SECONDS * 0.9:
+            self.probe = True
         self._ledger.outbox.resend_sent_before(now - RESEND_SECONDS)
         self._set_timer(now)

@@ -123,7 +123,7 @@ class WorkerProtocol:
     def may_send(self) -> bool:
         """Whether `next_frame` may have something, or the stream is to end: a writer is not woken for nothing."""
         ledger = self.ledger
-        if self.beats.due or self.draining or ledger.outbox.unsent or self.actions.ended:
+        if self.beats.due or self.beats.probe or self.draining or ledger.outbox.unsent or self.actions.ended:
             return True
         return ledger.asked > 0 if ledger.resting else ledger.credit() > 0
 
@@ -327,7 +327,10 @@ class WorkerProtocol:
             full = True
         if not (ledger.resting or self.draining or self.actions.ended) and self._ask(frame):
             full = True
-        return frame if full else None
+        if not full and not self.beats.probe:
+            return None
+        self.beats.sent_at, self.beats.probe = now, False
+        return frame
 
     def _ask(self, frame: pb.WorkerFrame) -> bool:
         topics, refused = self._settings.topics, self.ledger.refused_topics

@@ -32,7 +32,11 @@ from headgate.wire import worker_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
 
+CONNECT_SECONDS: Final = 3.0
 HELLO_SECONDS: Final = 10.0
+HOLDING_WAIT_SECONDS: Final = 1.0
+"""The longest pause between two attempts to connect while jobs are held: servers wait for a worker that lost its
+connection for some seconds only, ten by default."""
 LAST_WRITE_SECONDS: Final = 2.0
 """What a write that is under way gets when the worker has ended."""
 REFUSED_SECONDS: Final = 60.0
@@ -243,6 +247,8 @@ class WorkerStream:
             wait = self._rotation.move_on()
             if protocol.draining and not self._rotation.single:
                 wait = 0.0  # the next address is another server
+            elif protocol.ledger.held:
+                wait = min(wait, HOLDING_WAIT_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._ended.wait()
@@ -261,6 +267,9 @@ class WorkerStream:
         protocol = self.protocol
         try:
             try:
+                # A peer that takes connections and does not answer must not use up the time that we have to return.
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await rpc.connected(channel)
                 # Not by cancelling the call: a write that waits for its connection then waits for ever.
                 async with asyncio.timeout(HELLO_SECONDS):
                     await rpc.say_hello(call, protocol.hello())

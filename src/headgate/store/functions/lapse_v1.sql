@@ -8,7 +8,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
                array_fill(NULL::bigint, ARRAY[cardinality(ids_)]), array_fill(false, ARRAY[cardinality(ids_)]),
                array_fill(NULL::text, ARRAY[cardinality(ids_)]),
                array_fill('LeaseExpired'::text, ARRAY[cardinality(ids_)]),
-               array_fill('lease expired: the worker did not renew it in time'::text, ARRAY[cardinality(ids_)]),
+               array_fill('lease expired: the worker was lost, or did not renew it in time'::text, ARRAY[cardinality(ids_)]),
                array_fill(NULL::text, ARRAY[cardinality(ids_)])) AS o
      WHERE o.receipt = 0 /* applied */
 $$;

@@ -5,7 +5,11 @@
 -- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
 -- neither renewed nor lost, it is *skipped*: the caller has to ask again, and must not count on it until then. Who never
 -- waits may also come to the rows in any order.
-CREATE FUNCTION headgate.renew_v1(tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], lease_ms_ bigint[])
+--
+-- owner_: the instance that the worker has just connected to, with these jobs declared. Renewals of a session leave the owner
+-- as it is: an instance that was frozen must not take back what its worker has declared elsewhere (see expire_lost_v1).
+CREATE FUNCTION headgate.renew_v1(
+    tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], lease_ms_ bigint[], owner_ int DEFAULT NULL)
 RETURNS TABLE (ord int, lost boolean, cancel boolean, skipped boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_nestloop = off SET jit = off AS $$
@@ -35,7 +39,8 @@ BEGIN
                -- Never shortened: a handler may have asked for longer.
                SET lease_until = greatest(j.lease_until, v_now + lease_ms_[v_run] * interval '1 ms'),
                    lease_ms = CASE WHEN j.lease_until > v_now + lease_ms_[v_run] * interval '1 ms' THEN j.lease_ms
-                                   ELSE lease_ms_[v_run] END
+                                   ELSE lease_ms_[v_run] END,
+                   owner = coalesce(owner_, j.owner)
              WHERE j.tenant_no = tenants_[v_run] AND j.id = ANY (ARRAY(SELECT o.id FROM ours o))
                -- Claimed since this statement first saw it: the table's checks would look at the row as it was then.
                AND j.lease_until IS NOT NULL

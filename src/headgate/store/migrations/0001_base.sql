@@ -136,7 +136,7 @@ CREATE TABLE headgate.jobs (
     max_attempts  int NOT NULL,
     epoch         bigint NOT NULL DEFAULT nextval('headgate.epoch_ranges') << 10,   -- one more at each claim
     policy_no     int NOT NULL,
-    owner         int,                                   -- the instance that claimed it
+    owner         int,                                   -- the instance that claimed it, or that its worker has declared it to
     lease_ms      int,                                   -- how long the newest lease is: it ends no later than in that time
     state         smallint NOT NULL,                     -- see domain/states.py
     flags         smallint NOT NULL DEFAULT 0,           -- see domain/flags.py
@@ -468,6 +468,7 @@ CREATE TABLE headgate.role_tenants (
 -- include: functions/settle_unlocked_v1.sql
 -- include: functions/locked_ords_v1.sql
 -- include: functions/renew_v1.sql
+-- include: functions/expire_lost_v1.sql
 -- include: functions/promote_v1.sql
 -- include: functions/promote_rows_v1.sql
 -- include: functions/reap_v1.sql

@@ -25,9 +25,10 @@ def surely_held_until(model: Model, assign: Assign) -> int:
     """Until when, by the database's clock, this worker surely holds the lease it received; renewals only add to it.
 
     Cut short by whatever may have ended it: its own outcome as soon as that is about to be sent, a cancel, discard or
-    redrive as soon as it is asked for, a later greeting under its worker's id that does not declare the job.
+    redrive as soon as it is asked for, a later greeting under its worker's id that does not declare the job. Where
+    servers have a reconnect grace shorter than the lease, the connection may have been lost right after the claim.
     """
-    end = assign.lease_until
+    end = assign.lease_until - max(0, model.lease_us - model.grace_us)
     for said in model.said_of.get(assign.job, ()):
         if said.epoch == assign.epoch:
             end = min(end, said.w)

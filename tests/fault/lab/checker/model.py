@@ -208,6 +208,11 @@ class Model:
         return int(self.world.get("lease_ms", 0)) * 1000
 
     @property
+    def grace_us(self) -> int:
+        """How long at least a worker whose connection was lost keeps its leases."""
+        return int(self.world.get("grace_ms", self.world.get("lease_ms", 0))) * 1000
+
+    @property
     def servers(self) -> int:
         return int(self.world.get("servers", 1))
 

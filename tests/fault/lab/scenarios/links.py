@@ -92,7 +92,7 @@ async def a_wire_carries_one_way_only(world: World) -> None:
 # ---------------------------------------------------------------------- breaking
 
 
-@scenario("F18", "reset during assignment", checks=("I1", "I3"), world=OTHERS_LOAD)
+@scenario("F18", "reset during assignment", checks=("I1", "I3"), world={**OTHERS_LOAD, "reconnect_grace": 1.0})
 async def a_link_breaks_under_an_assignment(world: World) -> None:
     """Claimed and never arrived: the worker says so when it is back, and it is offered again at no cost."""
     proxy = via(world)

@@ -28,9 +28,9 @@ from tests.fault.lab.steps import (
 from tests.support.epochs import claims
 
 
-@scenario("F1", "worker SIGKILL mid-run", checks=("I1", "I3", "I13"))
+@scenario("F1", "worker SIGKILL mid-run", checks=("I1", "I3", "I13"), world={"reconnect_grace": 1.0})
 async def workers_are_killed(world: World) -> None:
-    """A random worker dies every second or so and comes back; what it ran lapses and runs elsewhere."""
+    """A random worker dies every second or so and comes back; what it ran is released and runs elsewhere."""
     for _ in range(8):
         victim = world.chance.choice(sorted(world.workers))
         await world.kill(victim)

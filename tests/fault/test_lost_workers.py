@@ -1,0 +1,86 @@
+"""kill -9 of a worker is healed by the reconnect grace; a worker that only lost its connection keeps what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fault.conftest import Servers
+from tests.fault.history import all_ended, begun, check, client, connected, submit
+from tests.fault.lab.proxy import FaultProxy
+from tests.support.server import ServerProcess
+from tests.support.stalls import Stalls
+from tests.support.workers import WorkerProcess
+
+LEASE, GRACE = 12.0, 3.0
+RUNNING = "SELECT id, attempt FROM headgate.jobs WHERE state = 1"
+LEAVES = r"session_ended worker=\S+ reason=connection_lost"
+
+Start = Callable[[Sequence[Callable[[], WorkerProcess]]], list[WorkerProcess]]
+
+
+def one_slot(folder: Path, name: str, *addresses: str) -> Callable[[], WorkerProcess]:
+    return lambda: WorkerProcess(addresses, folder=folder, name=name, concurrency=1)
+
+
+def proxies_before(servers: Sequence[ServerProcess], until_over: ExitStack) -> list[FaultProxy]:
+    return [until_over.enter_context(FaultProxy(server.host, server.port)) for server in servers]
+
+
+@pytest.mark.req("F1", "T26")
+async def test_a_killed_worker_is_replaced_after_the_grace_and_one_that_lost_its_connection_is_not(
+    database: str, servers: Servers, start: Start, stalls: Stalls, tmp_path: Path
+) -> None:
+    """Four workers run a job each. One is killed; one is cut off for a moment; one is cut off from its server for good
+    and goes to the other; one is frozen for a moment."""
+    options = ("--lease", f"{LEASE:g}", "--reconnect-grace", f"{GRACE:g}")
+    first, second = instances = await asyncio.to_thread(servers, 2, *options)
+    release = tmp_path / "release"
+    with ExitStack() as until_over:
+        (door,) = proxies_before([first], until_over)
+        doors = proxies_before(instances, until_over)
+        four = await asyncio.to_thread(
+            start,
+            [
+                one_slot(tmp_path, "killed", first.address),
+                one_slot(tmp_path, "cut", door.address),
+                one_slot(tmp_path, "moved", *(proxy.address for proxy in doors)),
+                one_slot(tmp_path, "frozen", second.address),
+            ],
+        )
+        killed, cut, moved, frozen = four
+        async with client(instances) as hg:
+            ids = await submit(hg, "held", [str(release).encode()] * 4)
+            await begun(four, 4)
+            (lost,), kept = killed.starts(), {start.job_id for start in (*cut.starts(), *moved.starts())}
+            frozen.signal(signal.SIGSTOP)
+            killed.kill()
+            for proxy in (door, next(one for one in doors if one.address == moved.connections[0])):
+                proxy.refuse()
+                proxy.reset()
+            await asyncio.to_thread(first.saw, LEAVES, times=2)
+            door.heal()
+            frozen.signal(signal.SIGCONT)
+            (successor,) = await asyncio.to_thread(start, [one_slot(tmp_path, "successor", second.address)])
+            await begun([successor], 1)  # the grace is over for all of them
+            async with connected(database) as db:
+                running = {row["id"]: row["attempt"] for row in await db.fetch(RUNNING)}
+            release.touch()
+            await all_ended(database)
+        workers = [*four, successor]
+        ended, starts = await check(database, ids, workers)
+    (again,) = successor.starts()
+    assert again.job_id == lost.job_id
+    assert again.at - lost.at < LEASE, "by its lease it could not have run again so soon"
+    assert len(moved.connections) == len(cut.connections) == 2
+    assert moved.connections[0] != moved.connections[1]
+    assert frozen.connections == [second.address]
+    if stalls.longest < GRACE / 2:  # else the machine may have kept them from coming back in time
+        assert kept <= set(running)
+        assert {job.id: job.attempt for job in ended} == dict.fromkeys(ids, 1) | {lost.job_id: 2}
+        assert len(starts) == 5

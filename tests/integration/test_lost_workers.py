@@ -1,0 +1,339 @@
+"""Workers whose connection was lost: their jobs run again after the grace, and those of who comes back never do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.dispatch.lost_workers import reconnect_grace_of
+from headgate.dispatch.session import SessionSilent, WorkerSession
+from headgate.dispatch.session_rules import Hello
+from headgate.dispatch.watchdog import WatchdogGate
+from headgate.dispatch.worker_calls import WorkerCalls
+from headgate.domain.errors import InvalidSetting, StoreUnavailable
+from headgate.domain.identity import Identity, Scope
+from headgate.domain.states import EventKind, State
+from headgate.store.connect import Connection
+from tests.support.dispatching import Hold, Instance, ManualClock, Worker
+from tests.support.queue import Clock
+
+GRACE = 10.0
+OURS = Identity(tenant="acme", subject="test", scopes=frozenset(Scope))
+LEFT = "SELECT id, owner, lease_until > headgate.clock_v1() AS live FROM headgate.jobs WHERE state = 1 ORDER BY id"
+
+
+@pytest.fixture
+async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """An instance that moves only when the test says so; leases are of a minute, the grace of ten seconds."""
+    async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE) as instance:
+        yield instance
+
+
+@pytest.fixture
+async def other(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+    """Another one, on the same database."""
+    async with Instance(database, name="two", running=False, now=seconds, reconnect_grace=GRACE) as instance:
+        yield instance
+
+
+class Time:
+    """Passes for servers and database alike, in steps in which every instance looks for lost workers."""
+
+    def __init__(self, seconds: ManualClock, clock: Clock, *instances: Instance) -> None:
+        self._seconds, self._clock, self._instances = seconds, clock, instances
+
+    async def jump(self, span: float) -> None:
+        """In one step, as for a process that stood still."""
+        self._seconds.advance(span)
+        await self._clock.advance(seconds=span)
+
+    async def passes(self, span: float) -> int:
+        """Returns how many leases were ended."""
+        expired = 0
+        for _ in range(round(span * 2)):
+            await self.jump(0.5)
+            for instance in self._instances:
+                expired += await instance.lost_workers.run_once()
+        return expired
+
+
+async def holding(one: Instance, count: int = 1, *, lease: timedelta | None = None) -> tuple[Worker, list[UUID]]:
+    """A worker that was sent new jobs."""
+    await one.submit(count)
+    worker = await one.worker("w", slots=count, incarnation=7, lease=lease)
+    assert await one.claimer.run_once() == count
+    return worker, list((await worker.take()).ids)
+
+
+async def comes_back(one: Instance, ids: Sequence[UUID], *, incarnation: int = 7) -> WorkerSession:
+    """The worker connects, and declares these."""
+    epochs = await one.epochs(ids)
+    session, lost = await one.rules.open(
+        OURS,
+        Hello(
+            worker_id="w",
+            incarnation=incarnation,
+            resumed=True,
+            declared=len(ids),
+            ids=lambda: list(ids),
+            epochs=epochs,
+        ),
+    )
+    assert lost == []
+    return session
+
+
+async def still_leased(db: Connection) -> list[UUID]:
+    return [row["id"] for row in await db.fetch(LEFT) if row["live"]]
+
+
+# ---------------------------------------------------------------------- who does not come back
+
+
+async def test_jobs_of_a_lost_worker_run_again_after_the_grace_at_the_cost_of_an_attempt(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 3)
+    time = Time(seconds, clock, still)
+    await time.jump(20)
+    worker.disconnect()
+    assert await time.passes(GRACE - 1) == 0
+    assert await still_leased(db) == ids
+    assert await time.passes(2) == 3
+    await time.jump(0.001)
+    assert (await still.ticker.run_once()).reaped == 3
+    assert await still.states() == {State.RETRYING: 3}
+    job = await still.job(ids[0])
+    assert (job.attempt, job.events[-1].kind) == (1, EventKind.LAPSED)
+    assert len(still.lost_workers) == 0
+
+
+async def test_a_longer_lease_or_an_extension_is_no_longer_grace(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(still, lease=timedelta(hours=1))
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    assert await time.passes(GRACE + 1) == 1
+    assert await still_leased(db) == []
+
+
+async def test_the_jobs_of_an_older_process_are_released_when_another_takes_its_name(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    """As when a container was restarted on another machine: the old connection is open, and nobody is there."""
+    worker, _ = await holding(still)
+    await comes_back(still, (), incarnation=8)
+    worker.disconnect()  # superseded by the other
+    assert await Time(seconds, clock, still).passes(GRACE + 1) == 1
+    assert await still_leased(db) == []
+
+
+async def test_a_renewal_under_way_when_the_session_ends_is_no_return(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(still)
+    time = Time(seconds, clock, still)
+    await time.jump(31)
+    worker.session.mark_seen()
+    renewal = Hold()
+    still.store.before["renew"] = renewal
+    renewing = asyncio.create_task(still.renewer.run_once())
+    await renewal.reached()
+    worker.disconnect()
+    await time.jump(1)
+    renewal.release()
+    assert await renewing == 1
+    assert await time.passes(GRACE + 2) == 1
+
+
+async def test_many_jobs_are_released_in_bounded_statements_and_reaped_without_a_pause(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker = await still.worker("w", slots=4_500, incarnation=7)
+    await still.submit(4_500)
+    while await still.claimer.run_once():
+        pass
+    while len(worker.session.unwritten()):
+        await worker.take()
+    worker.disconnect()
+    assert await Time(seconds, clock, still).passes(GRACE) == 4_500
+    assert still.store.calls["expire_lost"] == 3
+    await clock.advance(seconds=0.001)
+    reaped = 0
+    while still.times._next_full == 0.0:  # one after the other, not one a second
+        still.times.begin()
+        reaped += (await still.ticker.run_once()).reaped
+    assert reaped == 4_500
+
+
+async def test_a_locked_job_is_tried_again_and_keeps_no_other(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 3)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    async with still.store.lane("read").use() as locker, locker.transaction():
+        await locker.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", ids[0])
+        assert await time.passes(GRACE + 1) == 2
+        assert len(still.lost_workers) == 1
+    assert await time.passes(1) == 1
+    assert len(still.lost_workers) == 0
+    assert await still_leased(db) == []
+
+
+# ---------------------------------------------------------------------- who comes back
+
+
+async def test_a_worker_that_comes_back_within_the_grace_keeps_what_it_runs(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 2)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    assert await time.passes(GRACE - 1) == 0
+    await comes_back(still, ids)
+    assert await time.passes(2 * GRACE) == 0
+    assert await still_leased(db) == ids
+
+
+@pytest.mark.parametrize("lease", [None, timedelta(hours=1)])
+@pytest.mark.parametrize("noticed", ["before", "after"])
+async def test_a_worker_that_went_to_another_instance_keeps_what_it_runs(
+    still: Instance,
+    other: Instance,
+    db: Connection,
+    seconds: ManualClock,
+    clock: Clock,
+    lease: timedelta | None,
+    noticed: str,
+) -> None:
+    """Also when the instance that it left notices the loss long after the worker has connected to the other."""
+    worker, ids = await holding(still, 2, lease=lease)
+    time = Time(seconds, clock, still, other)
+    if noticed == "before":
+        worker.disconnect()
+        await time.passes(3)
+    await comes_back(other, ids)
+    if noticed == "after":
+        await time.passes(15)
+        worker.disconnect()
+    assert await time.passes(2 * GRACE - 5) == 0
+    assert await still_leased(db) == ids
+    assert {row["owner"] for row in await db.fetch(LEFT)} == {other.store.instance_no}
+
+
+async def test_a_worker_that_is_connecting_at_the_end_of_the_grace_keeps_what_it_runs(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 2)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    await time.passes(GRACE - 1)
+    greeting = Hold()
+    still.store.after["renew"] = greeting  # committed, and not yet known here
+    connecting = asyncio.create_task(comes_back(still, ids))
+    await greeting.reached()
+    assert await time.passes(3) == 0
+    greeting.release()
+    await connecting
+    assert await time.passes(GRACE + 1) == 0
+    assert await still_leased(db) == ids
+
+
+async def test_a_worker_that_connects_while_its_leases_are_being_ended_keeps_what_it_runs(
+    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 2)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    ending = Hold()
+    still.store.before["expire_lost"] = ending
+    passing = asyncio.create_task(time.passes(GRACE + 1))
+    await ending.reached()
+    connecting = asyncio.create_task(comes_back(still, ids))
+    while still.sessions.find(worker.session.tenant_no, "w") is None:
+        await asyncio.sleep(0.001)
+    ending.release()
+    await connecting  # its renewal comes after, and takes the leases back
+    await passing
+    assert await still_leased(db) == ids
+    assert await time.passes(GRACE + 1) == 0
+
+
+async def test_unary_heartbeats_after_the_loss_keep_what_is_held(
+    still: Instance, other: Instance, db: Connection, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 2)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    await time.passes(5)
+    epochs = await still.epochs(ids)
+    await WorkerCalls(other.rules).heartbeat(OURS, "w", ids[:1], epochs[:1], lease_seconds=0, progress=())
+    assert await time.passes(GRACE) == 1
+    assert await still_leased(db) == ids[:1]
+
+
+# ---------------------------------------------------------------------- what is no lost worker
+
+
+async def test_time_in_which_the_server_stood_still_is_not_counted(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, _ = await holding(still)
+    time = Time(seconds, clock, still)
+    worker.disconnect()
+    await time.jump(30)
+    assert await time.passes(GRACE - 2) == 0
+    assert await time.passes(2) == 1
+
+
+async def test_time_in_which_the_database_was_away_is_not_counted(
+    database: str, seconds: ManualClock, clock: Clock
+) -> None:
+    async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE, gated=True) as still:
+        worker, _ = await holding(still)
+        time = Time(seconds, clock, still)
+        worker.disconnect()
+        await time.passes(GRACE - 1)
+        still.store.before["tick"] = _away
+        with pytest.raises(StoreUnavailable):
+            await still.ticker.run_once()
+        assert isinstance(still.watchdog, WatchdogGate)
+        assert await time.passes(GRACE - 1) == 0
+        assert await time.passes(2) == 1
+
+
+async def _away() -> None:
+    raise StoreUnavailable("the database is away")
+
+
+async def test_silent_sessions_plain_streams_and_idle_workers_are_not_lost(still: Instance) -> None:
+    worker, _ = await holding(still)
+    worker.session.end(SessionSilent("it sent nothing"))
+    worker.disconnect()
+    await still.submit(1)
+    calls = WorkerCalls(still.rules)
+    stream = await calls.open_stream(OURS, "plain", ["mail"], lease_seconds=0, max_in_flight=1)
+    assert await still.claimer.run_once() == 1
+    await stream.next_part()
+    still.rules.close(stream, "gone")
+    assert stream.held
+    (await still.worker("idle", incarnation=9)).disconnect()
+    assert len(still.lost_workers) == 0
+
+
+def test_the_grace_is_shorter_than_the_lease_or_off() -> None:
+    def grace(asked: float | None, lease: float) -> timedelta | None:
+        wanted = None if asked is None else timedelta(seconds=asked)
+        return reconnect_grace_of(wanted, lease=timedelta(seconds=lease))
+
+    assert grace(None, 60) == timedelta(seconds=10)
+    assert grace(None, 10) is None
+    assert grace(59.9, 60) == timedelta(seconds=59.9)
+    with pytest.raises(InvalidSetting, match=r"--reconnect-grace: 60 s is not shorter than the lease of 60 s"):
+        grace(60, 60)
