@@ -101,7 +101,7 @@ def test_who_does_not_answer_is_exit_5_with_the_address(
         closed.bind(("127.0.0.1", 0))
         nobody = closed.getsockname()[1]
         for url, says in (
-            (f"127.0.0.1:{nobody}", "headgate serve"),
+            (f"127.0.0.1:{nobody}", "headgate dev"),
             (f"127.0.0.1:{deaf}", ""),
             (f"https://{stand.server.address}", "without https://"),
         ):

@@ -238,13 +238,22 @@ async def test_a_refused_frame_is_tried_again_if_the_server_says_so_and_an_error
             await waiting
 
 
-async def test_when_nobody_answers_the_error_has_the_address_and_the_next_step() -> None:
+async def test_when_nobody_answers_the_error_has_the_address_and_the_next_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And a warning is logged after a second, long before the deadline of the submit or of a call."""
     app = Headgate(GONE)
+    reading = asyncio.ensure_future(app.get(new_id_maker().next_id()))
     with pytest.raises(NotConnected) as caught:
         await mail(app).submit("x", options={"timeout": 4})
     assert str(caught.value) == (
-        f"cannot reach Headgate at {GONE} (connection refused); start it with `headgate serve`, or set HEADGATE_URL"
+        f"cannot reach a Headgate server at {GONE} (connection refused); start one with `headgate dev`, or set "
+        "HEADGATE_URL to the address of another"
     )
+    warnings = [record.getMessage() for record in caplog.records if record.name == "headgate.client"]
+    assert sum(line.startswith(f"no_answer server={GONE} jobs=1 error=cannot reach") for line in warnings) == 1
+    assert sum(line.startswith(f"no_answer server={GONE} error=cannot reach") for line in warnings) == 1
+    reading.cancel()
     with pytest.raises(NotConnected, match=GONE):
         await asyncio.wrap_future(app._connection.start_wait(new_id_maker().next_id(), timeout=0.2))
     await app.close(flush=0)

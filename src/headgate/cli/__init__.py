@@ -12,13 +12,16 @@ from cyclopts import App, CycloptsError, Parameter
 
 from headgate.cli.errors import (
     BUG,
+    FAILURE,
     INTERRUPTED,
     USAGE,
+    UserCodeFailed,
     bug_text,
     exit_code,
     missing_server_text,
     print_error,
     usage_text,
+    users_traceback_text,
 )
 from headgate.cli.polling import poll_with_one_thread
 from headgate.domain.errors import HeadgateError
@@ -85,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for text in (str(error), *getattr(error, "__notes__", ())):  # a call for several jobs can have several errors
             print_error(text)
         return exit_code(error)
+    except UserCodeFailed as error:
+        print(error, file=sys.stderr, flush=True)
+        return FAILURE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -95,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text := missing_server_text(error):
             print_error(text)
             return USAGE
+        if text := users_traceback_text(error):
+            print(text, file=sys.stderr, flush=True)
+            return FAILURE
         print_error(bug_text(error))
         return BUG
     return 0

@@ -14,6 +14,7 @@ from headgate.cli.connection import with_client
 from headgate.cli.options import Limit, Output, Reason, Url
 from headgate.cli.output import as_json, duration, print_lines, table, utc
 from headgate.cli.retention import retention_line
+from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 from headgate.sdk.admin import AuditEntry, PauseInfo, Status
@@ -102,6 +103,7 @@ def status_lines(status: Status) -> Iterator[str]:
             ],
             right=range(2, len(STATES) + 3),
         )
+    yield from (f"WARNING {line}" for line in unhandled_lines(status))
     yield from table(
         ("INSTANCE", "VERSION", "WORKERS", "UPTIME"),
         [

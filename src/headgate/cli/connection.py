@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
 
+from headgate.cli.errors import print_warning
+from headgate.ops.settings import unknown_settings
 from headgate.sdk import Headgate
+from headgate.sdk.addresses import Address, addresses_of
+from headgate.sdk.rpc import not_connected
 
 Answer = TypeVar("Answer")
+_CONNECT_SECONDS: Final = 0.5
 
 
 def with_client(url: str, use: Callable[[Headgate], Awaitable[Answer]]) -> Answer:
     """Connect to the server at `url` (empty: the default one), await `use`, close, and return its answer."""
+    warn_of_unknown_settings()
+    check_listening(addresses_of(url or None))
 
     async def connected() -> Answer:
         async with Headgate(url or None) as hg:
             return await use(hg)
 
     return asyncio.run(connected())
+
+
+def warn_of_unknown_settings() -> None:
+    """Print a warning for each variable that looks like a setting and is none."""
+    for error in unknown_settings(os.environ):
+        print_warning(str(error))
+
+
+def check_listening(addresses: Sequence[Address]) -> None:
+    """Raise NotConnected at once if all addresses are of this machine, and nothing listens there.
+
+    The client itself would try again for ten seconds, which is right for a server that restarts, and wrong for someone
+    who has forgotten to start one.
+    """
+    if all(address.is_loopback and _refuses(address) for address in addresses):
+        raise not_connected(addresses[0], "connection refused")
+
+
+def _refuses(address: Address) -> bool:
+    host, _, port = address.target.rpartition(":")
+    with suppress(OSError):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+    return False

@@ -1,7 +1,7 @@
-"""One line on stderr and one exit code per error; scripts rely on the codes. A stack trace is never shown.
+"""One line on stderr and one exit code per error; scripts rely on the codes. No stack trace of ours is shown.
 
 0   success
-1   an error without its own code
+1   an error without its own code; an error of the user's code, with its traceback
 2   usage: unknown command or option, invalid value
 3   not found
 4   refused: the current state does not allow it, or another change came first
@@ -16,7 +16,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 import traceback
+from pathlib import Path
+from types import TracebackType
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
@@ -78,6 +81,16 @@ _BY_REPORT = {
 }
 _SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection"})
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
+_OURS = (
+    str(Path(__file__).parents[1]) + os.sep,
+    "<frozen importlib",
+    str(Path(sysconfig.get_path("stdlib"), "importlib")),
+)
+_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class UserCodeFailed(Exception):
+    """Code of the user raised an error; the text is its traceback, without frames of ours."""
 
 
 def exit_code(error: HeadgateError) -> int:
@@ -89,6 +102,11 @@ def exit_code(error: HeadgateError) -> int:
 def print_error(text: str) -> None:
     """Print one error to stderr, without passwords of URLs."""
     print("error:", _CREDENTIALS.sub("://…@", text), file=sys.stderr, flush=True)
+
+
+def print_warning(text: str) -> None:
+    """Print one warning to stderr."""
+    print("warning:", text, file=sys.stderr, flush=True)
 
 
 def usage_text(error: CycloptsError) -> str:
@@ -109,6 +127,27 @@ def missing_server_text(error: BaseException | None) -> str:
             return f'this command needs the server, and {error.name} is not installed; pip install "headgate[server]"'
         error = error.__cause__
     return ""
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback of an error of the user's module, without the frames that import it."""
+    return _format(error, _from_first(error.__traceback__, but=_OURS))
+
+
+def users_traceback_text(error: BaseException) -> str:
+    """The traceback from the first frame of the user's code on; "" if only our code and libraries are in it."""
+    first = _from_first(error.__traceback__, but=(*_OURS, *_OTHERS, "<"))
+    return "" if first is None else _format(error, first)
+
+
+def _from_first(trace: TracebackType | None, *, but: tuple[str, ...]) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(but):
+        trace = trace.tb_next
+    return trace
+
+
+def _format(error: BaseException, trace: TracebackType | None) -> str:
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
 
 
 def bug_text(error: Exception) -> str:

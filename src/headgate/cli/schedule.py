@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli import options as shared
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import warn_of_unknown_settings, with_client
 from headgate.cli.options import MaxAttempts, Output, Payload, Priority, Raw, Reason, Tags, Url
 from headgate.cli.output import as_json, utc
 from headgate.domain.errors import InvalidInput
@@ -201,6 +201,8 @@ def sync_command(
 ) -> None:
     """Store the schedules that an application declares, with the address and token of the application."""
     from headgate.cli.worker import load
+
+    warn_of_unknown_settings()
 
     async def act() -> None:
         async with load(app) as hg:

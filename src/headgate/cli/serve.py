@@ -54,8 +54,8 @@ def serve_command(
     reconnect_grace: Annotated[
         float | None,
         Parameter(
-            help="Seconds a worker has to reconnect after its connection was lost; then its jobs run again. Shorter than "
-            "the lease. Default: 10, or the lease if that is not longer."
+            help="Seconds a worker has to reconnect after its connection was lost, before its jobs run again. Must be "
+            "shorter than the lease. Default: 10, or the lease if that is not longer."
         ),
     ] = None,
     grace: Annotated[float, Parameter(help="Maximum duration of a drain in seconds.")] = 30,

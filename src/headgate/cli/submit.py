@@ -10,8 +10,9 @@ from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.options import MaxAttempts, Payload, Priority, Raw, Tags, Url
 from headgate.cli.output import as_json
+from headgate.cli.unhandled import explain_timeout
 from headgate.domain.errors import InvalidInput
-from headgate.sdk import Headgate, JobOptions, Unique
+from headgate.sdk import Headgate, JobOptions, ResultTimeout, Unique
 
 
 def submit_command(
@@ -94,6 +95,10 @@ def submit_command(
         handle = await hg.submit(topic, body, **options)
         print(handle.id, flush=True)
         if wait_seconds:
-            print(as_json(await handle.result(wait_seconds)))
+            try:
+                print(as_json(await handle.result(wait_seconds)))
+            except ResultTimeout as error:
+                await explain_timeout(hg, topic, error)
+                raise
 
     with_client(url, act)

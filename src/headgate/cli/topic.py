@@ -11,13 +11,17 @@ from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
+from headgate.cli.errors import print_warning
 from headgate.cli.options import Output, Reason, Url
 from headgate.cli.output import as_json, days
+from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import shown
+from headgate.sdk import Headgate
+from headgate.sdk.admin import Status
 from headgate.sdk.admin.topics import TopicInfo, TopicSettings
 
 topic = App(name="topic", help="Show and change settings and limits of topics.")
@@ -32,13 +36,19 @@ Keep = Annotated[
 @topic.command(name="list")
 def list_command(*, output: Output = "text", url: Url = "") -> None:
     """List topics with their limits and the number of jobs by state."""
-    found = with_client(url, lambda hg: hg.admin.topics.list())
+
+    async def act(hg: Headgate) -> tuple[list[TopicInfo], Status]:
+        return await hg.admin.topics.list(), await hg.admin.status()
+
+    found, status = with_client(url, act)
     if output == "json":
         print(as_json([_fields(info) for info in found]))
         return
     for info in found:
         counts = "  ".join(f"{state} {count}" for state, count in sorted(info.counts.items()))
         print(f"{info.name}  {counts or 'no jobs'}" + (f"   [{limits_of(info)}]" if limits_of(info) else ""))
+    for line in unhandled_lines(status):
+        print_warning(line)
 
 
 @topic.command(name="get")

@@ -13,9 +13,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headgate.cli.connection import warn_of_unknown_settings
+from headgate.cli.errors import UserCodeFailed, traceback_text
 from headgate.cli.options import App, LogFormat, LogLevel
 from headgate.cli.values import level_of
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.ops import logs
 from headgate.sdk import Headgate, JobFields, WorkerOptions
 
@@ -38,6 +40,7 @@ def worker_command(
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
     logs.configure(level_of(log_level), format=log_format, filters=[JobFields()])
+    warn_of_unknown_settings()
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
     if topics:
         options["topics"] = [topic.strip() for topic in topics.split(",")]
@@ -55,14 +58,15 @@ def load(app: str) -> Headgate:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
+    except HeadgateError as error:  # its text says what to do
+        error.add_note(f'raised while importing "{module_name}"')
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise InvalidInput(
                 "app", f'module "{module_name}" does not exist', hint="run the command in the folder of your project"
             ) from None
-        raise InvalidInput(
-            "app", f'"{module_name}" imports "{error.name}", which is not installed', hint="install it, and try again"
-        ) from error
+        raise UserCodeFailed(traceback_text(error)) from error
     found = getattr(module, name, None)
     if not isinstance(found, Headgate):
         kinds = [key for key, value in vars(module).items() if isinstance(value, Headgate)]

@@ -94,14 +94,20 @@ class Admin:
         return changed
 
     async def status(self, caller: Identity) -> Status:
-        """Pauses, job counts and waiting times by topic, instances, retention."""
+        """Pauses, job counts and waiting times by topic, instances, retention; topics that no worker asks for."""
         caller.require(Scope.READ, Scope.SYSTEM)
         status = await self.store.status(caller.tenant)
+        if caller.tenant and status.handled is not None:
+            # Of this instance as they are, of others as reported some seconds ago.
+            handled = status.handled | self.presence.topics(await self.store.tenant_no(caller.tenant))
+            topics = [replace(one, unhandled=one.has_queued and one.topic not in handled) for one in status.topics]
+            status = replace(status, topics=topics, handled=handled)
         if caller.topics is None:
             return status
         seen = caller.topics
         return replace(
             status,
+            handled=None if status.handled is None else status.handled & seen,
             pauses=[
                 one for one in status.pauses if one.target.kind is not TargetKind.TOPIC or one.target.topic in seen
             ],

@@ -258,6 +258,7 @@ class Presence(Protocol):
     """The workers connected to this instance."""
 
     def workers(self, tenant_no: int) -> Sequence[WorkerView]: ...
+    def topics(self, tenant_no: int) -> frozenset[str]: ...
 
 
 class Endings(Protocol):

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from headgate.dispatch.periodic import Periodic
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
+from headgate.domain.limits import HANDLED_TOPICS_MAX
 from headgate.domain.workers import WorkerView
 
 MOST_SHOWN: Final = 200
@@ -40,7 +41,7 @@ class Presence(Periodic):
         self._store, self._sessions = store, sessions
         self._topic_name, self._now = topic_name, now
         self._stuck = stuck  # by tenant number: jobs that this instance cannot promote or reap
-        self._written: Mapping[str, object] = {"counts": {}, "stuck": {}, "workers": []}
+        self._written: Mapping[str, object] = {"topics": {}, "counts": {}, "stuck": {}, "workers": []}
         self._written_at = -WRITE_SECONDS
         self.instance = ""
         self.writes = 0
@@ -52,6 +53,10 @@ class Presence(Periodic):
             for session in self._sessions
             if session.ended is None and session.tenant_no == tenant_no
         ]
+
+    def topics(self, tenant_no: int) -> frozenset[str]:
+        """The topics that a tenant's workers on this instance ask for."""
+        return frozenset(self._topics_by_tenant().get(tenant_no, ()))
 
     async def run_once(self) -> bool:
         """Write the summary if it has changed, at most every few seconds; says whether it was written."""
@@ -70,7 +75,10 @@ class Presence(Periodic):
         """Numbers of workers by tenant, and the first so many of them by name."""
         alive = [session for session in self._sessions if session.ended is None]
         shown = sorted(alive, key=lambda session: (session.tenant_no, session.worker_id))[:MOST_SHOWN]
+        names = {str(no): sorted(found) for no, found in sorted(self._topics_by_tenant().items())}
         return {
+            # With more, other instances cannot tell which topics have no worker.
+            "topics": names if sum(map(len, names.values())) <= HANDLED_TOPICS_MAX else None,
             "counts": {str(no): count for no, count in sorted(Counter(session.tenant_no for session in alive).items())},
             "stuck": dict(self._stuck()),
             "workers": [
@@ -87,6 +95,18 @@ class Presence(Periodic):
                 for view in (self._view(session),)
             ],
         }
+
+    def _topics_by_tenant(self) -> dict[int, set[str]]:
+        """By demand, not by session: a thousand workers of one application want the same."""
+        alive = [session for session in self._sessions.with_calls() if session.ended is None]
+        demands = {demand for session in alive for demand in session.credit}
+        wanted = [(demand.tenant_no, demand.topic_nos, demand.unknown) for demand in demands]
+        # A quiet session's credit is put aside; it handles its topics again when the quiet time is over.
+        wanted += [(session.tenant_no, nos, unknown) for session in alive for nos, _, unknown in session.kept]
+        found: dict[int, set[str]] = {}
+        for tenant_no, topic_nos, unknown in wanted:
+            found.setdefault(tenant_no, set()).update(map(self._topic_name, topic_nos), unknown)
+        return found
 
     def _view(self, session: WorkerSession) -> WorkerView:
         topic_nos = {no for demand in session.credit for no in demand.topic_nos}

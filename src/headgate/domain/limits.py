@@ -35,6 +35,8 @@ RETRY_POLICIES_MAX: Final = 1_000
 and every instance keeps them all in memory."""
 SESSION_DEMANDS_MAX: Final = 64
 """Combinations of topics and lease that one worker session may have credit for: each is claimed for by itself."""
+HANDLED_TOPICS_MAX: Final = 1_000
+"""Topics of connected workers that an instance reports to others, and a status to its caller."""
 SESSION_UNKNOWN_TOPICS_MAX: Final = 1_000
 """Topics without any job so far that one worker session waits for: they are kept by name, in memory only."""
 

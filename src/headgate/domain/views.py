@@ -203,6 +203,12 @@ class TopicStatus:
     counts: Mapping[State, int]
     waiting_since: datetime | None = None
     ageing_step: timedelta | None = None
+    unhandled: bool = False  # it has jobs that wait, and no connected worker asks for them
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether jobs of it are to run, now or later."""
+        return any(count and not state.is_final and state is not State.RUNNING for state, count in self.counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +232,7 @@ class Status:
     topics: Sequence[TopicStatus]
     instances: Sequence[InstanceView]
     retention: RetentionStatus
+    handled: frozenset[str] | None = frozenset()  # topics that connected workers ask for; None: too many to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,11 +44,8 @@ class Settings:
 
         An unknown variable is refused: otherwise HEADGATE_DATABSE_URL would silently select the embedded database.
         """
-        for name in environ:
-            if name.startswith("HEADGATE_") and name not in KNOWN and not _OF_OTHERS.fullmatch(name):
-                near = get_close_matches(name, KNOWN, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(sorted(KNOWN))}"
-                raise InvalidSetting(name, "is not a known setting", hint=hint)
+        for error in unknown_settings(environ):
+            raise error
         data = environ.get("HEADGATE_DATA", "").strip()
         return cls(
             database_url=_url(environ, "HEADGATE_DATABASE_URL"),
@@ -60,6 +57,17 @@ class Settings:
     def url_for_migrations(self) -> str | None:
         """The direct URL if there is one: some migrations do not work through a pooler."""
         return self.direct_database_url or self.database_url
+
+
+def unknown_settings(environ: Mapping[str, str]) -> list[InvalidSetting]:
+    """An error for each variable that looks like a setting and is none, with the nearest name."""
+    found = []
+    for name in sorted(environ):
+        if name.startswith("HEADGATE_") and name not in KNOWN and not _OF_OTHERS.fullmatch(name):
+            near = get_close_matches(name, KNOWN, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(sorted(KNOWN))}"
+            found.append(InvalidSetting(name, "is not a known setting", hint=hint))
+    return found
 
 
 def _folder(value: str, name: str) -> Path:

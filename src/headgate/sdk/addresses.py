@@ -40,6 +40,12 @@ class Address:
     def __str__(self) -> str:
         return f"https://{self.target}" if self.tls else self.target
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is an address of this machine."""
+        host = self.target.rpartition(":")[0].strip("[]")
+        return host == "localhost" or host == "::1" or host.startswith("127.")
+
 
 def trust_of(
     ca: str | Path | None = None, certificate: str | Path | None = None, key: str | Path | None = None

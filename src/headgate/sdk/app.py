@@ -40,6 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FLUSH_SECONDS = 5.0
+INTERRUPTED_FLUSH_SECONDS = 0.5
 
 
 class _Kind(TypedDict):
@@ -254,7 +255,9 @@ class Headgate(HookDecorators):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        # Ctrl-C and a cancelled task do not wait for a server that does not answer.
+        hurried = error is not None and not isinstance(error, Exception)
+        await self.close(flush=INTERRUPTED_FLUSH_SECONDS if hurried else FLUSH_SECONDS)
 
     # --- working -----------------------------------------------------------------------------------------------------
 

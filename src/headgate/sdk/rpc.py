@@ -238,9 +238,11 @@ def not_connected(address: Address, details: str = "") -> NotConnected:
         if tls == address.tls and mark in details:
             return NotConnected(f"cannot connect to Headgate at {address}: {sentence}")
     reason = "connection refused" if "refused" in details.lower() else details[:160] or "no answer"
-    return NotConnected(
-        f"cannot reach Headgate at {address} ({reason}); start it with `headgate serve`, or set HEADGATE_URL"
-    )
+    if address.is_loopback:
+        advice = "start one with `headgate dev`, or set HEADGATE_URL to the address of another"
+    else:
+        advice = "see whether `headgate serve` runs there, or set HEADGATE_URL to another address"
+    return NotConnected(f"cannot reach a Headgate server at {address} ({reason}); {advice}")
 
 
 def reported_code(error: grpc.aio.AioRpcError) -> str:

@@ -158,6 +158,7 @@ class AdminStore:
                 for _, name, version, started, seen, summary in instances
             ],
             retention=kept,
+            handled=_handled([row[-1] for row in instances if row[0] != self._database.instance_no], tenant_no),
         )
 
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:
@@ -274,6 +275,17 @@ def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> T
     if not row.topic_no:
         return Target(kind=TargetKind.TENANT)
     return Target(kind=TargetKind.TOPIC, topic=topics[row.topic_no][0])
+
+
+def _handled(summaries: Sequence[str | None], tenant_no: int) -> frozenset[str] | None:
+    """The topics that workers on other instances ask for; None if one of these has too many to list."""
+    found: set[str] = set()
+    for summary in summaries:
+        topics = json.loads(summary).get("topics", {}) if summary else {}
+        if topics is None:
+            return None
+        found.update(topics.get(str(tenant_no), ()))
+    return frozenset(found)
 
 
 def _summary(text: str | None, part: str) -> Mapping[str, int]:

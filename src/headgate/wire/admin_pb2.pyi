@@ -206,6 +206,7 @@ class StatusResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    HANDLED_FIELD_NUMBER: _builtins.int
     now_us: _builtins.int
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseInfo]:
@@ -217,6 +218,10 @@ class StatusResponse(_message.Message):
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceInfo]: ...
     @_builtins.property
     def retention(self) -> Global___RetentionStatus: ...
+    @_builtins.property
+    def handled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics that connected workers ask for, at most 1,000; those of other servers as of a few seconds ago."""
+
     def __init__(
         self,
         *,
@@ -225,10 +230,11 @@ class StatusResponse(_message.Message):
         topics: _abc.Iterable[Global___TopicStatus] | None = ...,
         instances: _abc.Iterable[Global___InstanceInfo] | None = ...,
         retention: Global___RetentionStatus | None = ...,
+        handled: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handled", b"handled", "instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +407,7 @@ class TopicStatus(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     WAITING_SINCE_US_FIELD_NUMBER: _builtins.int
     AGEING_STEP_US_FIELD_NUMBER: _builtins.int
+    UNHANDLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     paused: _builtins.bool
     """by a pause of the topic, its tenant or everything"""
@@ -408,6 +415,8 @@ class TopicStatus(_message.Message):
     """due time of the oldest pending job that is next in its priority; 0: none"""
     ageing_step_us: _builtins.int
     """0: strict priority"""
+    unhandled: _builtins.bool
+    """jobs wait, and no connected worker asks for the topic"""
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by name of the state; states without jobs are omitted"""
@@ -420,10 +429,11 @@ class TopicStatus(_message.Message):
         counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         waiting_since_us: _builtins.int = ...,
         ageing_step_us: _builtins.int = ...,
+        unhandled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_step_us", b"ageing_step_us", "counts", b"counts", "paused", b"paused", "topic", b"topic", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_step_us", b"ageing_step_us", "counts", b"counts", "paused", b"paused", "topic", b"topic", "unhandled", b"unhandled", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -217,6 +217,7 @@ def _status(status: Status) -> pb.StatusResponse:
                 counts={state.label: count for state, count in one.counts.items()},
                 waiting_since_us=at_us(one.waiting_since),
                 ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
+                unhandled=one.unhandled,
             )
             for one in status.topics
         ],
@@ -237,6 +238,7 @@ def _status(status: Status) -> pb.StatusResponse:
             days_waiting=status.retention.days_waiting,
             oldest_waiting=str(status.retention.oldest_waiting or ""),
         ),
+        handled=sorted(status.handled or ())[: limits.HANDLED_TOPICS_MAX],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from difflib import get_close_matches
 from typing import Final
 
 from headgate.domain.errors import InvalidInput
@@ -46,6 +47,8 @@ class TopicStatus:
     counts: dict[str, int] = field(default_factory=dict, hash=False)
     waiting_since: datetime | None = None
     ageing_step: timedelta | None = None
+    unhandled: bool = False
+    """Jobs wait, and no connected worker asks for the topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +72,19 @@ class Status:
     topics: tuple[TopicStatus, ...]
     instances: tuple[InstanceInfo, ...]
     retention: RetentionStatus
+    handled: tuple[str, ...] = ()
+    """Topics that connected workers ask for; those of other servers as of a few seconds ago."""
 
     @property
     def paused(self) -> tuple[PauseInfo, ...]:
         """The pauses that are in force."""
         return tuple(one for one in self.pauses if one.paused)
+
+    @property
+    def unhandled(self) -> dict[str, str]:
+        """Topics whose jobs wait for a worker, and for each the most similar name that workers ask for, or ""."""
+        found = [one.topic for one in self.topics if one.unhandled]
+        return {topic: next(iter(get_close_matches(topic, self.handled, n=1)), "") for topic in found}
 
 
 def target_of(*, topic: str | None, tenant: bool, everything: bool) -> pb.Target:
@@ -113,6 +124,7 @@ async def status(connection: Connection) -> Status:
                 counts=dict(one.counts),
                 waiting_since=time_or_none(one.waiting_since_us),
                 ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
+                unhandled=one.unhandled,
             )
             for one in answer.topics
         ),
@@ -133,6 +145,7 @@ async def status(connection: Connection) -> Status:
             days_waiting=answer.retention.days_waiting,
             oldest_waiting=_day(answer.retention.oldest_waiting),
         ),
+        handled=tuple(answer.handled),
     )
 
 

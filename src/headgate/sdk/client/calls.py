@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -18,10 +19,14 @@ from headgate.sdk.errors import Closed
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 
+log = logging.getLogger("headgate.client")
+
 WAIT_SECONDS: Final = 20.0
 """The longest a single WaitResult stays open: short enough for proxies that cut silent calls."""
 GIVE_UP_SECONDS: Final = 10.0
 """What one unary call may take beyond the wait it asks for."""
+SILENT_SECONDS: Final = 1.0
+"""After so long without an answer a warning is logged. The call goes on."""
 TERMINAL: Final = frozenset({jobs.STATE_COMPLETED, jobs.STATE_DEAD, jobs.STATE_CANCELLED})
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -69,7 +74,7 @@ class Calls:
             return await rpc.WAIT_RESULT(channel, request, token=self._token, seconds=allowed)
 
         while True:
-            found = await self._anywhere(ask, ("job", str(job_id)), deadline=deadline)
+            found = await self._anywhere(ask, ("job", str(job_id)), deadline=deadline, waits=True)
             if found.state in TERMINAL or _now() >= deadline:
                 return found
 
@@ -87,29 +92,63 @@ class Calls:
         *,
         deadline: float,
         repeatable: bool = True,
+        waits: bool = False,
     ) -> rpc.Answered:
-        while True:
-            if self._closed:
-                raise Closed("this Headgate client was closed; make another one")
-            address = self._rotation.current
-            channel = self._channel = self._channel or rpc.open_channel(address)
-            try:
-                found = await ask(channel, max(0.1, min(GIVE_UP_SECONDS, deadline - _now())))
-            except grpc.aio.AioRpcError as error:
-                explained: HeadgateError = rpc.explain(error, address, about=about)
-                if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
-                    raise explained from None
-            else:
-                self._rotation.succeeded()
-                return found
-            pause = 0.0
-            if self._channel is channel:  # else another caller moved on already
-                self._channel = None
-                pause = self._rotation.move_on()
-                await channel.close()
-            if _now() + pause >= deadline:
-                raise explained
-            await asyncio.sleep(pause)
+        """Make a call at one address after the other; `waits`: an answer may take long although all is well."""
+        silence = Silence(deadline)
+        if not waits:
+            silence.begin(self._rotation.current)
+        try:
+            while True:
+                if self._closed:
+                    raise Closed("this Headgate client was closed; make another one")
+                address = self._rotation.current
+                channel = self._channel = self._channel or rpc.open_channel(address)
+                try:
+                    found = await ask(channel, max(0.1, min(GIVE_UP_SECONDS, deadline - _now())))
+                except grpc.aio.AioRpcError as error:
+                    explained: HeadgateError = rpc.explain(error, address, about=about)
+                    if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
+                        raise explained from None
+                else:
+                    self._rotation.succeeded()
+                    return found
+                silence.begin(address, explained)
+                pause = 0.0
+                if self._channel is channel:  # else another caller moved on already
+                    self._channel = None
+                    pause = self._rotation.move_on()
+                    await channel.close()
+                if _now() + pause >= deadline:
+                    raise explained
+                await asyncio.sleep(pause)
+        finally:
+            silence.end()
+
+
+class Silence:
+    """Logs one warning when a call has had no answer for a second."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
+        self._what: tuple[Address, object] = Address(""), ""
+
+    def begin(self, address: Address, error: object = "no answer yet") -> None:
+        """No answer came from there, or none has come yet."""
+        self._what = address, error
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._warn)
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _warn(self) -> None:
+        address, error = self._what
+        left = max(0.0, self._deadline - _now())
+        log.warning('no_answer server=%s error=%s seconds_left=%.0f effect="trying again"', address, error, left)
 
 
 def _now() -> float:

@@ -43,6 +43,8 @@ HELLO_SECONDS: Final = 10.0
 REPLY_SECONDS: Final = 20.0
 """A frame without a reply for this long: the server hangs or the network swallows. Resending elsewhere is safe."""
 SWEEP_SECONDS: Final = 0.25
+SILENT_SECONDS: Final = 1.0
+"""After so long without an answer to any submit a warning is logged. The submits wait on, until their deadlines."""
 OVERLOADED: Final = "overloaded"
 ABOUT_THE_JOB: Final = frozenset({"invalid_input", "too_large"})
 """Codes of what is wrong with the frame itself: an earlier try of it was refused as well."""
@@ -71,6 +73,8 @@ class Producer:
         self._pauses = 0  # timers that run because the server asked for a pause
         self._trouble: HeadgateError | None = None  # what the last attempt to connect met
         self._greeted = False
+        self._answered_at = 0.0  # when something was last answered, or nothing waited
+        self._warned = False  # of the silence since then
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
@@ -116,6 +120,7 @@ class Producer:
         return bool(self._unsent)
 
     async def _run(self) -> None:
+        self._answered_at = self._io.loop.time()
         sweeper = self._io.loop.create_task(self._sweep(), name="headgate produce deadlines")
         try:
             while True:
@@ -211,6 +216,7 @@ class Producer:
         return rpc.not_connected(self._rotation.current, "it closed the stream")
 
     def _take(self, reply: pb.ProducerReply) -> None:
+        self._answered_at, self._warned = self._io.loop.time(), False
         sent = self._in_flight.pop(reply.seq, None)
         if sent is None:  # answered twice, or a seq we never sent
             if reply.HasField("error"):
@@ -301,9 +307,23 @@ class Producer:
             for submit in waiting:
                 if submit.deadline <= now and not submit.gone:
                     self._give_up([submit], self._too_late(submit))
+            self._warn_of_silence(now, waiting=sum(len(submit.ids) for submit in waiting if not submit.gone))
             oldest = min((sent.sent_at for sent in self._in_flight.values()), default=now)
             if self._call is not None and now - oldest > REPLY_SECONDS:
                 self._call.cancel()
+
+    def _warn_of_silence(self, now: float, *, waiting: int) -> None:
+        """Log once that nothing is answered, and why if that is known. A pause that a server asks for is an answer."""
+        if not waiting or self._pauses:
+            self._answered_at = now
+        elif now - self._answered_at >= SILENT_SECONDS and not self._warned:
+            self._warned = True
+            log.warning(
+                'no_answer server=%s jobs=%d error=%s effect="submits wait until their timeout"',
+                self._rotation.current,
+                waiting,
+                self._trouble or "no answer yet",
+            )
 
     def _never_sent(self) -> HeadgateError:
         address = self._rotation.current

@@ -12,8 +12,11 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
+
+import grpc.aio
 
 from headgate.domain import failpoints
 from headgate.sdk import rpc
@@ -31,6 +34,7 @@ from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
 log = logging.getLogger("headgate.worker")
+T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 3.0
 HELLO_SECONDS: Final = 10.0
@@ -267,13 +271,7 @@ class WorkerStream:
         protocol = self.protocol
         try:
             try:
-                # A peer that takes connections and does not answer must not use up the time that we have to return.
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await rpc.connected(channel)
-                # Not by cancelling the call: a write that waits for its connection then waits for ever.
-                async with asyncio.timeout(HELLO_SECONDS):
-                    await rpc.say_hello(call, protocol.hello())
-                    first = await rpc.next_frame(call)
+                first = await self._unless_ended(self._greet(channel, call))
             except TimeoutError:
                 return rpc.not_connected(address, "it does not answer")
             if first is None or not first.HasField("hello_ack"):
@@ -301,6 +299,30 @@ class WorkerStream:
             if reader is not None:
                 await asyncio.wait((reader,))
             await channel.close()
+
+    async def _greet(self, channel: grpc.aio.Channel, call: rpc.WorkCall) -> pb.ServerFrame | None:
+        """Connect, and say hello; returns the first frame. Raises TimeoutError."""
+        # A peer that takes connections and does not answer must not use up the time that we have to return.
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await rpc.connected(channel)
+        # Not by cancelling the call: a write that waits for its connection then waits for ever.
+        async with asyncio.timeout(HELLO_SECONDS):
+            await rpc.say_hello(call, self.protocol.hello())
+            return await rpc.next_frame(call)
+
+    async def _unless_ended(self, greeting: Coroutine[Any, Any, T]) -> T | None:
+        """What it returns; None if the worker ends meanwhile, which does not wait for a server that says nothing."""
+        tasks = [
+            self._io.loop.create_task(greeting, name="headgate hello"),
+            self._io.loop.create_task(self._ended.wait(), name="headgate end"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return cast("T", tasks[0].result()) if tasks[0].done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _read(self, call: rpc.WorkCall, address: Address) -> Exception | None:
         protocol = self.protocol

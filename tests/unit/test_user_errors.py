@@ -1,0 +1,68 @@
+"""Errors of the user's own code are shown as they are, and never called a bug of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.cli import main
+from headgate.cli.errors import users_traceback_text
+from headgate.domain import validation
+
+BROKEN = {
+    "syntax": ("def f(:\n", "SyntaxError"),
+    "raises": ("def f():\n    raise ValueError('of the user')\nf()\n", "ValueError: of the user"),
+    "attribute": ("import os\nos.no_such_name\n", "AttributeError"),
+    "missing": ("import a_module_that_is_missing\n", "No module named 'a_module_that_is_missing'"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_app_that_cannot_be_imported_is_shown_with_its_own_traceback(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, says = BROKEN[kind]
+    (tmp_path / f"broken_{kind}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["schedule", "sync", f"broken_{kind}:hg"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert f"broken_{kind}.py" in err
+    assert "bug" not in err
+    assert "headgate/cli" not in err
+    assert "importlib" not in err
+
+
+def test_an_app_that_does_not_exist_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "sync", "no_such_package.jobs:hg"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith('error: app: module "no_such_package.jobs" does not exist')
+    assert err.count("\n") == 1
+
+
+def test_a_refusal_of_ours_at_import_is_its_sentence_and_the_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "refused_app.py").write_text("from headgate import Headgate\nhg = Headgate('http://x/y')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["schedule", "sync", "refused_app:hg"]) in (2, 78)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: url: is not an address")
+    assert lines[1] == 'error: raised while importing "refused_app"'
+
+
+def test_an_error_below_the_users_code_is_the_users_and_one_of_ours_is_not() -> None:
+    def users() -> None:
+        validation.check_topic(object.__new__(object), field=1 / 0)  # type: ignore[arg-type]
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        users()
+    assert users_traceback_text(caught.value).startswith("Traceback (most recent call last):\n")
+    with pytest.raises(TypeError) as ours:
+        validation.check_topic()  # type: ignore[call-arg]
+    error = ours.value
+    assert users_traceback_text(error.with_traceback(None)) == ""
