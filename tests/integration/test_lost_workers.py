@@ -11,7 +11,7 @@ import pytest
 
 from headgate.dispatch.lost_workers import reconnect_grace_of
 from headgate.dispatch.session import SessionSilent, WorkerSession
-from headgate.dispatch.session_rules import Hello
+from headgate.dispatch.session_rules import Hello, OutcomeFrame
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain.errors import InvalidSetting, StoreUnavailable
@@ -276,6 +276,25 @@ async def test_unary_heartbeats_after_the_loss_keep_what_is_held(
     await WorkerCalls(other.rules).heartbeat(OURS, "w", ids[:1], epochs[:1], lease_seconds=0, progress=())
     assert await time.passes(GRACE) == 1
     assert await still_leased(db) == ids[:1]
+
+
+async def test_a_job_whose_outcome_is_being_written_waits_for_it(
+    still: Instance, seconds: ManualClock, clock: Clock
+) -> None:
+    worker, ids = await holding(still, 2)
+    time = Time(seconds, clock, still)
+    writing = Hold()
+    still.store.before["settle"] = writing
+    frame = OutcomeFrame(
+        seq=1, ids=ids[:1], epochs=await still.epochs(ids[:1]), results=(), others=(), indexes=[0], refused=(), size=1
+    )
+    still.rules.report(worker.session, frame)
+    await writing.reached()
+    worker.disconnect()
+    assert await time.passes(GRACE + 1) == 1  # the other one
+    await still.ticker.run_once()
+    writing.release()
+    await still.reach(1, State.COMPLETED)
 
 
 # ---------------------------------------------------------------------- what is no lost worker

@@ -94,11 +94,12 @@ class LostWorkers:
     def add(self, session: WorkerSession) -> None:
         """A session has ended and is not registered any more: wait for its worker, if it held jobs."""
         is_lost = isinstance(session.ended, ConnectionLost | Superseded)
-        if self._grace is None or not is_lost or session.return_credit is not None or not session.held:
+        if self._grace is None or not is_lost or session.return_credit is not None:
             return
         if self._is_connected(session):  # it has connected again before its old connection was known to be lost
             return
-        held = [(job_id, entry[0]) for job_id, entry in session.held.items()]
+        if not (held := session.undecided()):
+            return
         now = self._now()
         self._lost[_key(session)] = _Lost(session, held, at=now, looked_at=now)
         self._added.set()

@@ -315,7 +315,7 @@ class WorkerSession:
         has a higher one. Nor is a job given up whose outcome is being written: it is in `_reports` from the moment in
         which its frame was read, and frames are read in order.
         """
-        reporting = {job_id for ids in self._reports.values() for job_id in ids}
+        reporting = self._reported_ids()
         self.settled(
             [
                 job_id
@@ -323,6 +323,14 @@ class WorkerSession:
                 if number <= seen and (job_id, epoch) not in listed and job_id not in reporting
             ]
         )
+
+    def undecided(self) -> list[tuple[UUID, int]]:
+        """What it holds and has not reported: jobs and epochs, without those whose outcomes are being written."""
+        reporting = self._reported_ids()
+        return [(job_id, entry[0]) for job_id, entry in self.held.items() if job_id not in reporting]
+
+    def _reported_ids(self) -> set[UUID]:
+        return {job_id for ids in self._reports.values() for job_id in ids}
 
     def reporting(self, ids: Iterable[UUID]) -> int:
         """The outcomes of these are on their way to the database; gives the number to call `reported` with."""
