@@ -10,7 +10,7 @@ import pytest
 
 from headgate.sdk import worker
 from headgate.sdk.outcomes import failure
-from headgate.sdk.worker.beats import PROGRESS_SECONDS, RESEND_SECONDS, silence_limit
+from headgate.sdk.worker.beats import PROBE_SECONDS, PROGRESS_SECONDS, RESEND_SECONDS, silence_limit
 from headgate.sdk.worker.protocol import DRAIN_SECONDS, RESEND_SOON_SECONDS
 from headgate.sdk.worker.stop_sequence import FLUSH_SECONDS, UNWIND_SECONDS
 from headgate.sdk.worker.time_limits import UNWIND_SECONDS as TIMED_OUT_UNWIND_SECONDS
@@ -242,6 +242,19 @@ def test_beats_list_all_that_is_held_and_a_silent_server_is_left() -> None:
     assert driver.reconnects == 0
     driver.pass_time(BEAT_SECONDS / 2)
     assert driver.reconnects == 1
+
+
+def test_a_worker_that_holds_jobs_sends_an_empty_frame_when_it_has_sent_nothing_for_seconds() -> None:
+    """Then it notices in time that its connection is gone. An idle worker has nothing to lose by noticing late."""
+    driver = Driver(make_protocol())
+    driver.connect()
+    driver.send()
+    driver.pass_time(BEAT_SECONDS / 2)
+    assert driver.send() == []
+    driver.deliver(*raw_ids(1))
+    driver.pass_time(1.5 * PROBE_SECONDS)
+    assert driver.send() == [worker_pb2.WorkerFrame()]
+    assert driver.send() == []
 
 
 def test_progress_of_many_calls_is_sent_once_a_second_and_extensions_at_once() -> None:

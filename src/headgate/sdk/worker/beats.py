@@ -26,8 +26,8 @@ PROGRESS_SECONDS: Final = 1.0
 """Progress of all jobs is sent together, at most this often."""
 RESEND_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
-"""A worker that holds jobs sends something this often: an empty frame, if there is nothing else. A connection that is
-gone without a sign then fails here within half of the time that servers wait for us to reconnect."""
+"""A worker that holds jobs sends something about this often, an empty frame if need be: a connection that is gone
+without a sign then fails here in time to reconnect, for which servers wait for some seconds only."""
 
 
 def silence_limit(beat_seconds: float) -> float:
@@ -107,7 +107,7 @@ class Beats:
             self.due = True
 
     def _set_timer(self, now: float) -> None:
-        self._timers.set("beat", now + min(self._interval / 4, 5.0), self._on_timer)
+        self._timers.set("beat", now + min(self._interval / 4, PROBE_SECONDS / 2), self._on_timer)
 
     def _on_timer(self, now: float) -> None:
         silent = now - self.last_frame_at
