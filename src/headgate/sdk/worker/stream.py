@@ -36,6 +36,8 @@ from headgate.wire import worker_pb2 as pb
 log = logging.getLogger("headgate.worker")
 T = TypeVar("T")
 
+SILENT_SECONDS: Final = 1.0
+"""After so long without an answer to Hello a warning is logged."""
 CONNECT_SECONDS: Final = 3.0
 HELLO_SECONDS: Final = 10.0
 HOLDING_WAIT_SECONDS: Final = 1.0
@@ -271,7 +273,11 @@ class WorkerStream:
         protocol = self.protocol
         try:
             try:
-                first = await self._unless_ended(self._greet(channel, call))
+                silence = self._io.loop.call_later(SILENT_SECONDS, self._warn_of_silence, address)
+                try:
+                    first = await self._unless_ended(self._greet(channel, call))
+                finally:
+                    silence.cancel()
             except TimeoutError:
                 return rpc.not_connected(address, "it does not answer")
             if first is None or not first.HasField("hello_ack"):
@@ -309,6 +315,9 @@ class WorkerStream:
         async with asyncio.timeout(HELLO_SECONDS):
             await rpc.say_hello(call, self.protocol.hello())
             return await rpc.next_frame(call)
+
+    def _warn_of_silence(self, address: Address) -> None:
+        log.warning('no_answer server=%s effect="no jobs are received"', address)
 
     async def _unless_ended(self, greeting: Coroutine[Any, Any, T]) -> T | None:
         """What it returns; None if the worker ends meanwhile, which does not wait for a server that says nothing."""
