@@ -241,7 +241,7 @@ class Server:
         self.lost_workers = LostWorkers(
             self.renewer.calls,
             self.sessions,
-            grace=reconnect_grace and reconnect_grace.total_seconds(),
+            grace=None if reconnect_grace is None else reconnect_grace.total_seconds(),
             now=time.monotonic,
             watchdog=watchdog,
             on_expired=self.times.full_soon,

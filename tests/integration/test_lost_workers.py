@@ -340,6 +340,7 @@ async def test_silent_sessions_plain_streams_and_idle_workers_are_not_lost(still
     stream = await calls.open_stream(OURS, "plain", ["mail"], lease_seconds=0, max_in_flight=1)
     assert await still.claimer.run_once() == 1
     await stream.next_part()
+    stream.written()
     still.rules.close(stream, "gone")
     assert stream.held
     (await still.worker("idle", incarnation=9)).disconnect()

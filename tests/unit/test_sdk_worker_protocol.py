@@ -246,15 +246,15 @@ def test_beats_list_all_that_is_held_and_a_silent_server_is_left() -> None:
 
 def test_a_worker_that_holds_jobs_sends_an_empty_frame_when_it_has_sent_nothing_for_seconds() -> None:
     """Then it notices in time that its connection is gone. An idle worker has nothing to lose by noticing late."""
-    driver = Driver(make_protocol())
-    driver.connect()
-    driver.send()
-    driver.pass_time(BEAT_SECONDS / 2)
-    assert driver.send() == []
-    driver.deliver(*raw_ids(1))
-    driver.pass_time(1.5 * PROBE_SECONDS)
-    assert driver.send() == [worker_pb2.WorkerFrame()]
-    assert driver.send() == []
+    idle, busy = Driver(make_protocol()), Driver(make_protocol())
+    for driver in (idle, busy):
+        driver.connect()
+        driver.send()
+    busy.deliver(*raw_ids(1))
+    for driver, sent in ((idle, []), (busy, [worker_pb2.WorkerFrame()])):
+        driver.pass_time(1.5 * PROBE_SECONDS)
+        assert driver.send() == sent
+        assert driver.send() == []
 
 
 def test_progress_of_many_calls_is_sent_once_a_second_and_extensions_at_once() -> None:
