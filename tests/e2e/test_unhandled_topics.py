@@ -33,8 +33,7 @@ async def test_status_says_which_waiting_topics_no_worker_handles(serve: Serve) 
 def test_commands_report_it(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     server = serve()
     url = ("--url", server.address)
-    with Headgate(server.address).sync as hg:
-        hg.submit("send_email", {})
+    assert main(["submit", "send_email", "{}", *url]) == 0
     assert main(["status", *url]) == 0
     assert 'no connected worker handles topic "send_email"' in capsys.readouterr().out
     assert main(["topic", "list", *url]) == 0
