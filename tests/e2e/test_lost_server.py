@@ -84,6 +84,6 @@ def test_ctrl_c_ends_who_waits_for_a_server_within_a_second(deaf: str, tmp_path:
             began = time.monotonic()
             process.signal(signal.SIGINT)
             assert process.wait() == code, process.shown()
-            # Measured 0.3 s. Not asserted as one second: the interpreter itself takes that long to end on a busy machine.
+            # Not asserted as one second: the interpreter itself takes that long to end on a busy machine.
             # Without the guards it is 5 s (submit), and 3 to 10 s (worker).
             assert time.monotonic() - began < ENDS_SECONDS, process.shown()

@@ -1,4 +1,4 @@
-"""Lost workers: when a connection was lost and the worker has not come back within the grace, its leases end (ADR 31).
+"""Lost workers: when a connection was lost and the worker has not come back within the grace, its leases end (ADR 34).
 
 A worker that only lost its connection reconnects, to any instance, and declares what it runs: it keeps all of it. A
 worker that was killed does not, and its jobs would wait for the rest of their leases. So what a lost session held is
