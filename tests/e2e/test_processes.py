@@ -155,6 +155,7 @@ async def test_a_second_signal_ends_all_processes_at_once(serve: Serve, tmp_path
             await asyncio.to_thread(worker.saw, "server_draining", times=2)
             assert await asyncio.to_thread(server.terminate) == 1
             all_gone(pids(server))
+            assert len(server.seen("second_signal ")) == 1
 
 
 async def test_processes_end_when_their_parent_is_killed(serve: Serve, database: str, tmp_path: Path) -> None:

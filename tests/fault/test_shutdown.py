@@ -164,10 +164,12 @@ async def test_a_second_signal_ends_a_server_at_once_and_its_jobs_go_on(
         await begun([worker], 2)
         first.signal(signal.SIGTERM)
         await asyncio.to_thread(worker.saw, "server_draining")
+        await asyncio.to_thread(first.saw, r"draining workers=1 jobs=2 seconds_left=\d+ .*second signal exits at once")
         assert first.exit_code is None  # it waits for the handlers
         asked_at = time.monotonic()
         assert await asyncio.to_thread(first.terminate) == 1
         assert time.monotonic() - asked_at < GRACE / 2
+        assert first.seen('second_signal effect="the server exits at once')
         await asyncio.to_thread(servers, 1, port=first.port)
         await asyncio.to_thread(worker.is_connected, times=2)
         release.touch()
@@ -190,9 +192,13 @@ async def test_a_second_signal_ends_a_worker_at_once_and_hands_its_jobs_back(
         await begun([leaving], 2)
         leaving.signal(signal.SIGTERM)
         await asyncio.to_thread(leaving.saw, "stopping signal=SIGTERM")
+        await asyncio.to_thread(
+            leaving.saw, rf"draining jobs=2 topics={topic}: 2 longest_seconds=\d+ seconds_left=\d+ "
+        )
         asked_at = time.monotonic()
         await asyncio.to_thread(leaving.terminate)
         assert time.monotonic() - asked_at < GRACE / 2
+        assert leaving.seen(rf"stopping_at_once jobs=2 topics={topic}: 2 effect=.handlers are cancelled")
         release.touch()
         (other,) = await asyncio.to_thread(workers, 1, instances, concurrency=2)
         await all_ended(database, within=AT_ONCE)
