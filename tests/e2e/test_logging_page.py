@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,33 @@ def test_every_line_of_server_and_worker_is_json_on_request_and_a_drain_says_wha
         lines = [line for line in process.text().splitlines() if not NOT_LOGGED.match(line)]
         assert len(lines) >= 3
         assert all(json.loads(line).keys() >= {"time", "level", "logger"} for line in lines)
+
+
+def test_ctrl_c_reaches_a_reloading_worker_once(tmp_path: Path) -> None:
+    """A terminal signals the whole group. Twice would skip the drain."""
+    (tmp_path / "app.py").write_text(
+        "from headgate import Headgate\nhg = Headgate('127.0.0.1:1')\nhg.register('a', print)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headgate.cli", "worker", "app:hg", "--reload"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "worker_started" in line:
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+    assert process.returncode == 0, rest
+    assert rest.count("stopping signal=SIGINT") == 1
+    assert "stopping_at_once" not in rest

@@ -113,6 +113,10 @@ class Worker:
         if self._connection.box is not None:
             raise OutsideBox("a worker needs a server, and the box has none; call `await box.drain()` instead")
         self._io = io_thread()  # only now: a worker may be made before a fork
+        with _signals(self._io, self.stop) if signals else _nothing():  # also while hooks run
+            await self._run()
+
+    async def _run(self) -> None:
         began = time.monotonic()
         slots = Slots(
             self._tasks,
@@ -131,13 +135,11 @@ class Worker:
         running = asyncio.wrap_future(on_io)
         beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
-            with _signals(self._io, self.stop) if signals else _nothing():
-                try:
-                    await asyncio.shield(running)
-                except asyncio.CancelledError:
-                    self._io.soon(stream.hurry)
-                    await asyncio.wait((running,), timeout=10.0)
-                    raise
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._io.soon(stream.hurry)
+            await asyncio.wait((running,), timeout=10.0)
+            raise
         finally:
             if beside is not None:
                 beside.cancel()
