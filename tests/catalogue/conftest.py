@@ -24,8 +24,8 @@ from tests.support.wire import Wire, completed, failed, served
 OURS, THEIRS, READER = "token-of-our-operator", "token-of-the-others", "token-of-a-reader"
 _ALL = ["submit", "work", "read", "operate"]
 TOKENS = {
-    OURS: {"tenant": "acme", "scopes": _ALL},
-    THEIRS: {"tenant": "umbrella", "scopes": _ALL},
+    OURS: {"tenant": "acme", "name": "olga", "scopes": _ALL},
+    THEIRS: {"tenant": "umbrella", "name": "theo", "scopes": _ALL},
     READER: {"tenant": "acme", "scopes": ["read"]},
 }
 FAULTS = "Traceback|ERROR|CRITICAL"

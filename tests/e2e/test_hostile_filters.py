@@ -39,7 +39,7 @@ async def server(serve: Serve, tmp_path: Path) -> ServerProcess:
         json.dumps(
             {
                 READS: {"tenant": "alpha", "scopes": ["read"]},
-                SUBMITS: {"tenant": "alpha", "scopes": ["submit", "work", "read", "operate"]},
+                SUBMITS: {"tenant": "alpha", "name": "sam", "scopes": ["submit", "work", "read", "operate"]},
             }
         )
     )

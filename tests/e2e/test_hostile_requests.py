@@ -30,7 +30,9 @@ WITHIN = 30.0
 def server(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("hostile")
     tokens = folder / "tokens.json"
-    tokens.write_text(json.dumps({TOKEN: {"tenant": "alpha", "scopes": ["submit", "work", "read", "operate"]}}))
+    tokens.write_text(
+        json.dumps({TOKEN: {"tenant": "alpha", "name": "ana", "scopes": ["submit", "work", "read", "operate"]}})
+    )
     tokens.chmod(0o600)
     with served(postgres, template, folder, "--tokens", str(tokens)) as (process, _):
         yield process

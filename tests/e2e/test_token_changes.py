@@ -295,7 +295,7 @@ async def test_everything_open_ends_with_its_token_whatever_way_it_goes(
 ) -> None:
     topic, other = f"topic-{uuid4()}", f"other-{uuid4()}"
     scopes = ["submit", "work", "read", "operate"]
-    await known(mine, tokens, as_digest=way == "removed by its digest", scopes=scopes)
+    await known(mine, tokens, as_digest=way == "removed by its digest", scopes=scopes, name="mia")
     job_id, *_ = await wire.submit_many(other, [b""] * 50)
     async with (
         mine.worker() as session,

@@ -32,10 +32,10 @@ from tests.support.wire import Wire, served
 OWNER, MAIL, PAY, BOTH = (f"a-token-of-the-{name}" for name in ("owner", "mailer", "payer", "clerk"))
 EVERYTHING = ["submit", "work", "read", "operate"]
 TOKENS: dict[str, dict[str, object]] = {
-    OWNER: {"tenant": "acme", "scopes": EVERYTHING},
-    MAIL: {"tenant": "acme", "scopes": EVERYTHING, "topics": ["mail"]},
-    PAY: {"tenant": "acme", "scopes": EVERYTHING, "topics": ["pay", "paid"]},
-    BOTH: {"tenant": "acme", "scopes": EVERYTHING, "topics": ["mail", "pay", "paid"]},
+    OWNER: {"tenant": "acme", "name": "owner", "scopes": EVERYTHING},
+    MAIL: {"tenant": "acme", "name": "mail", "scopes": EVERYTHING, "topics": ["mail"]},
+    PAY: {"tenant": "acme", "name": "pay", "scopes": EVERYTHING, "topics": ["pay", "paid"]},
+    BOTH: {"tenant": "acme", "name": "both", "scopes": EVERYTHING, "topics": ["mail", "pay", "paid"]},
 }
 new_id = new_id_maker().next_id
 PAID = Bound("paid", b"", Prepared({}))

@@ -18,7 +18,7 @@ from tests.support.wire import served
 FUZZ, NEIGHBOUR = "token-of-the-attacker", "token-of-the-neighbour"
 TOKENS = {
     # Without admin: it may pause its own tenant, and nobody else's.
-    FUZZ: {"tenant": "fuzz", "scopes": ["submit", "work", "read", "operate"]},
+    FUZZ: {"tenant": "fuzz", "name": "fuzz", "scopes": ["submit", "work", "read", "operate"]},
     NEIGHBOUR: {"tenant": "neighbour", "scopes": ["submit", "work", "read"]},
 }
 FAULT_LINES = r"Traceback|ERROR|CRITICAL|service_died"

@@ -52,19 +52,19 @@ def test_an_empty_list_of_scopes_permits_nothing_and_admin_everything() -> None:
     for scope in set(Scope) - {Scope.SYSTEM}:
         with pytest.raises(PermissionDenied):
             identity(scopes=[]).require(scope)
-        identity(scopes=["admin"]).require(scope)
-        identity(scopes=scope.value).require(scope)
+        identity(scopes=["admin"], name="ana").require(scope)
+        identity(scopes=scope.value, name="ana").require(scope)
 
 
 def test_system_is_the_scope_of_tokens_without_a_tenant_and_admin_does_not_include_it() -> None:
-    who = parsed({TOKEN: {"scopes": ["system"]}}).identify(TOKEN)
+    who = parsed({TOKEN: {"scopes": ["system"], "name": "root"}}).identify(TOKEN)
     assert (who.tenant, who.topics) == ("", None)
     who.require(Scope.SYSTEM)
     for scope in set(Scope) - {Scope.SYSTEM}:
         with pytest.raises(PermissionDenied):
             who.require(scope)
     with pytest.raises(PermissionDenied, match='"system"'):
-        identity(scopes=["admin"]).require(Scope.SYSTEM)
+        identity(scopes=["admin"], name="ana").require(Scope.SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,14 @@ def test_when_a_token_expires_has_a_zone(wrong: object) -> None:
 def test_an_entry_has_a_tenant_and_nothing_that_nobody_knows(entry: Any) -> None:
     with pytest.raises(InvalidSetting, match="token 1 must have tenant"):
         parsed({TOKEN: entry})
+
+
+@pytest.mark.parametrize("scope", ["operate", "admin", "system"])
+def test_a_token_that_the_audit_log_can_show_has_a_name(scope: str) -> None:
+    entry: dict[str, Any] = {"scopes": [scope]} | ({} if scope == "system" else {"tenant": "acme"})
+    with pytest.raises(InvalidSetting, match=f'token 1 needs a name: the audit log shows who used the scope "{scope}"'):
+        parsed({TOKEN: entry})
+    assert parsed({TOKEN: entry | {"name": "ana"}}).identify(TOKEN).subject == "ana"
 
 
 def test_a_token_without_a_name_keeps_what_it_is_called_when_others_go() -> None:

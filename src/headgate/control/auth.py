@@ -21,6 +21,8 @@ from headgate.domain.validation import check_tenant, check_text, check_topic
 WORKER_SCOPES: Final = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
 GONE_LOOKS: Final = 2
 """A file that is missing this many times in a row was removed on purpose; once can be the middle of a replacement."""
+_RECORDED: Final = frozenset({Scope.OPERATE, Scope.ADMIN, Scope.SYSTEM})
+"""Scopes that permit changes which are recorded in the audit log or in the history of a job, with their actor."""
 _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _ENTRY: Final = frozenset({"tenant", "name", "expires", "scopes", "topics"})
 _FORM: Final = '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": …, "scopes": […], "topics": […]}}'
@@ -229,6 +231,12 @@ def _credential(digest: bytes, entry: object, source: str, number: int) -> Crede
     if not (set() if of_all else {"tenant"}) <= set(given) <= _ENTRY:
         raise InvalidSetting(
             source, f"token {number} must have tenant, and can have name, expires, scopes and topics; nothing else"
+        )
+    if (recorded := scopes & _RECORDED) and "name" not in given:
+        raise InvalidSetting(
+            source,
+            f'token {number} needs a name: the audit log shows who used the scope "{min(recorded)}"',
+            hint='add "name": "the person or program that has this token"',
         )
     # Names the credential without revealing the token, nor the digest, which may be in a file.
     credential = hashlib.sha256(b"headgate credential" + digest).hexdigest()[:16]

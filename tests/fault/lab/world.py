@@ -201,7 +201,7 @@ class World:
             for tenant, token in self.tokens.items()
         )
         self.tokens_file = self.folder / "tokens.json"
-        self.tokens_file.write_text(f'{{{entries}, "{SYSTEM_TOKEN}": {{"scopes": ["system"]}}}}')
+        self.tokens_file.write_text(f'{{{entries}, "{SYSTEM_TOKEN}": {{"name": "lab system", "scopes": ["system"]}}}}')
         self.tokens_file.chmod(0o600)
 
     async def _all(self, start: Callable[[str], None], names: Mapping[str, object]) -> None:
