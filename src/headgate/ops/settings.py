@@ -3,18 +3,20 @@
 HEADGATE_DATABASE_URL          the PostgreSQL to use. Default: the embedded one
 HEADGATE_DIRECT_DATABASE_URL   the same database without a transaction pooler, for migrations and LISTEN
 HEADGATE_DATA                  the folder of the embedded PostgreSQL. Default: .headgate/postgres in the current folder
+HEADGATE_REDACT                names of keys whose values are masked where payloads and results are shown
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Self
 
 from headgate.domain.errors import InvalidSetting
+from headgate.domain.redaction import Redaction
 
 _SCHEMES = ("postgresql://", "postgres://")
 KNOWN = frozenset(
@@ -22,7 +24,7 @@ KNOWN = frozenset(
         *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA", "HEADGATE_POSTGRES_BIN"),
         *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # used by the SDK
         *("HEADGATE_LOG_LEVEL", "HEADGATE_LOG_FORMAT"),  # of `headgate worker`, `serve` and `dev`
-        *("HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
+        *("HEADGATE_REDACT", "HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
     }
 )
 """All variables that some part of Headgate reads."""
@@ -37,6 +39,7 @@ class Settings:
     database_url: str | None = None
     direct_database_url: str | None = None
     data: Path | None = None
+    redaction: Redaction = field(default_factory=Redaction)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -51,7 +54,14 @@ class Settings:
             database_url=_url(environ, "HEADGATE_DATABASE_URL"),
             direct_database_url=_url(environ, "HEADGATE_DIRECT_DATABASE_URL"),
             data=_folder(data, "HEADGATE_DATA") if data else None,
+            redaction=redaction_of(environ),
         )
+
+    def with_database(self, url: str | None) -> Self:
+        """The settings with the database of a command line, which has no other address; None changes nothing."""
+        if url is None:
+            return self
+        return replace(self, database_url=_checked_url(url, "--database-url"), direct_database_url=None)
 
     @property
     def url_for_migrations(self) -> str | None:
@@ -79,10 +89,19 @@ def _folder(value: str, name: str) -> Path:
         ) from problem
 
 
+def redaction_of(environ: Mapping[str, str]) -> Redaction:
+    """What HEADGATE_REDACT says, for commands that need no other setting."""
+    return Redaction.parse(environ.get("HEADGATE_REDACT", ""))
+
+
 def _url(environ: Mapping[str, str], name: str) -> str | None:
     value = environ.get(name, "").strip()
-    if value and not value.startswith(_SCHEMES):
+    return _checked_url(value, name) if value else None
+
+
+def _checked_url(value: str, name: str) -> str:
+    if not value.startswith(_SCHEMES):
         raise InvalidSetting(
             name, "does not start with postgresql://", hint="the value is not shown, since it may contain a password"
         )
-    return value or None
+    return value
