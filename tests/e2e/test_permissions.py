@@ -40,12 +40,12 @@ SCHEDULE, NO_SCHEDULE = "payday-f81d4fae", "payday-00000000"
 WORKER = "payer-f81d4fae"
 SECRETS = (TOPIC, SCHEDULE, WORKER, "secret-f81d4fae")
 TOKENS: dict[str, dict[str, object]] = {
-    OWNER: {"tenant": "own", "scopes": ALL},
-    OTHER: {"tenant": "other", "scopes": ALL},
-    LIMITED: {"tenant": "own", "scopes": ALL, "topics": ["mail"]},
-    ADMIN: {"tenant": "own", "scopes": ["admin"]},
-    SYSTEM: {"scopes": ["system"]},
-    **{f"token-with-{scope}-only": {"tenant": "own", "scopes": [scope]} for scope in ALL},
+    OWNER: {"tenant": "own", "name": "owner", "scopes": ALL},
+    OTHER: {"tenant": "other", "name": "other", "scopes": ALL},
+    LIMITED: {"tenant": "own", "name": "limited", "scopes": ALL, "topics": ["mail"]},
+    ADMIN: {"tenant": "own", "name": "admin", "scopes": ["admin"]},
+    SYSTEM: {"name": "system", "scopes": ["system"]},
+    **{f"token-with-{scope}-only": {"tenant": "own", "name": f"only {scope}", "scopes": [scope]} for scope in ALL},
 }
 HELLO = {
     "/headgate.v1.WorkerService/Work": worker.WorkerFrame(hello=worker.Hello(worker_id="asks")),
@@ -254,6 +254,16 @@ def _objects(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], Mes
         f"{on}BulkService/GetBulk": [one_of(world.operation, lambda one: bulk.GetBulkRequest(id=one))],
         f"{on}BulkService/CancelBulk": [one_of(world.operation, lambda one: bulk.CancelBulkRequest(id=one))],
         **{f"{on}AdminService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
+        f"{on}AdminService/FindIds": [
+            one_of(there, lambda one, kind=kind: admin.FindIdsRequest(kind=kind, prefix=one.hex()[:28]))
+            for there, kind in (
+                (world.dead, admin.ID_KIND_JOB),
+                (world.running, admin.ID_KIND_JOB),
+                (world.batch, admin.ID_KIND_BATCH),
+                (world.plain_batch, admin.ID_KIND_BATCH),
+                (world.operation, admin.ID_KIND_BULK),
+            )
+        ],
         **{f"{on}ScheduleService/{verb}": [(*named, ask)] for verb, ask in on_schedules.items()},
         f"{on}ScheduleService/Put": [
             (
@@ -326,7 +336,8 @@ async def test_a_topic_that_the_token_does_not_permit_is_refused_whether_it_exis
 
 LISTS: dict[str, Message] = {
     "AdminService/Status": admin.StatusRequest(),
-    "AdminService/ListWorkers": admin.ListWorkersRequest(),
+    "AdminService/ListWorkers": admin.ListWorkersRequest(running=True),
+    "BatchService/ListBatches": batches.ListBatchesRequest(limit=1_000),
     "AdminService/ListAudit": admin.ListAuditRequest(limit=500),
     "BulkService/ListJobs": bulk.ListJobsRequest(limit=1_000),
     "BulkService/CountJobs": bulk.CountJobsRequest(filter="state:dead"),

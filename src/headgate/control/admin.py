@@ -21,6 +21,7 @@ from headgate.control.ports import AdminStore, Announces, Endings, GateHere, Pre
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, TooLarge, WrongState
 from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.ids import IdKind, id_range
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.states import State
 from headgate.domain.validation import (
@@ -35,13 +36,14 @@ from headgate.domain.validation import (
 )
 from headgate.domain.views import AuditView, Change, Pause, Quiet, Redrive, Standing, Status, Target, TargetKind
 from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
-from headgate.domain.workers import WorkerView
+from headgate.domain.workers import WorkerView, with_running
 
 log = logging.getLogger("headgate.admin")
 
 QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
 PER_SECOND_MAX: Final = 100_000
+FOUND_MAX: Final = 5
 _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
 
 
@@ -217,10 +219,18 @@ class Admin:
             allowed="dead or cancelled",
         )
 
+    async def find_ids(self, caller: Identity, kind: IdKind, prefix: str) -> tuple[list[UUID], bool]:
+        """The first ids that begin with these digits, and whether there are more."""
+        caller.require(Scope.READ)
+        return await self.store.find_ids(caller.tenant, kind, id_range(prefix), topics=caller.topics, limit=FOUND_MAX)
+
     # ------------------------------------------------------------------ workers
 
-    async def workers(self, caller: Identity) -> list[WorkerView]:
-        """The connected workers: of this instance as they are, of others as reported some seconds ago."""
+    async def workers(self, caller: Identity, *, running: bool = False) -> list[WorkerView]:
+        """The connected workers: of this instance as they are, of others as reported some seconds ago.
+
+        With `running`, also the jobs that they run.
+        """
         caller.require(Scope.READ)
         here = self.presence.workers(await self.store.tenant_no(caller.tenant))
         # A worker that has just moved here can still be in the summary of another instance. Another process with the
@@ -240,7 +250,11 @@ class Admin:
                 for one in found
                 if not seen.isdisjoint(one.topics)
             ]
-        return sorted(found, key=lambda one: (one.instance, one.worker))
+        found.sort(key=lambda one: (one.instance, one.worker))
+        if not running:
+            return found
+        jobs = await self.store.running(caller.tenant)
+        return with_running(found, [one for one in jobs if caller.topics is None or one.topic in caller.topics])
 
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
         """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""

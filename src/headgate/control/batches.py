@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from builtins import list as list_of
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Generic
@@ -68,3 +69,11 @@ class Batches(Generic[Rows, Account]):
         if not status.is_visible_to(caller.topics):
             raise NotFound("batch", str(batch_id))
         return status
+
+    async def list(
+        self, caller: Identity, *, open_only: bool = False, before: UUID | None = None, limit: int
+    ) -> list_of[BatchStatus]:
+        """Batches, newest first, without the counts of their members."""
+        return await self._store.batches(
+            caller.tenant, open_only=open_only, before=before, limit=limit, topics=caller.topics
+        )

@@ -150,6 +150,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         OpenBatch=_submit(_NAMED, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("on_done")),
         SealBatch=_submit(_OBJECT, max_bytes=limits.SMALL_REQUEST_MAX_BYTES),
         GetBatch=_read(_OBJECT),
+        ListBatches=_read(_FILTERED),
     )
     | _of(
         "headgate.v1.AdminService",
@@ -167,6 +168,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ListAudit=Rule(
             scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
         ),
+        FindIds=_read(_OBJECT),
         SetRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
         RunRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
     )

@@ -12,7 +12,7 @@ from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Pl
 from headgate.domain.dependencies import BatchStatus, NewBatch
 from headgate.domain.errors import HeadgateError
 from headgate.domain.filters import JobFilter, Term
-from headgate.domain.ids import JobId
+from headgate.domain.ids import IdKind, JobId
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.schedules import ScheduleSpec
@@ -31,7 +31,7 @@ from headgate.domain.views import (
     TopicView,
 )
 from headgate.domain.wakes import Wake
-from headgate.domain.workers import WorkerView
+from headgate.domain.workers import RunningJob, WorkerView
 
 
 class SubmitRows(Protocol):
@@ -97,6 +97,9 @@ class BatchStore(Protocol):
     async def open_batch(self, tenant: str, /, batch: NewBatch, *, callback: Submission | None) -> BatchStatus: ...
     async def seal_batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
     async def batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
+    async def batches(
+        self, tenant: str, /, *, open_only: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+    ) -> list[BatchStatus]: ...
 
 
 class JobStore(Protocol):
@@ -230,6 +233,10 @@ class AdminStore(Protocol):
     async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool: ...
     async def quiet_set(self) -> frozenset[tuple[int, str]]: ...
     async def workers_elsewhere(self, tenant: str) -> Sequence[WorkerView]: ...
+    async def running(self, tenant: str) -> Sequence[RunningJob]: ...
+    async def find_ids(
+        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: frozenset[str] | None, limit: int
+    ) -> tuple[list[UUID], bool]: ...
     async def audit(self, tenant: str, *, before: int | None, limit: int) -> Sequence[AuditView]: ...
 
 

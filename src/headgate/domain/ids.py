@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NewType
 from uuid import UUID, SafeUUID
@@ -26,6 +27,7 @@ Epoch = NewType("Epoch", int)
 
 MAX_TIME_MS: Final = 2**48 - 1
 ID_BYTES: Final = 16
+PREFIX_MIN_DIGITS: Final = 4
 _VERSIONS: Final = {7, 8}
 
 _V7: Final = 0x7 << 76 | 0b10 << 62  # version and RFC variant, already in place
@@ -35,12 +37,21 @@ _LOW_BITS: Final = 62
 _STEP_BYTES: Final = 5
 _LOW_MASK: Final = 2**_LOW_BITS - 1
 _CANONICAL = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_MIN_DIGITS},{2 * ID_BYTES}}}")
 _LEAVE_IT_OUT: Final = "leave the id out, or use an idempotency key to name a job yourself"
 
 _new = object.__new__
 _set = object.__setattr__
 _number = int.from_bytes
 _UNKNOWN_SAFETY: Final = SafeUUID.unknown
+
+
+class IdKind(StrEnum):
+    """What an id can name."""
+
+    JOB = "job"
+    BATCH = "batch"
+    BULK = "operation"
 
 
 def _job_id(value: int) -> JobId:
@@ -189,3 +200,18 @@ def parse_job_id(value: object, *, field: str = "id") -> JobId:
         kind = f"version {version}" if variant == 0b10 else "a UUID of another variant"
         raise InvalidInput(field, f"must be a UUID of version 7 or 8, got {kind}", hint=_LEAVE_IT_OUT)
     return JobId(value)
+
+
+def is_id_prefix(text: str) -> bool:
+    """Whether the text can be the beginning of an id: 4 to 32 hexadecimal digits; dashes do not count."""
+    return _PREFIX.fullmatch(text.lower().replace("-", "")) is not None
+
+
+def id_range(prefix: str, *, field: str = "prefix") -> tuple[UUID, UUID]:
+    """The first and the last id that begin with these digits. Raises InvalidInput."""
+    if not is_id_prefix(prefix):
+        raise InvalidInput(
+            field, f"must be {PREFIX_MIN_DIGITS} to {2 * ID_BYTES} hexadecimal digits, got {shown(prefix)}"
+        )
+    digits = prefix.lower().replace("-", "")
+    return UUID(digits.ljust(2 * ID_BYTES, "0")), UUID(digits.ljust(2 * ID_BYTES, "f"))

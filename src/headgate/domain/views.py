@@ -195,6 +195,17 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowMinute:
+    """Number of jobs of a topic that changed in a minute. `retried`: attempts that ended with a later retry."""
+
+    minute: datetime
+    submitted: int
+    completed: int
+    retried: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
     """A topic at a glance. `waiting_since` is the due time of the oldest job that is next in its priority."""
 
@@ -203,6 +214,7 @@ class TopicStatus:
     counts: Mapping[State, int]
     waiting_since: datetime | None = None
     ageing_step: timedelta | None = None
+    flows: Sequence[FlowMinute] = ()  # the current minute and the previous one
     unhandled: bool = False  # it has jobs that wait, and no connected worker asks for them
 
     @property

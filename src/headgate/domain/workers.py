@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from hashlib import blake2s
 from typing import Final
+from uuid import UUID
 
 INCARNATION_MARK: Final = "\x1f"
 """Between a worker's id, which has no control characters, and what tells its process from others. Who reads a row cuts
@@ -30,6 +32,18 @@ def worker_id_of(stored: object) -> object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A job that a worker runs. `instance` is the server that claimed it; the worker may be connected to another."""
+
+    id: UUID
+    topic: str
+    attempt: int
+    since: datetime
+    worker: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
     """A connected worker. `credit` is how many more jobs it would take; a quiet one gets none of them."""
 
@@ -40,3 +54,16 @@ class WorkerView:
     holding: int = 0
     credit: int = 0
     quiet: bool = False
+    running: Sequence[RunningJob] = ()
+
+
+def with_running(workers: Sequence[WorkerView], running: Sequence[RunningJob]) -> list[WorkerView]:
+    """The workers with the jobs they run. Of several with the same id, the one on the instance that claimed a job."""
+    by_worker: dict[str, list[int]] = {}
+    for index, one in enumerate(workers):
+        by_worker.setdefault(one.worker, []).append(index)
+    found: list[list[RunningJob]] = [[] for _ in workers]
+    for job in running:
+        if at := by_worker.get(job.worker):
+            found[next((index for index in at if workers[index].instance == job.instance), at[0])].append(job)
+    return [replace(one, running=jobs) for one, jobs in zip(workers, found, strict=True)]

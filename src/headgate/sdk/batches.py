@@ -15,7 +15,7 @@ from headgate.domain import limits
 from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.validation import check_payload, check_topic, shown, to_ms
+from headgate.domain.validation import check_page_size, check_payload, check_topic, shown, to_ms
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobHandle, state_word
@@ -35,6 +35,7 @@ R = TypeVar("R")
 OPEN: Final = Method("BatchService/OpenBatch", pb.OpenBatchRequest, pb.BatchInfo)
 SEAL: Final = Method("BatchService/SealBatch", pb.SealBatchRequest, pb.BatchInfo)
 GET: Final = Method("BatchService/GetBatch", pb.GetBatchRequest, pb.BatchInfo)
+LIST: Final = Method("BatchService/ListBatches", pb.ListBatchesRequest, pb.ListBatchesResponse)
 PAGE: Final = 500
 
 
@@ -169,6 +170,16 @@ async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
     known = parse_job_id(batch_id, field="batch")
     request = pb.SealBatchRequest(id=known.bytes)
     return batch_info(await connection.call(SEAL, request, about=("batch", str(known))))
+
+
+async def list_batches(
+    connection: Connection, *, open_only: bool, limit: int, before: UUID | str | None
+) -> list[BatchInfo]:
+    """Read a page of batches, newest first."""
+    check_page_size(limit)
+    last = b"" if before is None else parse_job_id(before, field="before").bytes
+    request = pb.ListBatchesRequest(open=open_only, before=last, limit=limit)
+    return [batch_info(one) for one in (await connection.call(LIST, request)).batches]
 
 
 def batch_info(found: pb.BatchInfo) -> BatchInfo:

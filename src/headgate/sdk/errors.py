@@ -6,6 +6,7 @@ the network wherever it can be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -35,6 +36,19 @@ class PayloadError(InvalidInput):
     def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
         super().__init__(path, problem, hint=hint)
         self.path = path
+
+
+class AmbiguousId(InvalidInput):
+    """Several ids begin with the given digits; `ids` are the first of them."""
+
+    code = "ambiguous_id"
+    echo_max = 1_000  # some ids
+
+    def __init__(self, kind: str, prefix: str, ids: Sequence[UUID], *, more: bool) -> None:
+        named = ", ".join(map(str, ids))
+        listed = f": {named}{', …' if more else ''}" if ids else ""
+        super().__init__("id", f'several {kind} ids begin with "{prefix}"{listed}', hint="give more digits")
+        self.ids = tuple(ids)
 
 
 class NotConnected(HeadgateError):

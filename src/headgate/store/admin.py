@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.ids import IdKind
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.views import (
     AuditView,
@@ -25,8 +26,8 @@ from headgate.domain.views import (
     TargetKind,
     TopicStatus,
 )
-from headgate.domain.workers import WorkerView
-from headgate.store import audit, control, quiet, reads, retention, verbs
+from headgate.domain.workers import RunningJob, WorkerView
+from headgate.store import audit, control, id_prefixes, quiet, reads, retention, verbs
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
@@ -43,6 +44,15 @@ SELECT instance_no, name, version, started_at, seen_at, summary FROM headgate.in
  WHERE seen_at > headgate.clock_v1() - interval '10 seconds' ORDER BY instance_no LIMIT 1000"""
 SUMMARISE: Final = """
 UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHERE instance_no = $1"""
+RUNNING: Final = """
+SELECT j.id, t.name, j.attempt, j.claimed_at, j.worker, coalesce(i.name, '')
+  FROM headgate.running_jobs_v1($1, $2, $3) AS j
+  JOIN headgate.topics t ON t.topic_no = j.topic_no
+  LEFT JOIN headgate.instances i ON i.instance_no = j.owner
+ ORDER BY j.claimed_at"""
+RUNNING_MAX: Final = 1_000
+RUNNING_LOOK_AT: Final = 20_000
+"""Running jobs of all tenants that one list looks at."""
 
 
 class AdminStore:
@@ -120,6 +130,7 @@ class AdminStore:
                 instances = await db.fetch(SEEN)
             rows = await control.controls(db)
             counts = await reads.counts(db, tenant_no) if tenant_no else {}
+            flows = await reads.flows(db, tenant_no, now) if tenant_no else {}
             kept = await retention.status(db)
         mine = [row for row in rows if row.tenant_no in (0, tenant_no) and (row.topic_no in topics or not row.topic_no)]
         paused = {row.topic_no for row in mine if row.paused}
@@ -143,6 +154,7 @@ class AdminStore:
                     counts=counts.get(no, {}),
                     waiting_since=oldest.get(no),
                     ageing_step=None if step is None else step * MICROSECOND,
+                    flows=flows.get(no, ()),
                 )
                 for no, (name, step) in topics.items()
             ],
@@ -261,6 +273,24 @@ class AdminStore:
             for worker in json.loads(summary).get("workers", [])
             if worker["tenant_no"] == tenant_no
         ]
+
+    async def running(self, tenant: str) -> list[RunningJob]:
+        """The jobs that run, the longest running first, at most RUNNING_MAX of them."""
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._read() as db:
+            with translating(writing=False):
+                rows = await db.fetch(RUNNING, tenant_no, RUNNING_MAX, RUNNING_LOOK_AT)
+        return [
+            RunningJob(id=id_, topic=topic, attempt=attempt, since=since, worker=worker, instance=instance)
+            for id_, topic, attempt, since, worker, instance in rows
+        ]
+
+    async def find_ids(
+        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: frozenset[str] | None, limit: int
+    ) -> tuple[list[UUID], bool]:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._read() as db:
+            return await id_prefixes.find_ids(db, tenant_no, kind, between, topics=topics, limit=limit)
 
     async def summarise(self, summary: Mapping[str, object]) -> None:
         """Say who is connected here, for those who ask another instance: one row, whatever the number of workers."""

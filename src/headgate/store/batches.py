@@ -17,10 +17,11 @@ from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.flags import JobFlag
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
-from headgate.domain.validation import check_integer, to_ms
+from headgate.domain.validation import check_integer, check_page_size, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import fill
+from headgate.store.listing import NEWEST
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
@@ -60,6 +61,23 @@ SELECT f.state, count(*)
         LIMIT 1) AS f ON true
  GROUP BY 1"""
 MEMBERS: Final = "SELECT count(*) FROM headgate.batch_jobs WHERE tenant_no = $1 AND batch_id = $2"
+# Newest first, by the ids, which begin with their time; index: batches_pkey. Members of an open batch are counted up to
+# a bound; how each member stands is not looked at.
+LIST: Final = """
+SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired,
+       coalesce(b.total, b.gone_completed + b.gone_dead + b.gone_cancelled + (
+           SELECT count(*) FROM (SELECT FROM headgate.batch_jobs m
+                                  WHERE m.tenant_no = $1 AND m.batch_id = b.id LIMIT $6) AS o)),
+       b.callback_id, c.state, b.topics
+  FROM headgate.batches b
+  LEFT JOIN LATERAL (
+       (SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = b.callback_id)
+        UNION ALL
+       (SELECT a.state FROM headgate.archive a
+         WHERE a.tenant_no = $1 AND a.id = b.callback_id AND a.finished_at >= b.created_at)
+        LIMIT 1) AS c ON true
+ WHERE b.tenant_no = $1 AND b.id < $2 AND (NOT $3 OR b.sealed_at IS NULL) AND ($4::text[] IS NULL OR b.topics <@ $4)
+ ORDER BY b.id DESC LIMIT $5"""
 CALLBACK: Final = """
 SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
@@ -155,6 +173,39 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
     )
 
 
+async def list_batches(
+    db: Connection,
+    tenant_no: int,
+    *,
+    open_only: bool = False,
+    before: UUID | None = None,
+    limit: int = limits.PAGE_DEFAULT,
+    topics: frozenset[str] | None = None,
+) -> list[BatchStatus]:
+    """A page of batches, newest first, without the counts of their members; `before` is the last of the page before."""
+    check_page_size(limit)
+    seen = None if topics is None else sorted(topics)
+    with translating(writing=False):
+        rows = await db.fetch(LIST, tenant_no, before or NEWEST, open_only, seen, limit, limits.BATCH_COUNTED_MAX)
+    return [
+        BatchStatus(
+            id=row[0],
+            name=row[1],
+            needs=Needs(row[2]),
+            created_at=row[3],
+            expires_at=row[4],
+            sealed_at=row[5],
+            expired=row[6],
+            total=row[7],
+            counted=0,
+            callback_id=row[8],
+            callback_state=None if row[9] is None else State(row[9]),
+            topics=None if row[10] is None else frozenset(row[10]),
+        )
+        for row in rows
+    ]
+
+
 async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
     """Close batches that were not sealed in time; returns how many."""
     check_integer(limit, field="limit", low=1, high=100_000)
@@ -167,6 +218,7 @@ class BatchStore(TenantCalls):
     """Fits the port of control's batch verbs."""
 
     batch = tenant_call("read", batch_status)
+    batches = tenant_call("read", list_batches)
 
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self._database.tenant_no(tenant)

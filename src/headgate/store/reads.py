@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from headgate.domain.pacing import Pace
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.timestamps import from_unix_us
 from headgate.domain.validation import check_integer
-from headgate.domain.views import JobEvent, JobView
+from headgate.domain.views import FlowMinute, JobEvent, JobView
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.database import Database
@@ -67,6 +68,21 @@ SELECT s.topic_no, s.state, sum(s.n)::bigint
          UNION ALL
         SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1) AS s
  WHERE s.state >= 0 /* pending */ GROUP BY 1, 2 HAVING sum(s.n) <> 0"""
+# The current minute and the previous one: folded, and not folded yet. index: flow_minutes_pkey
+FLOWS: Final = """
+SELECT f.topic_no, f.minute,
+       coalesce(sum(f.n) FILTER (WHERE f.from_state = -1 /* it did not exist */), 0)::bigint,
+       coalesce(sum(f.n) FILTER (WHERE f.to_state = 5 /* completed */), 0)::bigint,
+       coalesce(sum(f.n) FILTER (WHERE f.from_state = 1 AND f.to_state = 3 /* running to retrying */), 0)::bigint,
+       coalesce(sum(f.n) FILTER (WHERE f.to_state = 6 /* dead */), 0)::bigint
+  FROM (SELECT m.topic_no, m.minute, m.from_state, m.to_state, m.n
+          FROM headgate.flow_minutes m
+         WHERE m.minute >= date_trunc('minute', $2::timestamptz) - interval '1 minute' AND m.tenant_no = $1
+         UNION ALL
+        SELECT d.topic_no, date_trunc('minute', d.at), d.from_state, d.to_state, d.n
+          FROM headgate.flow_deltas d
+         WHERE d.at >= date_trunc('minute', $2::timestamptz) - interval '1 minute' AND d.tenant_no = $1) AS f
+ GROUP BY 1, 2 ORDER BY 2"""
 _KEY: Final = ("tenant_no", "job_id")
 
 
@@ -175,6 +191,18 @@ async def counts(db: Connection, tenant_no: int) -> dict[int, dict[State, int]]:
     for topic_no, state, n in rows:
         await pace.rest()
         by_topic.setdefault(topic_no, {})[State(state)] = n
+    return by_topic
+
+
+async def flows(db: Connection, tenant_no: int, now: datetime) -> dict[int, list[FlowMinute]]:
+    """What changed in this minute and the one before it, by topic number, from the rollups."""
+    check_tenant_no(tenant_no)
+    with translating(writing=False):
+        rows = await db.fetch(FLOWS, tenant_no, now)
+    by_topic: dict[int, list[FlowMinute]] = {}
+    for topic_no, minute, submitted, completed, retried, dead in rows:
+        one = FlowMinute(minute=minute, submitted=submitted, completed=completed, retried=retried, dead=dead)
+        by_topic.setdefault(topic_no, []).append(one)
     return by_topic
 
 

@@ -12,6 +12,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headgate.wire import jobs_pb2 as _jobs_pb2
 import builtins as _builtins
 import sys
@@ -23,6 +24,27 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _IdKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _IdKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_IdKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ID_KIND_UNSPECIFIED: _IdKind.ValueType  # 0
+    ID_KIND_JOB: _IdKind.ValueType  # 1
+    ID_KIND_BATCH: _IdKind.ValueType  # 2
+    ID_KIND_BULK: _IdKind.ValueType  # 3
+    """a bulk operation"""
+
+class IdKind(_IdKind, metaclass=_IdKindEnumTypeWrapper): ...
+
+ID_KIND_UNSPECIFIED: IdKind.ValueType  # 0
+ID_KIND_JOB: IdKind.ValueType  # 1
+ID_KIND_BATCH: IdKind.ValueType  # 2
+ID_KIND_BULK: IdKind.ValueType  # 3
+"""a bulk operation"""
+Global___IdKind: _TypeAlias = IdKind  # noqa: Y015
 
 @_typing.final
 class Target(_message.Message):
@@ -407,6 +429,7 @@ class TopicStatus(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     WAITING_SINCE_US_FIELD_NUMBER: _builtins.int
     AGEING_STEP_US_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
     UNHANDLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     paused: _builtins.bool
@@ -421,6 +444,10 @@ class TopicStatus(_message.Message):
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by name of the state; states without jobs are omitted"""
 
+    @_builtins.property
+    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowMinute]:
+        """the current minute and the previous one; a minute without changes is omitted"""
+
     def __init__(
         self,
         *,
@@ -429,15 +456,51 @@ class TopicStatus(_message.Message):
         counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         waiting_since_us: _builtins.int = ...,
         ageing_step_us: _builtins.int = ...,
+        flows: _abc.Iterable[Global___FlowMinute] | None = ...,
         unhandled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_step_us", b"ageing_step_us", "counts", b"counts", "paused", b"paused", "topic", b"topic", "unhandled", b"unhandled", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_step_us", b"ageing_step_us", "counts", b"counts", "flows", b"flows", "paused", b"paused", "topic", b"topic", "unhandled", b"unhandled", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class FlowMinute(_message.Message):
+    """Number of jobs of a topic that changed in a minute. The current minute grows with every answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MINUTE_US_FIELD_NUMBER: _builtins.int
+    SUBMITTED_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    RETRIED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    minute_us: _builtins.int
+    """start of the minute"""
+    submitted: _builtins.int
+    completed: _builtins.int
+    retried: _builtins.int
+    """attempts that ended with a later retry"""
+    dead: _builtins.int
+    def __init__(
+        self,
+        *,
+        minute_us: _builtins.int = ...,
+        submitted: _builtins.int = ...,
+        completed: _builtins.int = ...,
+        retried: _builtins.int = ...,
+        dead: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "dead", b"dead", "minute_us", b"minute_us", "retried", b"retried", "submitted", b"submitted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlowMinute: _TypeAlias = FlowMinute  # noqa: Y015
 
 @_typing.final
 class InstanceInfo(_message.Message):
@@ -666,12 +729,17 @@ Global___JobChange: _TypeAlias = JobChange  # noqa: Y015
 class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RUNNING_FIELD_NUMBER: _builtins.int
+    running: _builtins.bool
+    """with the jobs that each worker runs"""
     def __init__(
         self,
+        *,
+        running: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -707,6 +775,7 @@ class WorkerInfo(_message.Message):
     HOLDING_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     instance: _builtins.str
     holding: _builtins.int
@@ -714,6 +783,10 @@ class WorkerInfo(_message.Message):
     quiet: _builtins.bool
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningJob]:
+        """when requested; of all workers, the 1,000 that started first"""
+
     def __init__(
         self,
         *,
@@ -723,14 +796,43 @@ class WorkerInfo(_message.Message):
         holding: _builtins.int = ...,
         credit: _builtins.int = ...,
         quiet: _builtins.bool = ...,
+        running: _abc.Iterable[Global___RunningJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "holding", b"holding", "instance", b"instance", "quiet", b"quiet", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "holding", b"holding", "instance", b"instance", "quiet", b"quiet", "running", b"running", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class RunningJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    topic: _builtins.str
+    attempt: _builtins.int
+    since_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        topic: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        since_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "since_us", b"since_us", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunningJob: _TypeAlias = RunningJob  # noqa: Y015
 
 @_typing.final
 class QuietWorkerRequest(_message.Message):
@@ -905,3 +1007,52 @@ class AuditEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015
+
+@_typing.final
+class FindIdsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    kind: Global___IdKind.ValueType
+    prefix: _builtins.str
+    """4 to 32 hexadecimal digits; dashes do not count"""
+    def __init__(
+        self,
+        *,
+        kind: Global___IdKind.ValueType = ...,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindIdsRequest: _TypeAlias = FindIdsRequest  # noqa: Y015
+
+@_typing.final
+class FindIdsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """further ids begin with these digits"""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """in ascending order, at most 5"""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindIdsResponse: _TypeAlias = FindIdsResponse  # noqa: Y015

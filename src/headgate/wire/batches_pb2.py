@@ -26,7 +26,7 @@ from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 from headgate.wire import producer_pb2 as headgate_dot_v1_dot_producer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headgate/v1/batches.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\x1a\x1aheadgate/v1/producer.proto\"\xbe\x01\n\x10OpenBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x07on_done\x18\x03 \x01(\x0b\x32\x13.headgate.v1.NewJob\x12!\n\x05needs\x18\x04 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x30\n\non_failure\x18\x05 \x01(\x0e\x32\x1c.headgate.v1.OnParentFailure\x12\x15\n\rexpires_in_ms\x18\x06 \x01(\x03\"\x1e\n\x10SealBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"\x1d\n\x0fGetBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"\x9e\x02\n\tBatchInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05needs\x18\x03 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x12\n\ncreated_us\x18\x04 \x01(\x03\x12\x12\n\nexpires_us\x18\x05 \x01(\x03\x12\x11\n\tsealed_us\x18\x06 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\x08\x12\r\n\x05total\x18\x08 \x01(\r\x12\x0f\n\x07\x63ounted\x18\t \x01(\r\x12\'\n\x06\x63ounts\x18\n \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\x13\n\x0b\x63\x61llback_id\x18\x0b \x01(\x0c\x12*\n\x0e\x63\x61llback_state\x18\x0c \x01(\x0e\x32\x12.headgate.v1.State2\xd8\x01\n\x0c\x42\x61tchService\x12\x42\n\tOpenBatch\x12\x1d.headgate.v1.OpenBatchRequest\x1a\x16.headgate.v1.BatchInfo\x12\x42\n\tSealBatch\x12\x1d.headgate.v1.SealBatchRequest\x1a\x16.headgate.v1.BatchInfo\x12@\n\x08GetBatch\x12\x1c.headgate.v1.GetBatchRequest\x1a\x16.headgate.v1.BatchInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headgate/v1/batches.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\x1a\x1aheadgate/v1/producer.proto\"\xbe\x01\n\x10OpenBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x07on_done\x18\x03 \x01(\x0b\x32\x13.headgate.v1.NewJob\x12!\n\x05needs\x18\x04 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x30\n\non_failure\x18\x05 \x01(\x0e\x32\x1c.headgate.v1.OnParentFailure\x12\x15\n\rexpires_in_ms\x18\x06 \x01(\x03\"\x1e\n\x10SealBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"\x1d\n\x0fGetBatchRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"A\n\x12ListBatchesRequest\x12\x0c\n\x04open\x18\x01 \x01(\x08\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\">\n\x13ListBatchesResponse\x12\'\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x16.headgate.v1.BatchInfo\"\x9e\x02\n\tBatchInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05needs\x18\x03 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x12\n\ncreated_us\x18\x04 \x01(\x03\x12\x12\n\nexpires_us\x18\x05 \x01(\x03\x12\x11\n\tsealed_us\x18\x06 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\x08\x12\r\n\x05total\x18\x08 \x01(\r\x12\x0f\n\x07\x63ounted\x18\t \x01(\r\x12\'\n\x06\x63ounts\x18\n \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\x13\n\x0b\x63\x61llback_id\x18\x0b \x01(\x0c\x12*\n\x0e\x63\x61llback_state\x18\x0c \x01(\x0e\x32\x12.headgate.v1.State2\xaa\x02\n\x0c\x42\x61tchService\x12\x42\n\tOpenBatch\x12\x1d.headgate.v1.OpenBatchRequest\x1a\x16.headgate.v1.BatchInfo\x12\x42\n\tSealBatch\x12\x1d.headgate.v1.SealBatchRequest\x1a\x16.headgate.v1.BatchInfo\x12@\n\x08GetBatch\x12\x1c.headgate.v1.GetBatchRequest\x1a\x16.headgate.v1.BatchInfo\x12P\n\x0bListBatches\x12\x1f.headgate.v1.ListBatchesRequest\x1a .headgate.v1.ListBatchesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEALBATCHREQUEST']._serialized_end=317
   _globals['_GETBATCHREQUEST']._serialized_start=319
   _globals['_GETBATCHREQUEST']._serialized_end=348
-  _globals['_BATCHINFO']._serialized_start=351
-  _globals['_BATCHINFO']._serialized_end=637
-  _globals['_BATCHSERVICE']._serialized_start=640
-  _globals['_BATCHSERVICE']._serialized_end=856
+  _globals['_LISTBATCHESREQUEST']._serialized_start=350
+  _globals['_LISTBATCHESREQUEST']._serialized_end=415
+  _globals['_LISTBATCHESRESPONSE']._serialized_start=417
+  _globals['_LISTBATCHESRESPONSE']._serialized_end=479
+  _globals['_BATCHINFO']._serialized_start=482
+  _globals['_BATCHINFO']._serialized_end=768
+  _globals['_BATCHSERVICE']._serialized_start=771
+  _globals['_BATCHSERVICE']._serialized_end=1069
 # @@protoc_insertion_point(module_scope)

@@ -17,6 +17,7 @@ from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
+from headgate.domain.ids import IdKind
 from headgate.domain.retention import RetentionRules
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import check_integer, to_ms
@@ -25,6 +26,7 @@ from headgate.wire import admin_pb2 as pb
 
 NAME: Final = "headgate.v1.AdminService"
 AUDIT_PAGE: Final = 100
+_ID_KINDS: Final = {pb.ID_KIND_JOB: IdKind.JOB, pb.ID_KIND_BATCH: IdKind.BATCH, pb.ID_KIND_BULK: IdKind.BULK}
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -84,7 +86,7 @@ class AdminService:
         """Move queued jobs to another topic."""
         return _answers(await self._admin.move(caller(), _ids(request.ids), topic=request.topic, reason=request.reason))
 
-    async def list_workers(self, _request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
+    async def list_workers(self, request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
         """The connected workers."""
         return pb.ListWorkersResponse(
             workers=[
@@ -95,10 +97,22 @@ class AdminService:
                     holding=one.holding,
                     credit=one.credit,
                     quiet=one.quiet,
+                    running=[
+                        pb.RunningJob(id=job.id.bytes, topic=job.topic, attempt=job.attempt, since_us=at_us(job.since))
+                        for job in one.running
+                    ],
                 )
-                for one in await self._admin.workers(caller())
+                for one in await self._admin.workers(caller(), running=request.running)
             ]
         )
+
+    async def find_ids(self, request: pb.FindIdsRequest, _call: Call) -> pb.FindIdsResponse:
+        """Ids that begin with some digits."""
+        kind = _ID_KINDS.get(request.kind)
+        if kind is None:
+            raise InvalidInput("kind", f"{request.kind} is not one of {', '.join(IdKind)}")
+        ids, more = await self._admin.find_ids(caller(), kind, request.prefix)
+        return pb.FindIdsResponse(ids=[one.bytes for one in ids], more=more)
 
     async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Call) -> pb.QuietWorkerResponse:
         """Stop deliveries to a worker."""
@@ -167,6 +181,7 @@ def methods(admin: Admin) -> grpc.GenericRpcHandler:
             "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
             "ResumeWorker": unary(service.resume_worker, pb.ResumeWorkerRequest, pb.ResumeWorkerResponse),
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
+            "FindIds": unary(service.find_ids, pb.FindIdsRequest, pb.FindIdsResponse),
             "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
             "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),
         },
@@ -218,6 +233,16 @@ def _status(status: Status) -> pb.StatusResponse:
                 waiting_since_us=at_us(one.waiting_since),
                 ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
                 unhandled=one.unhandled,
+                flows=[
+                    pb.FlowMinute(
+                        minute_us=at_us(flow.minute),
+                        submitted=flow.submitted,
+                        completed=flow.completed,
+                        retried=flow.retried,
+                        dead=flow.dead,
+                    )
+                    for flow in one.flows
+                ],
             )
             for one in status.topics
         ],

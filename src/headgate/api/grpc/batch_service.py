@@ -10,12 +10,13 @@ from headgate.api.grpc import codec, submit_codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.methods import Context, grpc_service, unary
 from headgate.control.batches import Batches
+from headgate.domain import limits
 from headgate.domain.dependencies import BatchStatus
 from headgate.wire import batches_pb2 as pb
 
 
 class BatchService:
-    """OpenBatch, SealBatch, GetBatch."""
+    """OpenBatch, SealBatch, GetBatch, ListBatches."""
 
     def __init__(self, batches: Batches[Any, Any]) -> None:
         self._batches = batches
@@ -41,6 +42,16 @@ class BatchService:
     async def get_batch(self, request: pb.GetBatchRequest, _call: Context) -> pb.BatchInfo:
         """A batch as it stands."""
         return info(await self._batches.get(caller(), codec.id_of(request.id, field="id")))
+
+    async def list_batches(self, request: pb.ListBatchesRequest, _call: Context) -> pb.ListBatchesResponse:
+        """Batches, newest first."""
+        found = await self._batches.list(
+            caller(),
+            open_only=request.open,
+            before=codec.id_of(request.before, field="before") if request.before else None,
+            limit=request.limit or limits.PAGE_DEFAULT,
+        )
+        return pb.ListBatchesResponse(batches=[info(one) for one in found])
 
 
 def info(batch: BatchStatus) -> pb.BatchInfo:
@@ -69,5 +80,6 @@ def batch_methods(service: BatchService) -> grpc.GenericRpcHandler:
             "OpenBatch": unary(service.open_batch, pb.OpenBatchRequest, pb.BatchInfo),
             "SealBatch": unary(service.seal_batch, pb.SealBatchRequest, pb.BatchInfo),
             "GetBatch": unary(service.get_batch, pb.GetBatchRequest, pb.BatchInfo),
+            "ListBatches": unary(service.list_batches, pb.ListBatchesRequest, pb.ListBatchesResponse),
         },
     )

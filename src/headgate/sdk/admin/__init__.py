@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
+from headgate.domain.ids import JobId
 from headgate.sdk.admin import dispatch
 from headgate.sdk.admin.audit import AuditEntry, audit
 from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.dead import Dead
-from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.dispatch import FlowMinute, InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.find_ids import full_id
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.listing import MatchingJobs
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
 from headgate.sdk.admin.topics import TopicsAdmin
-from headgate.sdk.admin.workers import WorkerInfo, Workers
+from headgate.sdk.admin.workers import RunningJob, WorkerInfo, Workers
+from headgate.sdk.batches import BatchInfo, list_batches
 from headgate.sdk.connection import Connection
 
 
@@ -96,15 +100,30 @@ class Admin:
         """A page of the audit log, newest first; `before` is the last number of the previous page."""
         return await audit(self._connection, before=before, limit=limit)
 
+    async def batches(
+        self, *, open_only: bool = False, limit: int = 50, before: UUID | str | None = None
+    ) -> list[BatchInfo]:
+        """Batches, newest first, without the counts of their jobs; `before` is the last one of the page before."""
+        return await list_batches(self._connection, open_only=open_only, limit=limit, before=before)
+
+    async def full_id(self, kind: str, text: UUID | str) -> JobId:
+        """The id of a job, a batch or an operation (`kind`), given whole or by at least four of its first digits.
+
+        Raises NotFound, and AmbiguousId if several ids begin with the digits.
+        """
+        return await full_id(self._connection, kind, text)
+
 
 __all__ = [
     "Admin",
     "AuditEntry",
+    "FlowMinute",
     "InstanceInfo",
     "JobChange",
     "JobEvent",
     "Jobs",
     "PauseInfo",
+    "RunningJob",
     "ScheduleInfo",
     "ScheduledRun",
     "Schedules",

@@ -39,6 +39,17 @@ class PauseInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowMinute:
+    """How many jobs of a topic changed in a minute. `retried`: attempts that ended with a later retry."""
+
+    minute: datetime
+    submitted: int
+    completed: int
+    retried: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
     """A topic's jobs by state, and since when its oldest pending job waits (None: nothing is pending)."""
 
@@ -49,6 +60,8 @@ class TopicStatus:
     ageing_step: timedelta | None = None
     unhandled: bool = False
     """Jobs wait, and no connected worker asks for the topic."""
+    flows: tuple[FlowMinute, ...] = ()
+    """The current minute and the previous one; a minute without changes is omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +138,16 @@ async def status(connection: Connection) -> Status:
                 waiting_since=time_or_none(one.waiting_since_us),
                 ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
                 unhandled=one.unhandled,
+                flows=tuple(
+                    FlowMinute(
+                        minute=time_of(flow.minute_us),
+                        submitted=flow.submitted,
+                        completed=flow.completed,
+                        retried=flow.retried,
+                        dead=flow.dead,
+                    )
+                    for flow in one.flows
+                ),
             )
             for one in answer.topics
         ),

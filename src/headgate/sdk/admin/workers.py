@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from headgate.domain.ids import JobId
 from headgate.domain.validation import check_worker_id
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
@@ -21,8 +23,21 @@ RESUME: Final = Method("AdminService/ResumeWorker", pb.ResumeWorkerRequest, pb.R
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A job that a worker runs, and since when."""
+
+    id: JobId
+    topic: str
+    attempt: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A connected worker. It holds `holding` jobs and would accept `credit` more; a quiet worker gets none."""
+    """A connected worker. It holds `holding` jobs and would accept `credit` more; a quiet worker gets none.
+
+    `running` is filled on request: the longest running first, at most 1,000 for all workers.
+    """
 
     worker: str
     instance: str
@@ -30,6 +45,7 @@ class WorkerInfo:
     holding: int
     credit: int
     quiet: bool
+    running: tuple[RunningJob, ...] = ()
 
 
 class Workers:
@@ -38,9 +54,12 @@ class Workers:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def list(self) -> list_of[WorkerInfo]:
-        """All connected workers, by instance and name; those of other instances are a few seconds old."""
-        answer = await self._connection.call(LIST, pb.ListWorkersRequest())
+    async def list(self, *, running: bool = False) -> list_of[WorkerInfo]:
+        """All connected workers, by instance and name; those of other instances are a few seconds old.
+
+        With `running`, also the jobs that each of them runs.
+        """
+        answer = await self._connection.call(LIST, pb.ListWorkersRequest(running=running))
         return [
             WorkerInfo(
                 worker=one.worker,
@@ -49,6 +68,12 @@ class Workers:
                 holding=one.holding,
                 credit=one.credit,
                 quiet=one.quiet,
+                running=tuple(
+                    RunningJob(
+                        id=id_from_bytes(job.id), topic=job.topic, attempt=job.attempt, since=time_of(job.since_us)
+                    )
+                    for job in one.running
+                ),
             )
             for one in answer.workers
         ]

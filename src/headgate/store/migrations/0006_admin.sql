@@ -17,3 +17,4 @@ ALTER TABLE headgate.instances ADD COLUMN summary jsonb, ADD COLUMN summary_at t
 -- include: functions/job_states_v1.sql
 -- include: functions/move_v1.sql
 -- include: functions/oldest_pending_v1.sql
+-- include: functions/running_jobs_v1.sql

@@ -1,0 +1,96 @@
+"""Ids by their first digits: jobs wherever they lie, batches, operations; bounded however many ids share the digits."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from headgate.domain.dependencies import NewBatch
+from headgate.domain.errors import InvalidInput
+from headgate.domain.ids import IdKind, JobId, id_range
+from headgate.domain.outcomes import Completed
+from headgate.store import id_prefixes
+from headgate.store.batches import list_batches, open_batch, seal_batch
+from headgate.store.connect import Connection
+from headgate.store.id_prefixes import find_ids
+from tests.support import explain
+from tests.support.queue import Queue, new_id
+
+PREFIX = "0123abcd"
+
+
+def made(number: int, prefix: str = PREFIX) -> JobId:
+    return JobId(UUID(f"{prefix}-0000-7000-8000-{number:012x}"))
+
+
+@pytest.fixture
+def queue(db: Connection) -> Queue:
+    return Queue(db)
+
+
+async def found(
+    queue: Queue, prefix: str, *, kind: IdKind = IdKind.JOB, topics: set[str] | None = None
+) -> tuple[list[UUID], bool]:
+    seen = None if topics is None else frozenset(topics)
+    return await find_ids(queue.db, await queue.tenant_no(), kind, id_range(prefix), topics=seen, limit=5)
+
+
+async def test_live_and_finished_jobs_are_found_by_any_number_of_digits(queue: Queue) -> None:
+    done = made(1)
+    await queue.submit(queue.job(id=done))
+    claimed = await queue.claim()
+    await queue.settle((done, claimed.epochs[0], Completed()))
+    await queue.submit(queue.job(id=made(2)), queue.job("print", id=made(3)), queue.job(id=made(4, "0123abce")))
+    assert await found(queue, PREFIX) == ([made(1), made(2), made(3)], False)
+    assert await found(queue, str(made(2))[:-1]) == ([made(1), made(2), made(3)], False)
+    assert await found(queue, str(made(2))) == ([made(2)], False)
+    assert await found(queue, "0123") == ([made(1), made(2), made(3), made(4, "0123abce")], False)
+    assert await found(queue, "0123ABCE") == ([made(4, "0123abce")], False)
+    assert await found(queue, "0123abcf") == ([], False)
+    assert await found(queue, PREFIX, topics={"print"}) == ([made(3)], False)
+    assert await found(queue, PREFIX, topics=set()) == ([], False)
+
+
+async def test_many_ids_with_the_same_digits_cost_no_more_than_a_few(queue: Queue) -> None:
+    await queue.submit(*(queue.job(id=made(number)) for number in range(3_000)))
+    tenant = await queue.tenant_no()
+    assert await found(queue, PREFIX) == ([made(number) for number in range(5)], True)
+    ids, more = await found(queue, PREFIX, topics={"print"})
+    assert (ids, more) == ([], True)  # the first thousand are of another topic: more digits are needed
+    low, high = id_range(PREFIX)
+    cost = await explain.cost(queue.db, id_prefixes.JOBS, tenant, low, high, 6)
+    assert cost.pages < 100, cost
+
+
+async def test_batches_and_operations_are_found_and_batches_listed(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+    ids = [made(number) for number in range(1, 4)]
+    for one, topics in zip(ids, ({"mail"}, {"mail", "print"}, None), strict=True):
+        owners = None if topics is None else frozenset(topics)
+        await open_batch(queue.db, queue.names, tenant, NewBatch(id=one, name=f"batch {one.int % 16}", topics=owners))
+    await queue.submit(queue.job(batch=ids[0]), queue.job(batch=ids[0]))
+    await seal_batch(queue.db, tenant, ids[1])
+    assert await found(queue, PREFIX, kind=IdKind.BATCH) == (ids, False)
+    assert await found(queue, PREFIX, kind=IdKind.BATCH, topics={"mail"}) == (ids[:1], False)
+    assert await found(queue, PREFIX, kind=IdKind.BULK) == ([], False)
+
+    listed = await list_batches(queue.db, tenant)
+    assert [(one.id, one.total, one.sealed_at is None) for one in listed] == [
+        (ids[2], 0, True),
+        (ids[1], 0, False),
+        (ids[0], 2, True),
+    ]
+    assert [one.id for one in await list_batches(queue.db, tenant, open_only=True)] == [ids[2], ids[0]]
+    assert [one.id for one in await list_batches(queue.db, tenant, limit=1, before=ids[2])] == [ids[1]]
+    assert [one.id for one in await list_batches(queue.db, tenant, topics=frozenset({"mail"}))] == [ids[0]]
+    callback = queue.job("done")
+    await open_batch(queue.db, queue.names, tenant, NewBatch(id=new_id()), callback=callback)
+    newest = (await list_batches(queue.db, tenant))[0]
+    assert (newest.callback_id, newest.callback_state and newest.callback_state.label) == (callback.id, "blocked")
+
+
+@pytest.mark.parametrize("wrong", ["", "abc", "not hex", "0" * 33])
+def test_a_prefix_has_4_to_32_hexadecimal_digits(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match="must be 4 to 32 hexadecimal digits"):
+        id_range(wrong)
