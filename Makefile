@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format wire lock clean requirements explain job-path catalogue fuzz faults \
+.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format screens wire lock clean requirements explain job-path catalogue fuzz faults \
         mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
 
 help: ## list the targets
@@ -50,6 +50,9 @@ fuzz: $(READY) ## send invalid bytes for MINUTES=5 from SEED=1 to every call of 
 
 catalogue: $(READY) ## list the cases of invalid input, by tested interface
 	@$(BIN)/python -m tests.catalogue
+
+screens: $(READY) ## write the terminal screens of docs/reference/cli.md
+	$(BIN)/python -m tests.support.cli_screens
 
 wire: $(READY) ## generate src/headgate/wire from proto/
 	@$(BIN)/python tools/generate_wire.py

@@ -342,7 +342,7 @@ def test_the_commands_print_what_programs_can_read_and_exit_with_a_reason(
     code, out, _ = headgate(capsys, "resume", "--topic", topic)
     assert (code, out) == (0, f"topic {topic} is resumed\n")
     code, out, _ = headgate(capsys, "job", "reprioritise", job, "--priority", "bulk", "--output", "json")
-    assert json.loads(out)["changed"] is True
+    assert [one["changed"] for one in json.loads(out)] == [True]
     code, out, _ = headgate(capsys, "job", "get", job, "--output", "json")
     assert json.loads(out)["priority"] == -10
     code, out, error = headgate(capsys, "job", "discard", job)

@@ -40,8 +40,8 @@ ALPHA, BETA, MAIL, READS = (f"a-token-for-{name}-only" for name in ("alpha", "be
 ALL = ["submit", "work", "read", "operate"]
 TOKENS: dict[str, dict[str, object]] = {
     ALPHA: {"tenant": "alpha", "scopes": ALL, "name": "ana"},
-    BETA: {"tenant": "beta", "scopes": ALL},
-    MAIL: {"tenant": "alpha", "scopes": ALL, "topics": ["mail"]},
+    BETA: {"tenant": "beta", "name": "ben", "scopes": ALL},
+    MAIL: {"tenant": "alpha", "name": "mia", "scopes": ALL, "topics": ["mail"]},
     READS: {"tenant": "alpha", "scopes": ["read"]},
 }
 SECOND = timedelta(seconds=1)
@@ -233,7 +233,7 @@ class Shell:
 
     def __init__(self, server: ServerProcess, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        self.environ = {**clean_environ(), "HEADGATE_URL": server.address, "HEADGATE_TOKEN": ALPHA, "COLUMNS": "200"}
+        self.environ = {**clean_environ(), "HEADGATE_URL": server.address, "HEADGATE_TOKEN": ALPHA, "NO_COLOR": "1"}
         for name in ("HEADGATE_URL", "HEADGATE_TOKEN"):
             monkeypatch.setenv(name, self.environ[name])
 
@@ -284,12 +284,12 @@ async def test_the_command_line_looks_asks_and_tells(
             await ended(hg, *(handle.id for handle in handles))
         newest = str(handles[-1].id)
         listed = (await run("job", "list", "--filter", f"topic:{topic}", "--limit", "2")).splitlines()
-        assert listed[0].split() == ["ID", "TOPIC", "STATE", "PRIORITY", "ATTEMPT", "AGE", "WORKER", "ERROR"]
+        assert listed[0].split() == ["ID", "TOPIC", "STATE", "PRIORITY", "ATTEMPT", "CREATED", "WORKER", "ERROR"]
         assert listed[1].split()[:3] == [newest, topic, "dead"]
         assert listed[-1].startswith("more: --cursor ")
         rest = await run("job", "list", "--filter", f"topic:{topic}", "-o", "name", "--cursor", listed[-1].split()[-1])
         assert rest.split() == [str(handles[0].id)]
-        (line,) = (await run("job", "list", "--filter", f"id:{newest}", "-o", "json")).splitlines()
+        (line,) = (await run("job", "list", "--filter", f"id:{newest}", "-o", "ndjson")).splitlines()
         assert (json.loads(line)["id"], json.loads(line)["state"]) == (newest, "dead")
         assert (await run("job", "list", "--filter", f"topic:{topic} state:dead", "--count")).strip() == "3"
         assert 'did you mean "state"?' in await run("job", "list", "--filter", "stat:dead", code=2)
@@ -319,7 +319,8 @@ async def test_the_command_line_looks_asks_and_tells(
         operation = plain[-1].split()[1]
         assert {job.priority async for job in hg.admin.jobs_matching(f"topic:{topic}")} == {20}
         shown = await run("bulk", "get", operation)
-        assert f"reprioritise  state:pending,scheduled,retrying,blocked topic:{topic}" in shown
+        assert "verb      reprioritise\n" in shown
+        assert f"filter    state:pending,scheduled,retrying,blocked topic:{topic}\n" in shown
         assert "by ana" in shown
         assert json.loads(await run("bulk", "get", operation, "-o", "json"))["changed"] == 3
         assert "100%" in await run("bulk", "watch", operation)

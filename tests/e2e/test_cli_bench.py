@@ -44,7 +44,7 @@ async def states(dsn: str) -> dict[tuple[str, int], int]:
 
 async def test_a_running_server_is_measured_and_told_what_stays(serve: Serve, database: str) -> None:
     server = serve()
-    done = bench(*SMALL, "--server", server.address)
+    done = bench(*SMALL, "--url", server.address)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].endswith("1 server(s); 2 round(s) of 300 jobs of 100 bytes")
@@ -69,13 +69,13 @@ async def test_it_refuses_where_jobs_live_and_where_none_would_run(serve: Serve,
     server = serve()
     async with Headgate(server.address) as hg:
         await hg.submit("mine", b"")
-        refused = bench(*SMALL, "--server", server.address, "--topic", "mine")
+        refused = bench(*SMALL, "--url", server.address, "--topic", "mine")
         assert refused.returncode == 4
         assert refused.stderr == (
             'error: topic "mine" has 1 live jobs; wait until they have ended, or pass another --topic\n'
         )
         await hg.admin.pause(everything=True)
-        paused = bench(*SMALL, "--server", server.address)
+        paused = bench(*SMALL, "--url", server.address)
         assert (paused.returncode, paused.stderr) == (
             4,
             "error: everything is paused, so no job would run; resume it first\n",
@@ -94,7 +94,7 @@ async def test_it_takes_back_what_did_not_run(serve: Serve, database: str) -> No
         timeout=60,
     )
     assert limited.returncode == 0, limited.stderr
-    ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "3s", "--server", server.address)
+    ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "3s", "--url", server.address)
     assert ended.returncode == 4, ended.stdout
     told, why = ended.stderr.splitlines()
     assert told == 'ended early: removed 49 jobs from topic "headgate-bench"'
@@ -105,10 +105,10 @@ async def test_it_takes_back_what_did_not_run(serve: Serve, database: str) -> No
 def test_a_token_is_needed_and_used(serve: Serve, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     scopes = ["submit", "work", "read", "operate"]
-    tokens.write_text(json.dumps({TOKEN: {"tenant": "alpha", "scopes": scopes}}))
+    tokens.write_text(json.dumps({TOKEN: {"tenant": "alpha", "name": "ben", "scopes": scopes}}))
     server = serve("--tokens", str(tokens))
-    assert bench(*SMALL, "--server", server.address).returncode not in (0, 70)
-    done = bench(*SMALL, "--server", server.address, "--token", TOKEN)
+    assert bench(*SMALL, "--url", server.address).returncode not in (0, 70)
+    done = bench(*SMALL, "--url", server.address, "--token", TOKEN)
     assert done.returncode == 0, done.stderr
 
 
@@ -121,6 +121,6 @@ def test_a_token_is_needed_and_used(serve: Serve, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(arguments: tuple[str, ...], complaint: str) -> None:
-    done = bench(*arguments, "--server", "127.0.0.1:1")
+    done = bench(*arguments, "--url", "127.0.0.1:1")
     assert done.returncode == 2, done.stderr
     assert complaint in done.stderr

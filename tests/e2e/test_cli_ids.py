@@ -116,9 +116,9 @@ def test_all_unknown_is_3_and_nothing_is_printed(run: Shell) -> None:
         assert run("job", verb[0], *UNKNOWN, *verb[1:]) == (3, [], [absent(job) for job in UNKNOWN])
 
 
-def test_json_has_an_object_for_each_in_the_order_given(run: Shell) -> None:
+def test_ndjson_has_an_object_for_each_in_the_order_given(run: Shell) -> None:
     (good,) = run.queued(1)
-    code, out, err = run("job", "reprioritise", UNKNOWN[0], good, UNKNOWN[1], "--priority", "7", "--output", "json")
+    code, out, err = run("job", "reprioritise", UNKNOWN[0], good, UNKNOWN[1], "--priority", "7", "--output", "ndjson")
     assert (code, err) == (3, [absent(UNKNOWN[0]), absent(UNKNOWN[1])])
     told = [json.loads(line) for line in out]
     assert [(one["id"], one["changed"], one["state"], one["code"]) for one in told] == [

@@ -25,7 +25,7 @@ from tests.support.ports import deaf_port
 HEADGATE = Path(sys.executable).with_name("headgate")
 MIGRATED = re.compile(r"^0001\s+base\s+new\s", re.MULTILINE)
 APPLIED = re.compile(r"^0001\s+base\s+applied\s", re.MULTILINE)
-PENDING = re.compile(r"^0001\s+base\s+pending$", re.MULTILINE)
+PENDING = re.compile(r"^0001\s+base\s+pending\s+-$", re.MULTILINE)
 
 
 class Shell:

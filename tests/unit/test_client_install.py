@@ -125,11 +125,16 @@ for name in app:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main([name, "--help"])
         answers[name] = [code, err.getvalue()]
-print(json.dumps(answers))
+script = io.StringIO()
+with contextlib.redirect_stdout(script):
+    main(["completion", "fish"])
+print(json.dumps([answers, script.getvalue()]))
 """
     )
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
+    answers, script = json.loads(done.stdout)
+    assert " -a 'workers'" in script
+    assert " -a 'serve'" not in script
     assert {name for name, (code, _) in answers.items() if code == 2} == SERVER_COMMANDS
     assert {name for name, (code, _) in answers.items() if code == 0} == answers.keys() - SERVER_COMMANDS
     for name in SERVER_COMMANDS:

@@ -1,46 +1,79 @@
-"""`headgate batch …`: show a batch, and seal one whose submitter has ended."""
+"""`headgate batch …`: show batches, and seal one whose submitter has ended."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
-from headgate.cli.options import Output, Url
-from headgate.cli.output import as_json, print_lines, utc
-from headgate.sdk import BatchInfo
+from headgate.cli.options import DEFAULT_SERVER, Limit, Output, Server
+from headgate.cli.output import Columns, details, painted, print_list, print_one, when
+from headgate.domain.ids import JobId
+from headgate.sdk import BatchInfo, Headgate
 
 batch = App(name="batch", help="Show and seal batches.")
-BatchId = Annotated[str, Parameter(help="Batch id.")]
+BatchId = Annotated[str, Parameter(help="Batch id, or its first digits.")]
+
+
+@batch.command(name="list")
+def list_command(
+    *,
+    open_only: Annotated[bool, Parameter(name="--open", help="Only batches that accept jobs.")] = False,
+    limit: Limit = 50,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """List batches, newest first."""
+    found = with_client(server, lambda hg: hg.admin.batches(open_only=open_only, limit=limit))
+    print_list(found, output, COLUMNS, name=lambda one: one.id, empty="no batches")
 
 
 @batch.command(name="get")
-def get_command(batch_id: BatchId, *, output: Output = "text", url: Url = "") -> None:
+def get_command(batch_id: BatchId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show one batch: the number of its jobs, by state."""
-    _report(with_client(url, lambda hg: hg.batch_status(batch_id)), output)
+    _act(server, output, batch_id, lambda hg, known: hg.batch_status(known))
 
 
 @batch.command(name="seal")
-def seal_command(batch_id: BatchId, *, output: Output = "text", url: Url = "") -> None:
+def seal_command(batch_id: BatchId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Accept no more jobs into a batch. Its callback runs when all its jobs have ended."""
-    _report(with_client(url, lambda hg: hg.seal_batch(batch_id)), output)
+    _act(server, output, batch_id, lambda hg, known: hg.seal_batch(known))
 
 
-def _report(info: BatchInfo, output: str) -> None:
-    print_lines([as_json(info)] if output == "json" else lines(info))
+def _act(server: Server, output: str, given: str, verb: Callable[[Headgate, JobId], Awaitable[BatchInfo]]) -> None:
+    async def act(hg: Headgate) -> BatchInfo:
+        return await verb(hg, await hg.admin.full_id("batch", given))
+
+    info = with_client(server, act)
+    print_one(info, output, lambda: lines(info), name=info.id)
+
+
+def state_of(info: BatchInfo) -> str:
+    """Return whether the batch accepts jobs."""
+    return "expired" if info.expired else "sealed" if info.sealed else "open"
+
+
+COLUMNS: Final[Columns[BatchInfo]] = {
+    "ID": lambda one: one.id,
+    "STATE": state_of,
+    "JOBS": lambda one: one.total,
+    "CREATED": lambda one: one.created_at,
+    "CALLBACK": lambda one: one.callback_id,
+    "CALLBACK STATE": lambda one: one.callback_state,
+    "NAME": lambda one: one.name,
+}
 
 
 def lines(info: BatchInfo) -> list[str]:
     """Return a batch as text, most important first."""
-    state = "expired" if info.expired else "sealed" if info.sealed else "open"
-    counts = "  ".join(f"{state} {count}" for state, count in info.counts.items())
-    found = [f"{info.name or 'batch'}  {state}   {info.total} jobs", f"  id        {info.id}"]
-    found.append(f"  created   {utc(info.created_at)}")
-    if not info.sealed:
-        found.append(f"  expires   {utc(info.expires_at)}")
-    if counts:
-        found.append(f"  jobs      {counts}" + (f"  (of {info.counted})" if info.counted < info.total else ""))
-    if info.callback_id is not None:
-        found.append(f"  callback  {info.callback_id}  {info.callback_state}")
-    return found
+    counts = "  ".join(f"{state} {count:,}" for state, count in info.counts.items())
+    fields = (
+        ("id", info.id),
+        ("created", when(info.created_at)),
+        ("expires", "" if info.sealed else when(info.expires_at)),
+        ("jobs", counts + (f"  (of {info.counted:,})" if counts and info.counted < info.total else "")),
+        ("callback", "" if info.callback_id is None else f"{info.callback_id}  {info.callback_state}"),
+    )
+    return details(f"{info.name or 'batch'}  {painted(state_of(info))}   {info.total:,} jobs", fields)

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 
 from headgate.cli import values
 from headgate.cli.bench_runs import Topic, percentile
-from headgate.cli.options import Output
-from headgate.cli.output import as_json, table
+from headgate.cli.options import DEFAULT_SERVER, Output, Server
+from headgate.cli.output import Columns, print_one, table
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused
 from headgate.domain.states import State
 from headgate.domain.validation import check_integer, check_topic
@@ -36,23 +36,15 @@ def bench_command(
     size: Annotated[int, Parameter(help="Payload size in bytes.")] = 100,
     singles: Annotated[int, Parameter(help="Number of single jobs to measure pickup with, 30 ms apart.")] = 100,
     topic: Annotated[str, Parameter(help="Topic of the jobs; it must have no live jobs.")] = TOPIC,
-    output: Output = "text",
-    server: Annotated[
-        str,
-        Parameter(name=["--server", "--url"], help="Server address. Default: HEADGATE_URL, else 127.0.0.1:7070."),
-    ] = "",
-    token: Annotated[
-        str,
-        Parameter(
-            help="Token with the scopes submit, work and read, and operate to remove jobs after an early end. Default: "
-            "HEADGATE_TOKEN."
-        ),
-    ] = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Measure submits, full cycles and pickup of a running server, with jobs that do nothing.
 
     Producer and worker run in this one process, so a server can do more than is measured here. The command loads the
     server and its database with real jobs: do not run it on a server in production use.
+
+    The token needs the scopes submit, work and read, and operate to remove jobs after an early end.
     """
     for name, value, high in (("--jobs", jobs, 1_000_000), ("--rounds", rounds, 100), ("--singles", singles, 10_000)):
         check_integer(value, field=name, low=1, high=high)
@@ -62,7 +54,7 @@ def bench_command(
         raise InvalidInput("--seconds", "must be from 1s to 1h")
     plan = _Plan(jobs, longest, rounds, size, singles, check_topic(topic))
     with asyncio.Runner(loop_factory=new_loop) as runner:  # the loop that `headgate worker` uses
-        runner.run(_bench(Headgate(server or None, token=token or None), plan, output))
+        runner.run(_bench(Headgate(server.url or None, token=server.token or None), plan, output))
 
 
 class _Plan:
@@ -85,24 +77,19 @@ async def _bench(hg: Headgate, plan: _Plan, output: str) -> None:
         instances = (await hg.admin.status()).instances
     count = len(topic.submitted)
     stays = f'{count:,} completed jobs stay in the archive of topic "{plan.topic}" until retention removes them'
-    if output == "json":
-        print(as_json({**found, "jobs_submitted": count, "topic": plan.topic}))
-        return
     names = ", ".join(sorted({f"headgate {one.version}" for one in instances if one.version})) or "headgate"
-    print(f"{names}, {len(instances)} server(s); {plan.rounds} round(s) of {plan.jobs:,} jobs of {plan.size} bytes")
-    rows = [
-        (label, f"{figure['median']:,.{digits}f}", f"{figure['min']:,.{digits}f}", f"{figure['max']:,.{digits}f}", unit)
-        for label, name, digits, unit in (
-            ("submit", "submit", 0, "jobs/s"),
-            ("drain", "drain", 0, "jobs/s"),
-            ("cycle", "cycle", 0, "jobs/s"),
-            ("pickup p50", "pickup_p50_ms", 2, "ms"),
-            ("pickup p99", "pickup_p99_ms", 2, "ms"),
-        )
-        for figure in (found[name],)
-    ]
-    print("\n".join(table(("", "MEDIAN", "MIN", "MAX", ""), rows, right=(1, 2, 3))))
-    print(stays)
+    title = f"{names}, {len(instances)} server(s); {plan.rounds} round(s) of {plan.jobs:,} jobs of {plan.size} bytes"
+    columns: Columns[str] = {
+        "MEASURED": lambda name: name.removesuffix("_ms").replace("_", " "),
+        **{part.upper(): lambda name, part=part: _text(name, found[name][part]) for part in ("median", "min", "max")},  # type: ignore[misc]
+        "UNIT": lambda name: "ms" if name.endswith("_ms") else "jobs/s",
+    }
+    fields = {**found, "jobs_submitted": count, "topic": plan.topic}
+    print_one(fields, output, lambda: [title, *table(found, columns), stays], name=plan.topic)
+
+
+def _text(name: str, figure: float) -> str:
+    return f"{figure:,.2f}" if name.endswith("_ms") else f"{figure:,.0f}"
 
 
 async def _measure(topic: Topic, plan: _Plan) -> dict[str, Figure]:

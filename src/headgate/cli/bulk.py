@@ -4,37 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.listing import lines
+from headgate.cli.listing import COLUMNS
 from headgate.cli.options import (
+    DEFAULT_SERVER,
     BulkReason,
     Delay,
     Detach,
     DryRun,
     Filter,
     Limit,
+    Output,
     PerSecond,
     Priority,
     Reason,
-    TableOutput,
-    Url,
+    Server,
     Yes,
 )
-from headgate.cli.output import age, as_json, count_text, print_lines, short, table
+from headgate.cli.output import (
+    Columns,
+    count_text,
+    details,
+    one_line,
+    painted,
+    print_lines,
+    print_list,
+    print_one,
+    table,
+    when,
+)
 from headgate.domain.errors import InvalidInput, Refused
+from headgate.domain.ids import JobId
 from headgate.sdk import Headgate
-from headgate.sdk.admin.bulk import BulkOperation, BulkPreview, PlanOptions
+from headgate.sdk.admin.bulk import Bulk, BulkOperation, BulkPreview, PlanOptions
 
 bulk = App(name="bulk", help="Run bulk operations on all jobs that match a filter.")
-OperationId = Annotated[str, Parameter(help="Operation id.")]
+OperationId = Annotated[str, Parameter(help="Operation id, or its first digits.")]
 BAR = 24
+OPERATIONS: Final[Columns[BulkOperation]] = {
+    "ID": lambda one: one.id,
+    "VERB": lambda one: one.verb,
+    "STATE": lambda one: one.state,
+    "DONE": lambda one: one.changed,
+    "SKIPPED": lambda one: one.skipped,
+    "ERRORS": lambda one: one.errors,
+    "OF": lambda one: one.expected if one.expected_exactly else count_text(one.expected, exact=False),
+    "BY": lambda one: one.who,
+    "CREATED": lambda one: one.created_at,
+    "FILTER": lambda one: one.filter,
+}
 
 
 @bulk.command(name="start")
@@ -56,8 +81,8 @@ def start_command(
     yes: Yes = False,
     dry_run: DryRun = False,
     detach: Detach = False,
-    output: TableOutput = "table",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Cancel, redrive, discard, reprioritise or move all jobs that match a filter now."""
     options: PlanOptions = {"reason": reason}
@@ -69,7 +94,7 @@ def start_command(
         options["delay"] = values.duration(delay, field="--delay")
     if per_second:
         options["per_second"] = per_second
-    run(url, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    run(server, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 @bulk.command(name="list")
@@ -77,59 +102,37 @@ def list_command(
     *,
     active: Annotated[bool, Parameter(help="Only operations that have not ended.")] = False,
     limit: Limit = 20,
-    output: TableOutput = "table",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List bulk operations, newest first."""
-    found = with_client(url, lambda hg: hg.admin.bulk.list(active=active, limit=limit))
-    if output == "json":
-        print_lines(map(as_json, found))
-    elif output == "name":
-        print_lines(str(one.id) for one in found)
-    elif not found:
-        print("no operations")
-    else:
-        head = ("ID", "VERB", "STATE", "DONE", "SKIPPED", "ERRORS", "OF", "BY", "AGE", "FILTER")
-        rows = [
-            (
-                one.id,
-                one.verb,
-                one.state,
-                one.changed,
-                one.skipped,
-                one.errors,
-                count_text(one.expected, exact=one.expected_exactly),
-                short(one.who, 20),
-                age(one.created_at),
-                short(one.filter, 60),
-            )
-            for one in found
-        ]
-        print_lines(table(head, rows, right=(3, 4, 5, 6)))
+    found = with_client(server, lambda hg: hg.admin.bulk.list(active=active, limit=limit))
+    print_list(found, output, OPERATIONS, name=lambda one: one.id, empty="no operations")
 
 
 @bulk.command(name="get")
-def get_command(operation_id: OperationId, *, output: TableOutput = "table", url: Url = "") -> None:
+def get_command(operation_id: OperationId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show one bulk operation."""
-    _show(with_client(url, lambda hg: hg.admin.bulk.get(operation_id)), output)
+    _act(server, output, operation_id, lambda bulk, known: bulk.get(known))
 
 
 @bulk.command(name="watch")
-def watch_command(operation_id: OperationId, *, output: TableOutput = "table", url: Url = "") -> None:
+def watch_command(operation_id: OperationId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Follow one bulk operation until it has ended. Ctrl-C does not stop the operation."""
-    _show(with_client(url, lambda hg: hg.admin.bulk.wait(operation_id, progress=progress())), output)
+    shown = progress() if output == "table" else None
+    _act(server, output, operation_id, lambda bulk, known: bulk.wait(known, progress=shown))
 
 
 @bulk.command(name="cancel")
 def cancel_command(
-    operation_id: OperationId, *, reason: Reason = "", output: TableOutput = "table", url: Url = ""
+    operation_id: OperationId, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
 ) -> None:
     """Stop a bulk operation. Jobs that it has changed stay changed."""
-    _show(with_client(url, lambda hg: hg.admin.bulk.cancel(operation_id, reason=reason)), output)
+    _act(server, output, operation_id, lambda bulk, known: bulk.cancel(known, reason=reason))
 
 
 def run(
-    url: str,
+    server: Server,
     verb: str,
     text: str,
     options: PlanOptions,
@@ -144,10 +147,10 @@ def run(
     async def act(hg: Headgate) -> None:
         preview = await hg.admin.bulk.preview(verb, text, **options)
         if dry_run:
-            print(as_json(preview) if output == "json" else "\n".join(described(preview, verb, sample=True)))
+            print_one(preview, output, lambda: described(preview, verb, sample=True))
             return
         if not preview.total:
-            print(as_json(preview) if output == "json" else f"no jobs match {preview.filter}")
+            print_one(preview, output, lambda: [f"no jobs match {preview.filter}"])
             return
         if not yes:
             _confirm(preview, verb, output)
@@ -163,16 +166,16 @@ def run(
         if output != "table":
             _show(ended, output)
         elif ended.error:
-            print(f"last error: {short(ended.error, 200)}")
+            print(f"last error: {one_line(ended.error)}")
 
-    with_client(url, act)
+    with_client(server, act)
 
 
 def _confirm(preview: BulkPreview, verb: str, output: str) -> None:
     """Return if the user confirms, else raise Refused. Blocking is fine: nothing else runs in this process."""
     if output != "table" or not sys.stdin.isatty():
         raise InvalidInput(
-            "--yes", "is required without a terminal or with --output json or name", hint="see --dry-run"
+            "--yes", "is required without a terminal, and with every --output but table", hint="see --dry-run"
         )
     print_lines(described(preview, verb, sample=False))
     if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -185,7 +188,7 @@ def described(seen: BulkPreview, verb: str, *, sample: bool) -> list[str]:
     text = f"{count_text(seen.total, exact=seen.exact)} jobs match {seen.filter}"
     if left:
         text += f" ({seen.eligible:,} eligible for {verb}, {left:,} will be skipped)"
-    return [text + ".", *(lines(seen.sample, "table") if sample and seen.sample else ())]
+    return [text + ".", *(table(seen.sample, COLUMNS) if sample and seen.sample else ())]
 
 
 def progress() -> Callable[[BulkOperation], None]:
@@ -212,7 +215,7 @@ def line(one: BulkOperation) -> str:
     bar = "#" * round(part * BAR)
     return (
         f"operation {one.id}  [{bar:-<{BAR}}]  {part:4.0%}  {one.changed:,} done  {one.skipped:,} skipped  "
-        f"{one.errors:,} errors  {one.state}"
+        f"{one.errors:,} errors  {painted(one.state)}"
     )
 
 
@@ -224,14 +227,19 @@ def _remaining(one: BulkOperation) -> str:
     return f"ETA {max(0.0, so_far / one.matched * (one.expected - one.matched)):.0f} s  "
 
 
+def _act(server: Server, output: str, given: str, verb: Callable[[Bulk, JobId], Awaitable[BulkOperation]]) -> None:
+    async def act(hg: Headgate) -> BulkOperation:
+        return await verb(hg.admin.bulk, await hg.admin.full_id("operation", given))
+
+    _show(with_client(server, act), output)
+
+
 def _show(one: BulkOperation, output: str) -> None:
-    if output == "json":
-        print(as_json(one))
-    elif output == "name":
-        print(one.id)
-    else:
-        print(line(one))
-        print(f"  {one.verb}  {one.filter}")
-        print(f"  by {one.who}, {age(one.created_at)} ago" + (f": {one.reason}" if one.reason else ""))
-        if one.error:
-            print(f"  last error: {short(one.error, 200)}")
+    fields = (
+        ("verb", one.verb),
+        ("filter", one.filter),
+        ("created", f"{when(one.created_at)} by {one.who}" + (f": {one.reason}" if one.reason else "")),
+        ("finished", when(one.finished_at)),
+        ("error", one.error),
+    )
+    print_one(one, output, lambda: details(line(one), fields), name=one.id)

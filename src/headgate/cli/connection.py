@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from headgate.cli.errors import print_warning
+from headgate.cli.options import Server
 from headgate.ops.settings import unknown_settings
 from headgate.sdk import Headgate
 from headgate.sdk.addresses import Address, addresses_of
@@ -19,13 +20,13 @@ Answer = TypeVar("Answer")
 _CONNECT_SECONDS: Final = 0.5
 
 
-def with_client(url: str, use: Callable[[Headgate], Awaitable[Answer]]) -> Answer:
-    """Connect to the server at `url` (empty: the default one), await `use`, close, and return its answer."""
+def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) -> Answer:
+    """Connect to a server, await `use`, close, and return its answer."""
     warn_of_unknown_settings()
-    check_listening(addresses_of(url or None))
+    check_listening(addresses_of(server.url or None))
 
     async def connected() -> Answer:
-        async with Headgate(url or None) as hg:
+        async with Headgate(server.url or None, token=server.token or None) as hg:
             return await use(hg)
 
     return asyncio.run(connected())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cyclopts import App
 
 from headgate.cli import bulk, values
 from headgate.cli.connection import with_client
 from headgate.cli.options import (
+    DEFAULT_SERVER,
     BulkReason,
     Delay,
     Detach,
@@ -14,39 +17,38 @@ from headgate.cli.options import (
     Filter,
     Group,
     Limit,
+    Output,
     PerSecond,
-    TableOutput,
+    Server,
     Topics,
-    Url,
     Yes,
 )
-from headgate.cli.output import age, as_json, print_lines, short, table
+from headgate.cli.output import Columns, print_list
+from headgate.domain.bulk import DeadGroup
 from headgate.domain.errors import InvalidInput
 from headgate.sdk.admin.bulk import PlanOptions
 from headgate.sdk.admin.dead import dead_filter
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
+GROUPS: Final[Columns[DeadGroup]] = {
+    "GROUP": lambda one: one.group,
+    "TOPIC": lambda one: one.topic,
+    "COUNT": lambda one: one.count,
+    "FIRST": lambda one: one.first_at,
+    "LAST": lambda one: one.last_at,
+    "ERROR": lambda one: one.title,
+}
 
 
 @dead.command(name="list")
-def list_command(topic: Topics = "", *, limit: Limit = 50, output: TableOutput = "table", url: Url = "") -> None:
+def list_command(
+    topic: Topics = "", *, limit: Limit = 50, output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Show dead letters by topic and error group, largest group first."""
-    found = with_client(url, lambda hg: hg.admin.dead.groups(topic, limit=limit))
-    if output == "json":
-        print_lines(map(as_json, found.groups))
-    elif output == "name":
-        print_lines(group.group for group in found.groups)
-    elif not found.groups:
-        print("no dead letters")
-    else:
-        head = ("GROUP", "TOPIC", "COUNT", "FIRST", "LAST", "ERROR")
-        rows = [
-            (one.group, one.topic, one.count, age(one.first_at), age(one.last_at), short(one.title, 80))
-            for one in found.groups
-        ]
-        print_lines(table(head, rows, right=(2,)))
-        if not found.exact:
-            print(f"counted over the newest {found.looked_at:,} dead letters only; there are more")
+    found = with_client(server, lambda hg: hg.admin.dead.groups(topic, limit=limit))
+    print_list(found.groups, output, GROUPS, name=lambda one: one.group, empty="no dead letters")
+    if not found.exact and output == "table":
+        print(f"counted over the newest {found.looked_at:,} dead letters only; there are more")
 
 
 @dead.command(name="redrive")
@@ -61,8 +63,8 @@ def redrive_command(
     yes: Yes = False,
     dry_run: DryRun = False,
     detach: Detach = False,
-    output: TableOutput = "table",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Put dead jobs back on their topics, with the attempts counted from 0."""
     options: PlanOptions = {"reason": reason}
@@ -71,7 +73,7 @@ def redrive_command(
     if per_second:
         options["per_second"] = per_second
     text = _filter_text(topic, group, filter)
-    bulk.run(url, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(server, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 @dead.command(name="discard")
@@ -84,13 +86,13 @@ def discard_command(
     yes: Yes = False,
     dry_run: DryRun = False,
     detach: Detach = False,
-    output: TableOutput = "table",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete dead jobs. Their history stays."""
     options: PlanOptions = {"reason": reason}
     text = _filter_text(topic, group, filter)
-    bulk.run(url, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(server, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 def _filter_text(topic: str, group: str, more: str) -> str:

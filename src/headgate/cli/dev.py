@@ -19,7 +19,7 @@ from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
 from headgate.cli.found_apps import find_apps
 from headgate.cli.migrate import reporter
-from headgate.cli.options import LogFormat, LogLevel
+from headgate.cli.options import LogFormat, LogLevel, ServedDatabaseUrl
 from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
 from headgate.domain.release import version
@@ -39,6 +39,7 @@ def dev_command(
         Parameter(help="Folder of the embedded PostgreSQL. Default: HEADGATE_DATA, else ./.headgate/postgres."),
     ] = "",
     unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
+    database_url: ServedDatabaseUrl = None,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
 ) -> None:
@@ -47,9 +48,9 @@ def dev_command(
     The data stays in its folder, and one `headgate dev` uses a folder at a time.
     """
     logs.configure(level_of(log_level), format=log_format)
-    settings = Settings.from_environ(os.environ)
+    settings = Settings.from_environ(os.environ).with_database(database_url)
     if data and settings.database_url:
-        raise InvalidInput("--data", "is for the embedded PostgreSQL", hint="unset HEADGATE_DATABASE_URL to use it")
+        raise InvalidInput("--data", "is for the embedded PostgreSQL", hint="pass no other database")
     folder = embedded.whole_path(Path(data)) if data else settings.data or embedded.default_data_dir()
     with ExitStack() as held:
         reservation = held.enter_context(embedded.reserved(folder)) if settings.database_url is None else None

@@ -117,7 +117,9 @@ def usage_text(error: CycloptsError) -> str:
     text = " ".join(str(error).split())
     # `Unknown command "x". Did you mean "y"?` -> `unknown command "x"; did you mean "y"?`
     first, *rest = re.split(r"(?<=[\"\w])\. (?=[A-Z])", text)
-    return "; ".join(part[:1].lower() + part[1:] for part in (first, *rest)).rstrip(".")
+    line = "; ".join(part[:1].lower() + part[1:] for part in (first, *rest))
+    suggestion = re.search(r"did you mean .*?\?", line)  # then the list of all commands only hides it
+    return line[: suggestion.end()] if suggestion else line.replace(", ...", ", …").rstrip(".")
 
 
 def missing_server_text(error: BaseException | None) -> str:

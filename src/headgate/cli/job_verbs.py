@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import Delay, JobId, JobIds, JobReason, Output, Payload, Priority, Raw, Url
-from headgate.cli.output import as_json, utc_milliseconds
+from headgate.cli.options import (
+    DEFAULT_SERVER,
+    Delay,
+    JobId,
+    JobIds,
+    JobReason,
+    Output,
+    Payload,
+    Priority,
+    Raw,
+    Server,
+)
+from headgate.cli.output import Columns, print_lines, print_list, when
+from headgate.domain.ids import JobId as KnownId
+from headgate.sdk import Headgate
 from headgate.sdk.admin import JobChange, Jobs
 from headgate.sdk.admin.history import JobEvent
+
+EVENTS: Final[Columns[JobEvent]] = {
+    "TIME": lambda event: when(event.at, milliseconds=True),
+    "EVENT": lambda event: event.kind,
+    "STATE": lambda event: event.state,
+    "EPOCH": lambda event: str(event.epoch),
+    "BY": lambda event: event.actor,
+    "WORKER": lambda event: event.worker,
+    "DETAIL": lambda event: (
+        event.reason or (f"{event.error_type}: {event.error_message}" if event.error_type else event.error_message)
+    ),
+}
 
 
 def add_verbs(job: App) -> None:
@@ -28,9 +53,11 @@ def add_verbs(job: App) -> None:
         job.command(command, name=name)
 
 
-def cancel_command(*job_ids: JobIds, reason: JobReason = "", output: Output = "text", url: Url = "") -> None:
+def cancel_command(
+    *job_ids: JobIds, reason: JobReason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Cancel jobs: queued jobs at once, running jobs when their worker stops."""
-    _act(url, output, lambda jobs: jobs.cancel(job_ids, reason=reason))
+    _act(server, output, job_ids, lambda jobs, ids: jobs.cancel(ids, reason=reason))
 
 
 def redrive_command(
@@ -40,68 +67,76 @@ def redrive_command(
     delay: Delay = None,
     per_second: Annotated[float, Parameter(help="Maximum jobs per second.")] = 0.0,
     reason: JobReason = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Put completed, dead or cancelled jobs back on their topic. --payload replaces the payload of a single job."""
     body = None if payload is None else values.payload(payload, raw=raw)
     wait = 0 if delay is None else values.duration(delay, field="--delay")
     _act(
-        url,
+        server,
         output,
-        lambda jobs: jobs.redrive(job_ids, payload=body, delay=wait, per_second=per_second, reason=reason),
+        job_ids,
+        lambda jobs, ids: jobs.redrive(ids, payload=body, delay=wait, per_second=per_second, reason=reason),
     )
 
 
-def discard_command(*job_ids: JobIds, reason: JobReason = "", output: Output = "text", url: Url = "") -> None:
+def discard_command(
+    *job_ids: JobIds, reason: JobReason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Delete dead or cancelled jobs. Their history stays."""
-    _act(url, output, lambda jobs: jobs.discard(job_ids, reason=reason))
+    _act(server, output, job_ids, lambda jobs, ids: jobs.discard(ids, reason=reason))
 
 
 def reprioritise_command(
-    *job_ids: JobIds, priority: Priority, reason: JobReason = "", output: Output = "text", url: Url = ""
+    *job_ids: JobIds,
+    priority: Priority,
+    reason: JobReason = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Change the priority of queued jobs, starting with the next claim."""
-    _act(url, output, lambda jobs: jobs.reprioritise(job_ids, values.priority(priority), reason=reason))
+    _act(server, output, job_ids, lambda jobs, ids: jobs.reprioritise(ids, values.priority(priority), reason=reason))
 
 
 def move_command(
     *job_ids: JobIds,
     to: Annotated[str, Parameter(help="Target topic; created if it does not exist.")],
     reason: JobReason = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Move queued jobs to another topic. Priority and age stay."""
-    _act(url, output, lambda jobs: jobs.move(job_ids, to, reason=reason))
+    _act(server, output, job_ids, lambda jobs, ids: jobs.move(ids, to, reason=reason))
 
 
-def events_command(job_id: JobId, *, output: Output = "text", url: Url = "") -> None:
+def events_command(job_id: JobId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show the history of a job, oldest event first: what changed, when, by whom and why."""
-    for event in with_client(url, lambda hg: hg.admin.jobs.events(job_id)):
-        print(as_json(event) if output == "json" else _line(event))
+
+    async def act(hg: Headgate) -> list[JobEvent]:
+        return await hg.admin.jobs.events(await hg.admin.full_id("job", job_id))
+
+    print_list(with_client(server, act), output, EVENTS, name=lambda event: event.kind, empty="no events")
 
 
-def _act(url: str, output: str, verb: Callable[[Jobs], Awaitable[list[JobChange]]]) -> None:
-    """Print one line per job; raise the first error, with the texts of the other errors as its notes."""
-    changes = with_client(url, lambda hg: verb(hg.admin.jobs))
-    for change in changes:
-        if output == "json":
-            print(as_json(change))
-        elif not change.code:
-            print(f"{change.id}  {change.state}" + ("" if change.changed else "  (unchanged)"))
+def _act(
+    server: Server,
+    output: str,
+    given: Sequence[str],
+    verb: Callable[[Jobs, Sequence[KnownId]], Awaitable[list[JobChange]]],
+) -> None:
+    """Print what happened to each job; raise the first error, with the texts of the other errors as its notes."""
+
+    async def act(hg: Headgate) -> list[JobChange]:
+        return await verb(hg.admin.jobs, [await hg.admin.full_id("job", one) for one in given])
+
+    changes = with_client(server, act)
+    done = [change for change in changes if not change.code]
+    if output == "table":
+        print_lines(f"{one.id}  {one.state}" + ("" if one.changed else "  (unchanged)") for one in done)
+    else:
+        print_list(done if output == "name" else changes, output, {}, name=lambda one: one.id, empty="")
     if errors := [error for change in changes if (error := change.error) is not None]:
         for other in errors[1:]:
             errors[0].add_note(str(other))
         raise errors[0]
-
-
-def _line(event: JobEvent) -> str:
-    parts = [utc_milliseconds(event.at), event.kind, f"-> {event.state}", f"epoch {event.epoch}"]
-    if event.actor:
-        parts.append(f"by {event.actor}")
-    if event.worker:
-        parts.append(f"on {event.worker}")
-    if text := event.reason or (f"{event.error_type}: {event.error_message}" if event.error_type else ""):
-        parts.append(text)
-    return "  ".join(parts)

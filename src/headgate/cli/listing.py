@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from headgate.cli.connection import with_client
-from headgate.cli.options import Filter, Limit, TableOutput, Url
-from headgate.cli.output import age, as_json, count_text, print_lines, short, table
+from headgate.cli.options import DEFAULT_SERVER, Filter, Limit, Output, Server
+from headgate.cli.output import Columns, count_text, print_list, print_one
 from headgate.sdk import Headgate, JobInfo
+from headgate.sdk.admin.listing import JobCount
+
+COLUMNS: Final[Columns[JobInfo]] = {
+    "ID": lambda job: job.id,
+    "TOPIC": lambda job: job.topic,
+    "STATE": lambda job: job.state,
+    "PRIORITY": lambda job: job.priority,
+    "ATTEMPT": lambda job: f"{job.attempt}/{job.max_attempts}",
+    "CREATED": lambda job: job.created_at,
+    "WORKER": lambda job: job.worker,
+    # The errors of a job that has completed are history: `job get` shows them.
+    "ERROR": lambda job: "" if job.state == "completed" else job.last_error,
+}
 
 
 def list_command(
     *,
     filter: Filter = "",  # noqa: A002 - the option's name
-    output: TableOutput = "table",
+    output: Output = "table",
     limit: Limit = 50,
     cursor: Annotated[str, Parameter(help="Continue after a previous list: the cursor on its last line.")] = "",
     oldest: Annotated[bool, Parameter(help="List the oldest jobs first.")] = False,
     count: Annotated[bool, Parameter(help="Print the number of matching jobs instead, up to 100,000.")] = False,
-    url: Url = "",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List jobs that match a filter, newest first."""
 
-    async def act(hg: Headgate) -> list[str]:
+    async def counted(hg: Headgate) -> JobCount:
+        return await hg.admin.jobs_matching(filter).count(up_to=100_000)
+
+    async def listed(hg: Headgate) -> tuple[list[JobInfo], str]:
         matching = hg.admin.jobs_matching(filter, oldest_first=oldest)
-        if count:
-            found = await matching.count(up_to=100_000)
-            return [as_json(found) if output == "json" else count_text(found.total, exact=found.exact)]
         jobs: list[JobInfo] = []
         following = cursor
         while True:  # a page can be short although more pages follow
@@ -36,36 +49,13 @@ def list_command(
             jobs += page.jobs
             following = page.cursor
             if not following or len(jobs) >= limit:
-                break
-        more = [f"more: --cursor {following}"] if following and output == "table" else []
-        return lines(jobs, output) + more
+                return jobs, following
 
-    print_lines(with_client(url, act))
-
-
-def lines(jobs: list[JobInfo], output: str) -> list[str]:
-    """Return the jobs in one of the three output formats."""
-    if output == "json":
-        return [as_json(job) for job in jobs]
-    if output == "name":
-        return [str(job.id) for job in jobs]
-    if not jobs:
-        return ["no jobs match"]
-    head = ("ID", "TOPIC", "STATE", "PRIORITY", "ATTEMPT", "AGE", "WORKER", "ERROR")
-    return table(
-        head,
-        [
-            (
-                job.id,
-                job.topic,
-                job.state,
-                job.priority,
-                f"{job.attempt}/{job.max_attempts}",
-                age(job.created_at),
-                short(job.worker, 20) or "-",
-                short(job.last_error, 60),
-            )
-            for job in jobs
-        ],
-        right=(3, 4),
-    )
+    if count:
+        total = with_client(server, counted)
+        print_one(total, output, lambda: [count_text(total.total, exact=total.exact)], name=total.total)
+        return
+    jobs, following = with_client(server, listed)
+    print_list(jobs, output, COLUMNS, name=lambda job: job.id, empty="no jobs match")
+    if following and output == "table":
+        print(f"more: --cursor {following}")

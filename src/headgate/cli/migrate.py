@@ -6,13 +6,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from headgate.cli.database import chosen_database, connected
-from headgate.cli.options import DatabaseUrl
-from headgate.cli.output import print_lines, table
+from headgate.cli.options import DatabaseUrl, Output
+from headgate.cli.output import Columns, iso, print_lines, print_list
 from headgate.ops.settings import Settings
 from headgate.store.migrate import Phase, Progress, migrate, plan
 from headgate.store.migration_state import Plan
@@ -26,16 +27,16 @@ def migrate_command(
         bool, Parameter(help="Also apply steps that are incompatible with servers running now.")
     ] = False,
     database_url: DatabaseUrl = None,
+    output: Output = "table",
 ) -> None:
     """Create or upgrade the database schema. Safe to repeat, and to run on several hosts at once."""
-    asyncio.run(_run(only_plan=plan, break_running=break_running, database_url=database_url))
+    asyncio.run(_run(only_plan=plan, break_running=break_running, database_url=database_url, output=output))
 
 
-async def _run(*, only_plan: bool, break_running: bool, database_url: str | None) -> None:
-    settings = Settings.from_environ(os.environ)
-    url = database_url or settings.url_for_migrations
+async def _run(*, only_plan: bool, break_running: bool, database_url: str | None, output: str) -> None:
+    settings = Settings.from_environ(os.environ).with_database(database_url)
     async with (
-        chosen_database(url, data=settings.data) as database,
+        chosen_database(settings.url_for_migrations, data=settings.data) as database,
         connected(database, command="migrate") as connection,
     ):
         if only_plan:
@@ -45,25 +46,46 @@ async def _run(*, only_plan: bool, break_running: bool, database_url: str | None
             done = await migrate(connection, progress=reporter(), break_running=break_running)
             applied_now = {step.number for step in done}
             found = await plan(connection)
-        print_lines(migration_lines(found, applied_now))
-        print(f"{database.title}: {summary(found, len(applied_now))}")
-        print_lines(advice(await missing_roles(connection)))
+        steps = steps_of(found, applied_now)
+        print_list(steps, output, STEPS, name=lambda step: f"{step.number:04}", empty="no migrations")
+        if output == "table":
+            print(f"{database.title}: {summary(found, len(applied_now))}")
+            print_lines(advice(await missing_roles(connection)))
         found.raise_unless_sound()
 
 
-def migration_lines(found: Plan, applied_now: set[int]) -> list[str]:
-    """Return the migrations as a table."""
-    rows: list[tuple[str, str, str, str]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A migration, and whether the database has it."""
+
+    number: int
+    name: str
+    state: str
+    detail: str
+
+
+STEPS: Final[Columns[Step]] = {
+    "NUMBER": lambda step: f"{step.number:04}",
+    "NAME": lambda step: step.name,
+    "STATE": lambda step: step.state,
+    "DETAIL": lambda step: step.detail,
+}
+
+
+def steps_of(found: Plan, applied_now: set[int]) -> list[Step]:
+    """Return the migrations that the database has, and those to apply."""
+    steps: list[Step] = []
     unfinished = {row.number for row in found.applied if row.applied_at is None}
     for row in found.applied:
         if row.applied_at is not None:
             state = "new" if row.number in applied_now else "applied"
-            detail = f"{row.applied_at:%Y-%m-%dT%H:%M:%SZ} by {row.applied_by} in {row.seconds or 0:.2f} s"
-            rows.append((f"{row.number:04}", row.name, state, detail))
-    for step in found.pending:
-        state = "unfinished" if step.number in unfinished else "pending"
-        rows.append((f"{step.number:04}", step.name, state, "" if step.transactional else "outside a transaction"))
-    return table(("NUMBER", "NAME", "STATE", "DETAIL"), rows)
+            detail = f"{iso(row.applied_at)} by {row.applied_by} in {row.seconds or 0:.2f} s"
+            steps.append(Step(number=row.number, name=row.name, state=state, detail=detail))
+    for pending in found.pending:
+        state = "unfinished" if pending.number in unfinished else "pending"
+        detail = "" if pending.transactional else "outside a transaction"
+        steps.append(Step(number=pending.number, name=pending.name, state=state, detail=detail))
+    return steps
 
 
 def summary(found: Plan, applied_now: int) -> str:

@@ -21,10 +21,9 @@ def restore_fence_command(*, database_url: DatabaseUrl = None) -> None:
 
 
 async def _run(database_url: str | None) -> None:
-    settings = Settings.from_environ(os.environ)
-    url = database_url or settings.url_for_migrations
+    settings = Settings.from_environ(os.environ).with_database(database_url)
     async with (
-        chosen_database(url, data=settings.data) as database,
+        chosen_database(settings.url_for_migrations, data=settings.data) as database,
         connected(database, command="restore-fence") as connection,
     ):
         done = await fence_restore(connection, actor=_who())

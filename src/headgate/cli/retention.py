@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import Output, Reason, Url
-from headgate.cli.output import as_json, days
+from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
+from headgate.cli.output import days, print_one
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus, check_keep
 from headgate.sdk import Headgate
 
@@ -19,10 +19,10 @@ Keep = Annotated[str, Parameter(help="Retention of jobs that ended in this state
 
 
 @retention.command(name="show")
-def show_command(*, output: Output = "text", url: Url = "") -> None:
+def show_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show how long finished jobs are kept, and which days are due for removal."""
-    status = with_client(url, lambda hg: hg.admin.status())
-    print(as_json(status.retention) if output == "json" else retention_line(status.retention))
+    kept = with_client(server, lambda hg: hg.admin.status()).retention
+    print_one(kept, output, lambda: [retention_line(kept)])
 
 
 @retention.command(name="set")
@@ -33,8 +33,8 @@ def set_command(
     cancelled: Keep = "",
     audit: Annotated[str, Parameter(help="Retention of audit log entries. Default: unchanged.")] = "",
     reason: Reason = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Change how long finished jobs are kept, for topics without their own rule. Requires the scope system."""
     given = {"completed": completed, "dead": dead, "cancelled": cancelled, "audit": audit}
@@ -43,12 +43,12 @@ def set_command(
         for name, text in given.items()
         if text
     }
-    rules = with_client(url, lambda hg: hg.admin.retention.set(reason=reason, **spans))
-    print(as_json(rules) if output == "json" else rules_line(rules))
+    rules = with_client(server, lambda hg: hg.admin.retention.set(reason=reason, **spans))
+    print_one(rules, output, lambda: [rules_line(rules)])
 
 
 @retention.command(name="run")
-def run_command(*, output: Output = "text", url: Url = "") -> None:
+def run_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Remove expired jobs now. Servers do this automatically. Requires the scope system.
 
     Ends when nothing is left to remove, or when other transactions lock everything that is left.
@@ -63,13 +63,11 @@ def run_command(*, output: Output = "text", url: Url = "") -> None:
             )
         return total, (await hg.admin.status()).retention if total.blocked else None
 
-    done, left = with_client(url, act)
-    if output == "json":
-        print(as_json(done))
-        return
-    print(f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows")
+    done, left = with_client(server, act)
+    text = [f"removed {done.jobs} jobs one by one, {done.days} day partitions, {done.other} other rows"]
     if left is not None:
-        print(f"other transactions lock the rest; servers remove it later: {backlog_text(left)}")
+        text.append(f"other transactions lock the rest; servers remove it later: {backlog_text(left)}")
+    print_one(done, output, lambda: text)
 
 
 def rules_line(rules: RetentionRules) -> str:

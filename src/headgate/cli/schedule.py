@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, cast
+from datetime import datetime
+from typing import Annotated, Final, cast
 
 from cyclopts import App, Parameter
 
 from headgate.cli import options as shared
 from headgate.cli import values
 from headgate.cli.connection import warn_of_unknown_settings, with_client
-from headgate.cli.options import MaxAttempts, Output, Payload, Priority, Raw, Reason, Tags, Url
-from headgate.cli.output import as_json, utc
+from headgate.cli.options import (
+    DEFAULT_SERVER,
+    MaxAttempts,
+    Output,
+    Payload,
+    Priority,
+    Raw,
+    Reason,
+    Server,
+    Tags,
+)
+from headgate.cli.output import Columns, details, iso, painted, print_lines, print_list, print_one, table, when
 from headgate.domain.errors import InvalidInput
 from headgate.sdk import Headgate
-from headgate.sdk.admin import ScheduleInfo
+from headgate.sdk.admin import ScheduledRun, ScheduleInfo
 from headgate.sdk.schedule_specs import ScheduleOptions
 
 schedule = App(name="schedule", help="Create, show and change schedules.")
@@ -31,35 +43,44 @@ Zone = Annotated[str, Parameter(help="Time zone of --cron: an IANA name such as 
 Every = Annotated[str, Parameter(help="Interval: 30s, 5m, 2h, 1d.")]
 
 
+COLUMNS: Final[Columns[ScheduleInfo]] = {
+    "SCHEDULE": lambda one: one.name,
+    "TOPIC": lambda one: one.topic,
+    "STATE": lambda one: one.state,
+    "WHEN": lambda one: one.when,
+    "NEXT": lambda one: one.next_at if one.state == "active" else None,
+    "LAST": lambda one: one.last_at,
+}
+RUNS: Final[Columns[ScheduledRun]] = {
+    "JOB": lambda run: run.job_id,
+    "ORIGIN": lambda run: "triggered" if run.triggered else "scheduled",
+    "OCCURRENCE": lambda run: run.occurrence,
+    "STATE": lambda run: run.state,
+}
+
+
 @schedule.command(name="list")
 def list_command(
     *,
     source: Annotated[str, Parameter(help="Only schedules declared by this application.")] = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List all schedules."""
-    found = with_client(url, lambda hg: hg.admin.schedules.list(source=source or None))
-    if output == "json":
-        print(as_json([_fields(info) for info in found]))
-        return
-    for info in found:
-        due = f"next {utc(info.next_at)}" if info.state == "active" else info.state
-        print(f"{info.name}  {info.topic}  {info.when}  {due}")
+    found = with_client(server, lambda hg: hg.admin.schedules.list(source=source or None))
+    print_list(found, output, COLUMNS, name=lambda one: one.name, empty="no schedules", fields=_fields)
 
 
 @schedule.command(name="get")
-def get_command(name: Name, *, output: Output = "text", url: Url = "") -> None:
+def get_command(name: Name, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show one schedule and its last jobs."""
 
     async def act(hg: Headgate) -> None:
         _report(await hg.admin.schedules.get(name), output)
-        if output == "text":
-            for run in await hg.admin.schedules.jobs(name, limit=5):
-                origin = "triggered" if run.triggered else "scheduled"
-                print(f"  {origin:<9} {run.job_id}  for {utc(run.occurrence)}  {run.state}")
+        if output == "table" and (runs := await hg.admin.schedules.jobs(name, limit=5)):
+            print_lines(["", *table(runs, RUNS)])
 
-    with_client(url, act)
+    with_client(server, act)
 
 
 @schedule.command(name="put")
@@ -87,8 +108,8 @@ def put_command(
     tags: Tags = "",
     ends_at: Annotated[str | None, Parameter(help="Make no job for an occurrence after this time.")] = None,
     version: Version = -1,
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Create or replace a schedule. Pass exactly one of --cron, --every, --at and --after."""
     given = {  # the SDK checks the words
@@ -125,19 +146,23 @@ def put_command(
             **options,
         )
 
-    _report(with_client(url, act), output)
+    _report(with_client(server, act), output)
 
 
 @schedule.command(name="pause")
-def pause_command(name: Name, *, reason: Reason = "", output: Output = "text", url: Url = "") -> None:
+def pause_command(
+    name: Name, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Make no more jobs until the schedule is resumed. Existing jobs stay."""
-    _report(with_client(url, lambda hg: hg.admin.schedules.pause(name, reason=reason)), output)
+    _report(with_client(server, lambda hg: hg.admin.schedules.pause(name, reason=reason)), output)
 
 
 @schedule.command(name="resume")
-def resume_command(name: Name, *, reason: Reason = "", output: Output = "text", url: Url = "") -> None:
+def resume_command(
+    name: Name, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Resume a paused schedule with its next occurrence."""
-    _report(with_client(url, lambda hg: hg.admin.schedules.resume(name, reason=reason)), output)
+    _report(with_client(server, lambda hg: hg.admin.schedules.resume(name, reason=reason)), output)
 
 
 @schedule.command(name="run")
@@ -146,10 +171,14 @@ def run_command(
     *,
     request_id: Annotated[str, Parameter(help="A UUIDv7; repeating it does not make a second job.")] = "",
     reason: Reason = "",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Make one job of a schedule now, and print its id."""
-    print(with_client(url, lambda hg: hg.admin.schedules.trigger(name, request_id=request_id or None, reason=reason)))
+    made = with_client(
+        server, lambda hg: hg.admin.schedules.trigger(name, request_id=request_id or None, reason=reason)
+    )
+    print_one({"id": made}, output, lambda: [str(made)], name=made)
 
 
 @schedule.command(name="next")
@@ -160,34 +189,38 @@ def next_command(
     cron: Cron = "",
     zone: Zone = "UTC",
     every: Every = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Show the next occurrences of a schedule, in its time zone and in UTC."""
     if bool(name) == bool(cron or every):
         raise InvalidInput("name", "is missing or not alone", hint="pass either a schedule name, or --cron or --every")
     interval = values.duration(every, field="--every") if every else None
     found = with_client(
-        url,
+        server,
         lambda hg: (
             hg.admin.schedules.next(name, count)
             if name
             else hg.admin.schedules.preview(count, cron=cron or None, zone=zone, every=interval)
         ),
     )
-    if output == "json":
-        print(as_json(found))
-        return
-    for at in found:
-        print(f"{at:%a %Y-%m-%d %H:%M:%S %Z}   {utc(at)}")
+    columns: Columns[datetime] = {"LOCAL TIME": lambda at: f"{at:%a %Y-%m-%d %H:%M:%S %Z}", "UTC": lambda at: at}
+    print_list(found, output, columns, name=iso, empty="no more occurrences")
 
 
 @schedule.command(name="delete")
-def delete_command(name: Name, *, version: Version = -1, reason: Reason = "", url: Url = "") -> None:
+def delete_command(
+    name: Name,
+    *,
+    version: Version = -1,
+    reason: Reason = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
     """Delete a schedule. Its jobs stay."""
     expected = None if version < 0 else version
-    with_client(url, lambda hg: hg.admin.schedules.delete(name, version=expected, reason=reason))
-    print(f"{name} is deleted")
+    with_client(server, lambda hg: hg.admin.schedules.delete(name, version=expected, reason=reason))
+    print_one({"name": name, "deleted": True}, output, lambda: [f"{name} is deleted"], name=name)
 
 
 @schedule.command(name="sync")
@@ -198,14 +231,18 @@ def sync_command(
         str, Parameter(help="Name of the declaring application; give each application its own.")
     ] = "code",
     prune: Annotated[bool, Parameter(help="Delete schedules of this source that are no longer declared.")] = False,
+    server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Store the schedules that an application declares, with the address and token of the application."""
+    """Store the schedules that an application declares.
+
+    --url and --token are for an application that does not name a server itself.
+    """
     from headgate.cli.worker import load
 
     warn_of_unknown_settings()
 
     async def act() -> None:
-        async with load(app) as hg:
+        async with load(app, server) as hg:
             report = await hg.sync_schedules(source=source, prune=prune)
         for change, names in (("stored", report.changed), ("unchanged", report.unchanged), ("deleted", report.deleted)):
             for name in names:
@@ -218,25 +255,24 @@ def sync_command(
 
 
 def _report(info: ScheduleInfo, output: str) -> None:
-    if output == "json":
-        print(as_json(_fields(info)))
-        return
-    print(f"{info.name}  {info.state}   version {info.version}")
-    print(f"  when      {info.when}")
-    print(f"  topic     {info.topic}   priority {info.priority}   overlap {info.overlap}   catch-up {info.catch_up}")
-    print(f"  when full {info.when_full}")
-    if info.next_at is not None:
-        print(f"  next      {utc(info.next_at)}")
+    title = f"{info.name}  {painted(info.state)}   version {info.version}"
+    print_one(_fields(info), output, lambda: details(title, _details(info)), name=info.name)
+
+
+def _details(info: ScheduleInfo) -> Iterator[tuple[str, object]]:
+    yield "when", info.when
+    yield "topic", f"{info.topic}   priority {info.priority}   overlap {info.overlap}   catch-up {info.catch_up}"
+    yield "when full", info.when_full
+    yield "next", when(info.next_at)
     if info.full_since is not None:
-        print(f"  waits     since {utc(info.full_since)}: the backlog of {info.topic} is full")
+        yield "waits", f"since {when(info.full_since)}: the backlog of {info.topic} is full"
     if info.last_at is not None:
-        print(f"  last      {utc(info.last_at)}   {info.fired} made, {info.skipped} skipped")
+        yield "last", f"{when(info.last_at)}   {info.fired} made, {info.skipped} skipped"
     if info.last_skip:
-        print(f"  skipped   {utc(info.last_skip_at)}  ({info.last_skip})")
+        yield "skipped", f"{when(info.last_skip_at)}  ({info.last_skip})"
     if info.paused:
-        print(f"  paused    {utc(info.paused_at)} by {info.paused_by}" + (f": {info.reason}" if info.reason else ""))
-    if info.last_error:
-        print(f"  error     {info.last_error}")
+        yield "paused", f"{when(info.paused_at)} by {info.paused_by}" + (f": {info.reason}" if info.reason else "")
+    yield "error", info.last_error
 
 
 def _fields(info: ScheduleInfo) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headgate.cli.database import chosen_database
-from headgate.cli.options import LogFormat, LogLevel
+from headgate.cli.options import LogFormat, LogLevel, ServedDatabaseUrl
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.release import version
@@ -69,6 +69,7 @@ def serve_command(
         int, Parameter(help="Number of server processes on the port, each an instance; about one per processor.")
     ] = 1,
     name: Annotated[str, Parameter(help="Name of this instance. Default: host name and process id.")] = "",
+    database_url: ServedDatabaseUrl = None,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
 ) -> None:
@@ -76,7 +77,7 @@ def serve_command(
     check_integer(port, field="--port", low=0, high=65_535)
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
     logs.configure(level_of(log_level), format=log_format)
-    settings = Settings.from_environ(os.environ)
+    settings = Settings.from_environ(os.environ).with_database(database_url)
     options: dict[str, object] = {
         "host": host,
         "port": port,

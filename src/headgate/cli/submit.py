@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import MaxAttempts, Payload, Priority, Raw, Tags, Url
+from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Payload, Priority, Raw, Server, Tags
 from headgate.cli.output import as_json
 from headgate.cli.unhandled import explain_timeout
 from headgate.domain.errors import InvalidInput
@@ -44,7 +44,9 @@ def submit_command(
     debounce_max: Annotated[
         str | None, Parameter(help="Maximum time by which repeated submits can postpone the job.")
     ] = None,
-    depends_on: Annotated[str | None, Parameter(help="Ids of parent jobs to wait for, separated by commas.")] = None,
+    depends_on: Annotated[
+        str | None, Parameter(help="Ids of parent jobs to wait for, or their first digits, separated by commas.")
+    ] = None,
     needs: Annotated[
         Literal["succeeded", "ended"], Parameter(help="Run when all parents have succeeded, or when all have ended.")
     ] = "succeeded",
@@ -52,13 +54,13 @@ def submit_command(
         Literal["cancel", "ignore", "block"],
         Parameter(help="When a parent fails: cancel this job, ignore it, or block until the parent is redriven."),
     ] = "cancel",
-    batch: Annotated[str | None, Parameter(help="Id of an open batch to add the job to.")] = None,
+    batch: Annotated[str | None, Parameter(help="Id of an open batch to add the job to, or its first digits.")] = None,
     tags: Tags | None = None,
     limit_key: Annotated[
         str | None, Parameter(help="Key for the limits, order and fairness of the topic: a customer, an account.")
     ] = None,
     wait: Annotated[str | None, Parameter(help="Wait this long for the result, and print it.")] = None,
-    url: Url = "",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Submit one job and print its id."""
     options: JobOptions = {"priority": values.priority(priority)}
@@ -80,10 +82,7 @@ def submit_command(
     elif on_conflict != "keep" or debounce_max is not None:
         raise InvalidInput("--unique", "is required by --on-conflict and --debounce-max")
     if depends_on is not None:
-        options["depends_on"] = [one.strip() for one in depends_on.split(",")]
         options["needs"], options["on_parent_failure"] = needs, on_parent_failure
-    if batch is not None:
-        options["batch"] = batch
     if tags is not None:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
     if limit_key is not None:
@@ -92,6 +91,10 @@ def submit_command(
     body = values.payload(payload, raw=raw)
 
     async def act(hg: Headgate) -> None:
+        if depends_on is not None:
+            options["depends_on"] = [await hg.admin.full_id("job", one.strip()) for one in depends_on.split(",")]
+        if batch is not None:
+            options["batch"] = await hg.admin.full_id("batch", batch)
         handle = await hg.submit(topic, body, **options)
         print(handle.id, flush=True)
         if wait_seconds:
@@ -101,4 +104,4 @@ def submit_command(
                 await explain_timeout(hg, topic, error)
                 raise
 
-    with_client(url, act)
+    with_client(server, act)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.errors import print_warning
-from headgate.cli.options import Output, Reason, Url
-from headgate.cli.output import as_json, days
+from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
+from headgate.cli.output import Columns, days, details, print_list, print_one
 from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
@@ -24,6 +25,7 @@ from headgate.sdk import Headgate
 from headgate.sdk.admin import Status
 from headgate.sdk.admin.topics import TopicInfo, TopicSettings
 
+STATES: Final = ("pending", "running", "scheduled", "retrying", "blocked", "completed", "dead", "cancelled")
 topic = App(name="topic", help="Show and change settings and limits of topics.")
 Keep = Annotated[
     str,
@@ -33,28 +35,32 @@ Keep = Annotated[
 ]
 
 
+COLUMNS: Final[Columns[TopicInfo]] = {
+    "TOPIC": lambda one: one.name,
+    **{state.upper(): lambda one, state=state: one.counts.get(state, 0) for state in STATES},  # type: ignore[misc]
+    "LIMITS": lambda one: limits_of(one),
+}
+
+
 @topic.command(name="list")
-def list_command(*, output: Output = "text", url: Url = "") -> None:
+def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """List topics with their limits and the number of jobs by state."""
 
     async def act(hg: Headgate) -> tuple[list[TopicInfo], Status]:
         return await hg.admin.topics.list(), await hg.admin.status()
 
-    found, status = with_client(url, act)
-    if output == "json":
-        print(as_json([_fields(info) for info in found]))
-        return
-    for info in found:
-        counts = "  ".join(f"{state} {count}" for state, count in sorted(info.counts.items()))
-        print(f"{info.name}  {counts or 'no jobs'}" + (f"   [{limits_of(info)}]" if limits_of(info) else ""))
-    for line in unhandled_lines(status):
+    found, status = with_client(server, act)
+    print_list(found, output, COLUMNS, name=lambda one: one.name, empty="no topics", fields=_fields)
+    for line in unhandled_lines(status) if output == "table" else ():
         print_warning(line)
 
 
 @topic.command(name="get")
-def get_command(name: Annotated[str, Parameter(help="Topic.")], *, output: Output = "text", url: Url = "") -> None:
+def get_command(
+    name: Annotated[str, Parameter(help="Topic.")], *, output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """Show one topic: settings, limits and their current use, number of jobs by state."""
-    _report(with_client(url, lambda hg: hg.admin.topics.get(name)), output)
+    _report(with_client(server, lambda hg: hg.admin.topics.get(name)), output)
 
 
 @topic.command(name="set")
@@ -85,8 +91,8 @@ def set_command(
     keep_dead: Keep = "",
     keep_cancelled: Keep = "",
     reason: Reason = "",
-    output: Output = "text",
-    url: Url = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Change settings of a topic. Settings not given stay unchanged; `none` removes a limit."""
     given: dict[str, Any] = {}
@@ -124,7 +130,7 @@ def set_command(
             "topic set", "has nothing to change", hint="pass at least one setting, such as --max-running 10"
         )
     settings = TopicSettings(**given)  # type: ignore[typeddict-item]  # built by name above
-    _report(with_client(url, lambda hg: hg.admin.topics.set(name, reason=reason, **settings)), output)
+    _report(with_client(server, lambda hg: hg.admin.topics.set(name, reason=reason, **settings)), output)
 
 
 def rate_of(text: str, *, field: str) -> Rate:
@@ -171,17 +177,17 @@ def limits_of(info: TopicInfo) -> str:
 
 
 def _report(info: TopicInfo, output: str) -> None:
-    if output == "json":
-        print(as_json(_fields(info)))
-        return
+    print_one(_fields(info), output, lambda: details(info.name, _details(info)), name=info.name)
+
+
+def _details(info: TopicInfo) -> Iterator[tuple[str, object]]:
     policy = info.retry
-    print(info.name)
-    print(f"  limits    {limits_of(info) or 'none'}")
+    yield "limits", limits_of(info) or "none"
     if info.running is not None:
         tokens = "" if info.tokens is None else f", {info.tokens:.1f} can start now"
-        print(f"  in use    {info.running} running{tokens}")
-    print(f"  rules     max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms")
-    print(f"  priority  {'strict' if info.ageing_step is None else f'one unit per {info.ageing_step} of waiting'}")
+        yield "in use", f"{info.running} running{tokens}"
+    yield "rules", f"max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms"
+    yield "priority", "strict" if info.ageing_step is None else f"one unit per {info.ageing_step} of waiting"
     kept = [
         f"{state} {days(span)}"
         for state, span in (
@@ -191,9 +197,9 @@ def _report(info: TopicInfo, output: str) -> None:
         )
         if span is not None
     ]
-    print(f"  kept      {', '.join(kept) or 'by the rule of all topics'}")
+    yield "kept", ", ".join(kept) or "by the rule of all topics"
     for state, count in sorted(info.counts.items()):
-        print(f"  {state:9} {count}")
+        yield state, f"{count:,}"
 
 
 def _fields(info: TopicInfo) -> dict[str, object]:

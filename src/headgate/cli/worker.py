@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from headgate.cli.connection import warn_of_unknown_settings
 from headgate.cli.errors import UserCodeFailed, traceback_text
-from headgate.cli.options import App, LogFormat, LogLevel
+from headgate.cli.options import DEFAULT_SERVER, App, LogFormat, LogLevel, Server
 from headgate.cli.values import level_of
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.ops import logs
@@ -34,8 +34,9 @@ def worker_command(
     ] = False,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Run a worker."""
+    """Run a worker. --url and --token are for an application that does not name a server itself."""
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
@@ -46,11 +47,17 @@ def worker_command(
         options["topics"] = [topic.strip() for topic in topics.split(",")]
     if worker_id:
         options["worker_id"] = worker_id
-    load(app).run_worker(**options)
+    load(app, server).run_worker(**options)
 
 
-def load(app: str) -> Headgate:
-    """Import `package.module:name`, with the current folder on the path, as `python -m` does."""
+def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
+    """Import `package.module:name`, with the current folder on the path, as `python -m` does.
+
+    The application creates its client when it is imported, and finds address and token in the environment.
+    """
+    for variable, value in (("HEADGATE_URL", server.url), ("HEADGATE_TOKEN", server.token)):
+        if value:
+            os.environ[variable] = value
     module_name, _, name = app.partition(":")
     if not module_name or not name:
         raise InvalidInput("app", f'"{app}" is not of the form package.module:name', hint="for example: app.jobs:hg")

@@ -53,6 +53,14 @@ class IdKind(StrEnum):
     BATCH = "batch"
     BULK = "operation"
 
+    @classmethod
+    def parse(cls, value: str) -> IdKind:
+        """The kind of this name. Raises InvalidInput."""
+        try:
+            return cls(value)
+        except ValueError:
+            raise InvalidInput("kind", f"must be one of {', '.join(cls)}, got {shown(value)}") from None
+
 
 def _job_id(value: int) -> JobId:
     """Build a UUID without its constructor, which spends 1 µs on telling its six argument forms apart.

@@ -61,7 +61,7 @@ class Settings:
         """The settings with the database of a command line, which has no other address; None changes nothing."""
         if url is None:
             return self
-        return replace(self, database_url=_checked_url(url, "--database-url"), direct_database_url=None)
+        return replace(self, database_url=url, direct_database_url=None)
 
     @property
     def url_for_migrations(self) -> str | None:
@@ -96,12 +96,8 @@ def redaction_of(environ: Mapping[str, str]) -> Redaction:
 
 def _url(environ: Mapping[str, str], name: str) -> str | None:
     value = environ.get(name, "").strip()
-    return _checked_url(value, name) if value else None
-
-
-def _checked_url(value: str, name: str) -> str:
-    if not value.startswith(_SCHEMES):
+    if value and not value.startswith(_SCHEMES):
         raise InvalidSetting(
             name, "does not start with postgresql://", hint="the value is not shown, since it may contain a password"
         )
-    return value
+    return value or None

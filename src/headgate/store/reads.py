@@ -73,7 +73,7 @@ FLOWS: Final = """
 SELECT f.topic_no, f.minute,
        coalesce(sum(f.n) FILTER (WHERE f.from_state = -1 /* it did not exist */), 0)::bigint,
        coalesce(sum(f.n) FILTER (WHERE f.to_state = 5 /* completed */), 0)::bigint,
-       coalesce(sum(f.n) FILTER (WHERE f.from_state = 1 AND f.to_state = 3 /* running to retrying */), 0)::bigint,
+       coalesce(sum(f.n) FILTER (WHERE f.from_state = 1 /* running */ AND f.to_state = 3 /* retrying */), 0)::bigint,
        coalesce(sum(f.n) FILTER (WHERE f.to_state = 6 /* dead */), 0)::bigint
   FROM (SELECT m.topic_no, m.minute, m.from_state, m.to_state, m.n
           FROM headgate.flow_minutes m

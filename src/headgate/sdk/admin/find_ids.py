@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.errors import NotFound
-from headgate.domain.ids import ID_BYTES, IdKind, JobId, is_id_prefix, parse_job_id
+from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.ids import ID_BYTES, PREFIX_MIN_DIGITS, IdKind, JobId, is_id_prefix, parse_job_id
+from headgate.domain.validation import shown
 from headgate.sdk.connection import Connection
 from headgate.sdk.errors import AmbiguousId
 from headgate.sdk.ids import id_from_bytes
@@ -19,9 +20,13 @@ _KINDS: Final = {IdKind.JOB: pb.ID_KIND_JOB, IdKind.BATCH: pb.ID_KIND_BATCH, IdK
 
 async def full_id(connection: Connection, kind: str, text: UUID | str) -> JobId:
     """The id that begins with `text`. A whole id is returned as it is, without a call."""
-    named = IdKind(kind)
-    if isinstance(text, UUID) or len(text.replace("-", "")) >= 2 * ID_BYTES or not is_id_prefix(text):
+    if isinstance(text, UUID) or (is_id_prefix(text) and len(text.replace("-", "")) == 2 * ID_BYTES):
         return parse_job_id(text)
+    named = IdKind.parse(kind)
+    if not is_id_prefix(text):
+        raise InvalidInput(
+            "id", f"must be a UUID, or its first {PREFIX_MIN_DIGITS} or more hexadecimal digits, got {shown(text)}"
+        )
     answer = await connection.call(FIND, pb.FindIdsRequest(kind=_KINDS[named], prefix=text))
     ids = [id_from_bytes(one) for one in answer.ids]
     if len(ids) == 1 and not answer.more:

@@ -1,0 +1,185 @@
+"""What `headgate job get` shows of a job: its fields, arguments, result, errors and attempts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Final
+
+from headgate.cli.output import Columns, details, duration, iso, painted, printable, table, when
+from headgate.domain.redaction import Redaction
+from headgate.sdk import JobInfo
+from headgate.sdk.admin import JobEvent
+
+BAR: Final = 20
+SHOWN_ATTEMPTS: Final = 10
+SHOWN_LINES: Final = 40
+"""Lines of arguments and of a result on a terminal, without --full."""
+_ENDS: Final = ("failed", "nacked", "lapsed", "abandoned", "snoozed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of a job; `ended_at` None: it runs."""
+
+    number: int
+    started_at: datetime | None
+    ended_at: datetime | None
+    worker: str
+    outcome: str
+    error: str = ""
+    traceback: str = ""
+
+
+ATTEMPTS: Final[Columns[Attempt]] = {
+    "ATTEMPT": lambda one: one.number,
+    "STARTED": lambda one: "-" if one.started_at is None else when(one.started_at, milliseconds=True),
+    "DURATION": lambda one: duration(one.ended_at - one.started_at) if one.started_at and one.ended_at else "-",
+    "WORKER": lambda one: one.worker,
+    "OUTCOME": lambda one: one.outcome,
+    "ERROR": lambda one: one.error,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A job as read, and its history."""
+
+    info: JobInfo
+    events: list[JobEvent]
+    redaction: Redaction
+
+    def attempts(self) -> list[Attempt]:
+        """The runs of the job, newest first."""
+        info = self.info
+        found = [
+            Attempt(
+                number=event.attempt,
+                started_at=event.claimed_at,
+                ended_at=event.at,
+                worker=event.worker,
+                outcome=event.kind,
+                error=_error_of(event),
+                traceback=event.error_trace,
+            )
+            for event in self.events
+            if event.kind in _ENDS or (event.kind == "cancelled" and event.claimed_at is not None)
+        ]
+        if info.state in ("running", "completed") and info.claimed_at is not None:
+            found.append(
+                Attempt(
+                    number=info.attempt,
+                    started_at=info.claimed_at,
+                    ended_at=info.finished_at,
+                    worker=info.worker,
+                    outcome=info.state,
+                )
+            )
+        return found[::-1]
+
+    def fields(self) -> dict[str, object]:
+        """The job for programs: payload and result as JSON values, masked, and the attempts."""
+        return asdict(self.info) | {
+            "payload": self._value(self.info.payload),
+            "result": self._value(self.info.result),
+            "attempts": [asdict(one) for one in self.attempts()],
+        }
+
+    def lines(self, *, full: bool) -> Iterator[str]:
+        """The job for people, most important first."""
+        info = self.info
+        title = f"{info.topic}  {painted(info.state)}   attempt {info.attempt} of {info.max_attempts}"
+        yield from details(f"{title}   priority {info.priority}", self._details(full=full))
+        attempts = self.attempts()
+        if attempts:
+            shown = attempts if full else attempts[:SHOWN_ATTEMPTS]
+            yield ""
+            yield from table(shown, ATTEMPTS)
+            if len(shown) < len(attempts):
+                yield f"{len(attempts) - len(shown)} earlier attempts; --full shows them"
+        if full:
+            for one in attempts:
+                if one.traceback:
+                    yield ""
+                    yield f"attempt {one.number}, {iso(one.ended_at) if one.ended_at else 'running'}:"
+                    yield from printable(one.traceback).splitlines()
+
+    def _details(self, *, full: bool) -> Iterator[tuple[str, object]]:
+        info = self.info
+        yield "id", info.id
+        yield "created", when(info.created_at, milliseconds=True)
+        if info.state in ("scheduled", "retrying"):
+            yield "due", when(info.run_at, milliseconds=True)
+        yield "deadline", when(info.deadline, milliseconds=True)
+        yield "unique", info.unique_key
+        if info.parent_count:
+            open_ = [str(one.id) for one in info.parents if one.met != "fulfilled"]
+            waits = f"   waits for {', '.join(open_[:5])}" if open_ and info.state == "blocked" else ""
+            yield "parents", f"{info.parent_count}{waits}"
+        yield "children", info.child_count or ""
+        yield "batch", info.batch_id or ""
+        if info.schedule is not None:
+            yield "schedule", f"{info.schedule or '(deleted)'}, for {when(info.occurrence)}"
+        if info.state == "running":
+            yield "worker", f"{info.worker}  since {when(info.claimed_at, milliseconds=True)}"
+            cancel = "  (cancel requested)" if info.cancel_requested else ""
+            yield "lease", f"until {when(info.lease_until, milliseconds=True)}{cancel}"
+        yield "finished", when(info.finished_at, milliseconds=True)
+        if info.progress is not None and info.state not in ("completed", "cancelled"):
+            yield "progress", progress_text(info.progress)
+        # A job that has completed has no error; its failed attempts are in the table below.
+        if info.last_error and info.state != "completed":
+            trace = any(one.traceback for one in self.attempts())
+            hint = "" if full or not trace else "\n(--full shows the traceback)"
+            yield "error", info.last_error + hint
+        yield "arguments", self._text(info.payload, full=full)
+        if info.state == "completed":
+            yield "result", self._text(info.result, full=full) or "none"
+
+    def _text(self, body: bytes, *, full: bool) -> str:
+        """A payload or a result as indented JSON."""
+        value = self._value(body)
+        if value is None and body != b"null":
+            return ""
+        lines = (value if isinstance(value, str) and not _is_json(body) else _pretty(value)).splitlines()
+        if full or not sys.stdout.isatty() or len(lines) <= SHOWN_LINES:
+            return "\n".join(lines)
+        return "\n".join([*lines[:SHOWN_LINES], f"… {len(lines) - SHOWN_LINES} more lines (--full shows them)"])
+
+    def _value(self, body: bytes) -> object:
+        """A body as a JSON value with secrets masked; as text if it is not JSON; None if it is empty."""
+        if not body:
+            return None
+        if not _is_json(body):
+            return body.decode(errors="replace")
+        return self.redaction.masked(json.loads(body))
+
+
+def progress_text(progress: tuple[int, int, str]) -> str:
+    """Return a bar with the counts; without a total, the count only."""
+    done, total, message = progress
+    said = f"  {message}" if message else ""
+    if not total:
+        return f"{done:,}{said}"
+    part = min(1.0, done / total)
+    return f"[{'#' * round(part * BAR):-<{BAR}}] {part:.0%}  {done:,} of {total:,}{said}"
+
+
+def _error_of(event: JobEvent) -> str:
+    error = f"{event.error_type}: {event.error_message}" if event.error_type else event.error_message
+    return error or event.reason
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""All commands: each option has its help, the shared ones are the same everywhere, shells complete them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cyclopts import App
+
+from headgate.cli import app, main
+
+FORMATS = ("table", "json", "ndjson", "name")
+DATABASE = {("dev",), ("migrate",), ("restore-fence",), ("serve",)}
+LOCAL = {*DATABASE, ("completion",), ("init",)}
+"""Commands that call no server."""
+SILENT = {*LOCAL - {("migrate",)}, ("worker",), ("submit",), ("schedule", "sync")}
+"""Commands that list and show nothing."""
+
+
+def commands(where: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
+    """All commands below one, by their words."""
+    for name in where:
+        if not name.startswith("-"):
+            below = where[name]
+            if below.default_command is None:
+                yield from commands(below, (*path, name))
+            else:
+                yield (*path, name), below
+
+
+def arguments(command: App) -> dict[str, Any]:
+    """The arguments of a command by their first name."""
+    return {one.name: one for one in command.assemble_argument_collection() if one.parse and one.show}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, ...], App]:
+    """All commands. Not while tests are collected: that would import the server."""
+    return dict(commands(app))
+
+
+def test_every_command_and_every_option_has_a_help_text(found: dict[tuple[str, ...], App]) -> None:
+    assert len(found) > 40
+    assert {("job", "get"), ("batch", "list"), ("completion",), ("pause",)} <= found.keys()
+    for path, command in found.items():
+        assert command.help, path
+        assert {name for name, one in arguments(command).items() if not one.parameter.help} == set(), path
+
+
+def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found: dict[tuple[str, ...], App]) -> None:
+    for path, command in found.items():
+        given = arguments(command)
+        names = {name for one in given.values() for name in one.names}
+        assert ({"--url", "--token"} <= names) == (path not in LOCAL), path
+        assert ("--database-url" in names) == (path in DATABASE), path
+        assert ({"--output", "-o"} <= names) == (path not in SILENT), path
+        if path not in SILENT:
+            assert given["--output"].get_choices() == FORMATS, path
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("jbo list", 'unknown command "jbo"; did you mean "job"?'),
+        ("job gte 1", 'unknown command "gte"; did you mean "get"?'),
+        ("job get 1 --ful", "unknown option: --ful; did you mean --full?"),
+        ("status --ouput json", "unknown option: --ouput; did you mean --output?"),
+    ],
+)
+def test_a_misspelt_word_gets_the_nearest_one(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {words}")
+
+
+def completion(capsys: pytest.CaptureFixture[str], shell: str) -> str:
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (("headgate", "resu"), {"resume"}),
+        (("headgate", "job", "re"), {"redrive", "reprioritise"}),
+        (("headgate", "job", "get", "--wa"), {"--watch"}),
+        (("headgate", "status", "-o", "nd"), {"ndjson"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bash_completes_commands_options_and_choices(
+    capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], expected: set[str]
+) -> None:
+    words = " ".join(f"'{word}'" for word in typed)
+    script = f"""{completion(capsys, "bash")}
+COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; COMPREPLY=()
+$(complete -p headgate | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["/bin/bash"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_with_all_commands(
+    capsys: pytest.CaptureFixture[str], found: dict[tuple[str, ...], App], shell: str
+) -> None:
+    script = completion(capsys, shell)
+    assert script.startswith("#compdef headgate") == (shell == "zsh")
+    for path in found:
+        assert all(word in script for word in path), path
+    if program := shutil.which(shell):  # where it is installed, it must at least read the script
+        done = subprocess.run(
+            [program, "--no-execute"], input=script, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
