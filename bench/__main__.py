@@ -90,7 +90,7 @@ KEYS = frozenset(
         "wal_bytes_per_job",
         "cpu_us_per_job",
         "idle_queries_per_s",
-        "idle_links_rss_mb",
+        "idle_sessions_rss_mb",
         "claim_pages",
         "sweep",
         "instances",
@@ -110,8 +110,8 @@ SETTINGS: Report = {
     "yardstick_jobs": compared.YARDSTICK_JOBS,
     "loaded": {"shares": list(lane_loaded.SHARES), "seconds": lane_loaded.SECONDS},
     "pickup": {"submits": lane_pickup.SUBMITS},
-    "idle_links": lane_idle.LINKS,
-    "sweep_link": dict(zip(("concurrency", "prefetch"), lane_scale.LINK, strict=True)),
+    "idle_sessions": lane_idle.SESSIONS,
+    "sweep_session": dict(zip(("concurrency", "prefetch"), lane_scale.SESSION, strict=True)),
 }
 
 

@@ -1,4 +1,4 @@
-"""A thousand links that wait: what they cost the database and the server while nothing happens."""
+"""A thousand sessions that wait: what they cost the database and the server while nothing happens."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import asyncio
 from bench.figures import spread
 from bench.stack import Stack, memory_mb, stack
 
-LINKS = 1_000
+SESSIONS = 1_000
 WINDOWS, WINDOW_SECONDS = 3, 7.0
 SETTLING_SECONDS = 11.0
 
 
 async def run(*, quick: bool = False) -> dict[str, object]:
     """Transactions a second (a call of the server is one), and megabytes of the server."""
-    links, windows, seconds = (50, 1, 3.0) if quick else (LINKS, WINDOWS, WINDOW_SECONDS)
+    sessions, windows, seconds = (50, 1, 3.0) if quick else (SESSIONS, WINDOWS, WINDOW_SECONDS)
     async with stack("idle") as made:
-        with made.roles(("idle", str(links))) as (idle,):
+        with made.roles(("idle", str(sessions))) as (idle,):
             idle.go()
             # A session hands in what it did up to ten seconds late: what connecting cost is not to be counted.
             await asyncio.sleep(1.0 if quick else SETTLING_SECONDS)
@@ -24,11 +24,11 @@ async def run(*, quick: bool = False) -> dict[str, object]:
             memory = memory_mb(made.servers[0])
             idle.stop()
             told = await asyncio.to_thread(idle.report)
-    assert told["links"] == links, f"of {links} links {told['links']} stayed"
+    assert told["sessions"] == sessions, f"of {sessions} sessions {told['sessions']} stayed"
     return {
-        "idle_links": links,
+        "idle_sessions": sessions,
         "idle_queries_per_s": spread(rates, 2),
-        "idle_links_rss_mb": round(memory, 1),
+        "idle_sessions_rss_mb": round(memory, 1),
     }
 
 

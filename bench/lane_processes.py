@@ -1,4 +1,4 @@
-"""One port served by one process or by several: what it takes in and works off, and how the kernel deals out links.
+"""One port served by one process or by several: what it takes in and works off, and how the kernel deals out sessions.
 
 python -m bench.lane_processes [PROCESSES …]
 """
@@ -19,8 +19,8 @@ from headgate import Headgate
 JOBS = 60_000
 ROUNDS = 3
 WORKER_PROCESSES = 4
-"""Worker processes, with two links each, and as many producers."""
-LINKS = 64
+"""Worker processes, with two sessions each, and as many producers."""
+SESSIONS = 64
 PICKUPS, PRODUCERS = 20, 8
 
 
@@ -34,7 +34,7 @@ async def run(numbers: tuple[int, ...] = (1, 2)) -> dict[str, object]:
             report[str(number)] = {
                 "cycles_per_s": spread(rates),
                 "server_cpu_us_per_job": round(statistics.median(cpu for _, cpu in runs), 1),
-                "links": await dealt(made),
+                "sessions": await dealt(made),
                 "pickup_ms": await pickup(made),
             }
     return report
@@ -63,11 +63,11 @@ async def cycle(made: Stack) -> tuple[float, float]:
 
 
 async def dealt(made: Stack) -> list[int]:
-    """How many of many links each process got."""
-    with made.roles(("work", "0", "1", "0", str(LINKS))) as (worker,):
+    """How many of many sessions each process got."""
+    with made.roles(("work", "0", "1", "0", str(SESSIONS))) as (worker,):
         async with Headgate(made.addresses[0]) as hg:
             async with asyncio.timeout(30):
-                while len(found := await hg.admin.workers.list()) < LINKS:  # others tell theirs every few seconds
+                while len(found := await hg.admin.workers.list()) < SESSIONS:  # others tell theirs every few seconds
                     await asyncio.sleep(0.5)
         worker.go()
         worker.stop()

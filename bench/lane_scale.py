@@ -1,4 +1,4 @@
-"""More links, more instances, a deeper backlog: what changes when Headgate grows. Jobs a second of working off."""
+"""More sessions, more instances, a deeper backlog: what changes when Headgate grows. Jobs a second of working off."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bench.lane_cycle import CONCURRENCY, PREFETCH, check_archive
 from bench.stack import Stack, stack
 
 PROCESSES = 4
-LINKS = (1, 4, 16, 64)
-LINK = (100, 400)
-"""Slots and read-ahead of each link where every worker brings its own: reported, not judged. All 64 hold less than
+SESSIONS = (1, 4, 16, 64)
+SESSION = (100, 400)
+"""Slots and read-ahead of each session where every worker brings its own: reported, not judged. All 64 hold less than
 waits."""
 INSTANCES = (1, 2, 3)
 ROUNDS = 3
@@ -26,22 +26,24 @@ DRAIN, MILLION = 200_000, 1_000_000
 
 
 async def sweep(*, quick: bool = False) -> dict[str, object]:
-    """1 to 64 links in up to four processes that share the slots of the one link of `drain`, in turns.
+    """1 to 64 sessions in up to four processes that share the slots of the one session of `drain`, in turns.
 
-    At 64 links a frame holds at most 62 jobs: the hard case. Also 64 links with slots of their own, which is easier.
+    At 64 sessions a frame holds at most 62 jobs: the hard case. Also 64 with slots of their own, which is easier.
     """
     jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
-    rates: dict[int, list[float]] = {links: [] for links in LINKS}
+    rates: dict[int, list[float]] = {sessions: [] for sessions in SESSIONS}
     own: list[float] = []
     async with stack("sweep") as made:
         for _ in range(rounds):
-            for links in LINKS:
-                rates[links].append(await by_links(made, jobs, links, *_shared(links)))
-            own.append(await by_links(made, jobs, LINKS[-1], *LINK, name="sweep, own slots"))
+            for sessions in SESSIONS:
+                rates[sessions].append(await by_sessions(made, jobs, sessions, *_shared(sessions)))
+            own.append(await by_sessions(made, jobs, SESSIONS[-1], *SESSION, name="sweep, own slots"))
     return {
-        "sweep": {str(links): spread(runs) for links, runs in rates.items()},
-        "sweep_own_slots": {str(LINKS[-1]): spread(own)},
-        "sweep_worst": spread([worst_fall([rates[links][turn] for links in LINKS]) for turn in range(rounds)], 3),
+        "sweep": {str(sessions): spread(runs) for sessions, runs in rates.items()},
+        "sweep_own_slots": {str(SESSIONS[-1]): spread(own)},
+        "sweep_worst": spread(
+            [worst_fall([rates[sessions][turn] for sessions in SESSIONS]) for turn in range(rounds)], 3
+        ),
         "cores": made.busy(),
     }
 
@@ -52,7 +54,7 @@ def worst_fall(rates: Sequence[float]) -> float:
 
 
 async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, object]:
-    """1 k to 1 M jobs waiting, worked off by one link; each run of a million follows one of the `drain` lane's size.
+    """1 k to 1 M jobs waiting, worked off by one session; each run of a million follows one of the `drain` lane's size.
 
     No round is begun after `until`, on the monotonic clock, but the first.
     """
@@ -81,14 +83,14 @@ async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, 
 
 
 async def instances(*, quick: bool = False) -> dict[str, object]:
-    """1 to 3 servers on one PostgreSQL and two links for each, in turns."""
+    """1 to 3 servers on one PostgreSQL and two sessions for each, in turns."""
     jobs, rounds = (SWEEP_JOBS // 10, 1) if quick else (SWEEP_JOBS, ROUNDS)
     rates: dict[int, list[float]] = {count: [] for count in INSTANCES}
     async with stack("instances", servers=0) as made:
         for _ in range(rounds):
             for count in INSTANCES:
                 made.start_server()
-                rates[count].append(await by_links(made, jobs, 2 * count, *_shared(2 * count)))
+                rates[count].append(await by_sessions(made, jobs, 2 * count, *_shared(2 * count)))
             for _ in INSTANCES:
                 made.stop_server()
     found: Mapping[str, object] = {str(count): spread(runs) for count, runs in rates.items()}
@@ -96,33 +98,35 @@ async def instances(*, quick: bool = False) -> dict[str, object]:
     return {"instances": found, "instances_3_to_best": round(median(found["3"]) / best, 3)}
 
 
-async def by_links(
-    made: Stack, jobs: int, links: int, concurrency: int, prefetch: int, *, name: str | None = None
+async def by_sessions(
+    made: Stack, jobs: int, sessions: int, concurrency: int, prefetch: int, *, name: str | None = None
 ) -> float:
-    """A preloaded queue worked off by `links` links in up to four processes."""
-    processes = min(PROCESSES, links)
-    return await _drain(made, jobs, processes, links // processes, concurrency, prefetch, name or f"sweep of {links}")
+    """A preloaded queue worked off by `sessions` sessions in up to four processes."""
+    processes = min(PROCESSES, sessions)
+    return await _drain(
+        made, jobs, processes, sessions // processes, concurrency, prefetch, name or f"sweep of {sessions}"
+    )
 
 
-def _shared(links: int) -> tuple[int, int]:
-    """Slots and read-ahead of each of several links that have in all what the one link of `drain` has."""
-    return CONCURRENCY // links or 1, PREFETCH // links
+def _shared(sessions: int) -> tuple[int, int]:
+    """Slots and read-ahead of each of several sessions that have in all what the one session of `drain` has."""
+    return CONCURRENCY // sessions or 1, PREFETCH // sessions
 
 
 async def preloaded(made: Stack, jobs: int, *, name: str = "backlog") -> float:
-    """The rate of working off a backlog by one link."""
+    """The rate of working off a backlog by one session."""
     return await _drain(made, jobs, 1, 1, CONCURRENCY, PREFETCH, name)
 
 
 async def _drain(
-    made: Stack, jobs: int, processes: int, links: int, concurrency: int, prefetch: int, name: str
+    made: Stack, jobs: int, processes: int, sessions: int, concurrency: int, prefetch: int, name: str
 ) -> float:
     await made.clean()
     await made.pause()
     with made.roles(("produce_many", str(jobs))) as (producer,):
         producer.go()
         await asyncio.to_thread(producer.report)
-    worker_processes = [("work", "0", str(concurrency), str(prefetch), str(links))] * processes
+    worker_processes = [("work", "0", str(concurrency), str(prefetch), str(sessions))] * processes
     with made.roles(*worker_processes) as workers:
         for worker in workers:
             worker.go()

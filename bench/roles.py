@@ -31,7 +31,7 @@ def tell(cpu_before: float, **found: float) -> None:
     print(json.dumps(found | {"cpu": process_seconds(os.getpid()) - cpu_before}), flush=True)
 
 
-async def work(addresses: str, count: int, concurrency: int, prefetch: int, links: int = 1) -> None:
+async def work(addresses: str, count: int, concurrency: int, prefetch: int, sessions: int = 1) -> None:
     """Handle jobs that do nothing until `count` completions are acknowledged."""
     hg = Headgate(addresses)
     handled = 0
@@ -42,7 +42,7 @@ async def work(addresses: str, count: int, concurrency: int, prefetch: int, link
         del job
         handled += 1
 
-    workers = [hg.worker(concurrency=concurrency, prefetch=prefetch) for _ in range(links)]
+    workers = [hg.worker(concurrency=concurrency, prefetch=prefetch) for _ in range(sessions)]
     await work_until([hg], workers, count, found=lambda: {"handled": handled})
 
 

@@ -1,4 +1,4 @@
-"""The role of the idle lane: many links, each over a connection of its own, that wait for a job and beat."""
+"""The role of the idle lane: many sessions, each over a connection of its own, that wait for a job and beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_ONCE = 50
 BEAT_SECONDS = 5.0
 
 
-async def idle(addresses: str, links: int) -> None:
+async def idle(addresses: str, sessions: int) -> None:
     """Connect them, then beat until told to stop."""
     channels: list[grpc.aio.Channel] = []
     calls: list[rpc.WorkCall] = []
@@ -40,8 +40,8 @@ async def idle(addresses: str, links: int) -> None:
         while (frame := await rpc.next_frame(call)) is not None:
             acks += frame.HasField("beat_ack")
 
-    for first in range(0, links, AT_ONCE):
-        await asyncio.gather(*(connect(number) for number in range(first, min(first + AT_ONCE, links))))
+    for first in range(0, sessions, AT_ONCE):
+        await asyncio.gather(*(connect(number) for number in range(first, min(first + AT_ONCE, sessions))))
     readers = [asyncio.create_task(read(call)) for call in calls]
     cpu = wait_for_go()
     stop = asyncio.Event()
@@ -54,7 +54,7 @@ async def idle(addresses: str, links: int) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), BEAT_SECONDS)
     alive = sum(not reader.done() for reader in readers)
-    tell(cpu, links=alive, beats=beats, acks=acks)
+    tell(cpu, sessions=alive, beats=beats, acks=acks)
     for call in calls:
         call.cancel()
     await asyncio.gather(*readers, return_exceptions=True)

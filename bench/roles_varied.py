@@ -45,7 +45,7 @@ async def produce_mixed(addresses: str, count: int) -> None:
 
 
 async def work_mixed(addresses: str, count: int, concurrency: int, prefetch: int) -> None:
-    """A link for each tenant, all topics on each."""
+    """A session for each tenant, all topics on each."""
     handled = 0
 
     async def nothing(job: Job) -> None:

@@ -43,12 +43,12 @@ def _unary(report: Report) -> str:
     return f"a submit takes {(1 / submitted - 1 / echo) * 1e6:,.0f} µs more than a call that does nothing"
 
 
-def _links(report: Report) -> str:
+def _sessions(report: Report) -> str:
     rates = report["sweep"]
     assert isinstance(rates, dict)
-    worst = min(rates, key=lambda links: median(rates[links]))
+    worst = min(rates, key=lambda sessions: median(rates[sessions]))
     cores = _cores(report, f"sweep of {worst}")
-    return f"at {worst} links: {what_bounds(cores)}" if cores else ""
+    return f"at {worst} sessions: {what_bounds(cores)}" if cores else ""
 
 
 BOUNDS: Final = (
@@ -132,11 +132,11 @@ BOUNDS: Final = (
         why=lambda report: "dead entries the watermark does not skip",
     ),
     Bound(
-        figure="sweep of 1 to 64 links, same slots in total: worst / best before it",
+        figure="sweep of 1 to 64 sessions, same slots in total: worst / best before it",
         where=("sweep_worst",),
         bound=0.9,
         aim=1.0,
-        why=_links,
+        why=_sessions,
         proves=("D5", "T42"),
     ),
     Bound(
@@ -153,7 +153,7 @@ BOUNDS: Final = (
         bound=3.0,
         aim=1.0,
         at_most=True,
-        why=lambda report: f"calls of an instance's clockwork, with {report['idle_links']} links",
+        why=lambda report: f"calls of an instance's clockwork, with {report['idle_sessions']} sessions",
     ),
     Bound(figure="refill of a freed slot, ms", where=("refill_ms",), bound=20.0, aim=5.0, at_most=True, proves=("T4",)),
     Bound(
@@ -213,7 +213,7 @@ FIGURES: Final = (
     ("wal_bytes_per_job", "bytes"),
     ("cpu_us_per_job", "µs"),
     ("idle_queries_per_s", "1/s"),
-    ("idle_links_rss_mb", "MB"),
+    ("idle_sessions_rss_mb", "MB"),
     ("claim_pages", "pages"),
     ("sweep", "jobs/s"),
     ("sweep_own_slots", "jobs/s"),

@@ -105,7 +105,7 @@ def test_what_was_not_measured_is_said_at_the_top_and_below_the_own_lanes(result
     changed["own"].pop("sweep_worst", None)
     page = page_of(changed)
     assert "**Not measured yet: River, other settings of each peer (the sweep).**" in page.partition("\n## ")[0]
-    assert "; sweep of 1 to 64 links, same slots in total" in section(page, "Headgate's own lanes")
+    assert "; sweep of 1 to 64 sessions, same slots in total" in section(page, "Headgate's own lanes")
 
 
 def test_nothing_is_compared_with_a_figure_of_jobs_that_do_not_complete(results: Results) -> None:
