@@ -42,7 +42,7 @@ async def states(dsn: str) -> dict[tuple[str, int], int]:
     return {(row[0], row[1]): row[2] for row in rows}
 
 
-async def test_a_running_server_is_measured_and_told_what_stays(serve: Serve, database: str) -> None:
+async def test_a_running_server_is_measured_and_the_report_names_what_stays(serve: Serve, database: str) -> None:
     server = serve()
     done = bench(*SMALL, "--url", server.address)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

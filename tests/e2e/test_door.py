@@ -131,7 +131,7 @@ async def test_every_method_but_health_needs_a_token_in_its_metadata(server: Ser
         assert answer.status == health_pb2.HealthCheckResponse.SERVING  # the request is not read
 
 
-async def test_a_client_with_a_wrong_token_is_told_so_and_does_not_try_again(server: ServerProcess) -> None:
+async def test_a_client_with_a_wrong_token_gets_an_error_and_does_not_retry(server: ServerProcess) -> None:
     """The server refuses before the client has written its hello: it must hear why, not that its write failed."""
     for _ in range(2):
         async with Headgate(server.address, token="a-token-not-in-the-file") as hg:
@@ -161,7 +161,7 @@ async def test_watches_of_health_are_bounded_by_address(server: ServerProcess, n
                 watch.cancel()
 
 
-async def test_streams_opened_and_reset_as_fast_as_possible_cancel_nobodys_calls(
+async def test_streams_opened_and_reset_as_fast_as_possible_cancel_no_other_calls(
     server: ServerProcess, neighbour: Neighbour
 ) -> None:
     """Rapid reset, by two strangers for as long as the neighbour needs for its rounds."""

@@ -457,7 +457,7 @@ def test_a_job_that_came_back_is_not_passed_over(state: int, run_at: float | Non
     assert check(story.events, only=["I6"]).red == ["I6"]
 
 
-def test_a_holder_that_is_never_told_of_a_cancel_is_found() -> None:
+def test_a_worker_that_gets_no_cancel_request_is_found() -> None:
     def cancelled(*, told: bool) -> list[str]:
         story = Story().submitted(A, 1).assigned(A, 1, 10).row(A, state=7, finished=9_000)
         story.did("cancel", 50, job=A, answer={"code": "", "state": "running", "changed": True})

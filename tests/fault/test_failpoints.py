@@ -224,7 +224,7 @@ def _armed_server(database: str, folder: Path, plan: str, *args: str, record: Pa
     )
 
 
-def test_an_armed_server_ends_where_it_is_told_and_says_so(database: str, tmp_path: Path) -> None:
+def test_an_armed_server_ends_at_its_failpoint_and_logs_it(database: str, tmp_path: Path) -> None:
     record = tmp_path / "firings"
     with _armed_server(database, tmp_path, "boot.registered=exit", record=record) as server:
         assert server.wait() == armed.EXIT_CODE
@@ -235,7 +235,7 @@ def test_an_armed_server_ends_where_it_is_told_and_says_so(database: str, tmp_pa
     assert line["d"] == {"phase": "start", "what": "failpoint boot.registered", "action": "exit", "hit": 1}
 
 
-def test_an_armed_server_stops_itself_and_goes_on_when_it_is_told(database: str, tmp_path: Path) -> None:
+def test_an_armed_server_stops_itself_and_continues_on_request(database: str, tmp_path: Path) -> None:
     with _armed_server(database, tmp_path, "boot.listening=stop@once") as server:
         server.saw("failpoint site=boot.listening")
 

@@ -202,7 +202,7 @@ while True:
 # ---------------------------------------------------------------------- disks
 
 
-def test_a_small_disk_is_full_and_has_room_again() -> None:
+def test_a_small_disk_fills_up_and_has_space_again() -> None:
     disk = possible(SmallDisk, 4 << 20)
     assert isinstance(disk, SmallDisk)
     with disk:

@@ -153,7 +153,7 @@ def test_what_is_held_in_one_direction_arrives_when_it_heals(proxy: FaultProxy, 
         assert said(client, 8) == b"question"
 
 
-def test_what_is_held_towards_the_server_is_not_heard_there(proxy: FaultProxy, echo: Echo) -> None:
+def test_bytes_held_on_their_way_to_the_server_do_not_arrive(proxy: FaultProxy, echo: Echo) -> None:
     proxy.hold(toward=SERVER)
     with closing(connected(proxy)) as client:
         client.sendall(b"question")

@@ -26,7 +26,7 @@ GRACE = 30.0
 
 
 @pytest.mark.req("T35", "F5", "O19")
-async def test_a_worker_told_to_stop_under_load_spends_no_attempt(
+async def test_a_worker_stopped_under_load_uses_up_no_attempt(
     database: str, servers: Servers, workers: Workers
 ) -> None:
     instances = await asyncio.to_thread(servers, 1)

@@ -44,7 +44,7 @@ FAILED_JOB = "2026-11-16 02:53:31,101 WARNING headgate.worker job_failed topic=a
         ("postgres.log", TRACEBACK, []),  # not ours
     ],
 )
-def test_a_log_with_what_nobody_expects_is_told(tmp_path: Path, name: str, text: str, told: list[str]) -> None:
+def test_a_log_with_unexpected_lines_is_reported(tmp_path: Path, name: str, text: str, told: list[str]) -> None:
     (tmp_path / name).write_text(text)
     found = list(troubles(tmp_path))
     assert len(found) == len(told)
@@ -115,7 +115,7 @@ def test_what_is_missing_is_installed_as_root(monkeypatch: pytest.MonkeyPatch) -
         ({"root": True, "brings": False}, "that failed: E: no such package"),
     ],
 )
-def test_what_cannot_be_installed_is_told(
+def test_a_fault_that_cannot_be_installed_is_reported(
     monkeypatch: pytest.MonkeyPatch, machine: dict[str, bool], words: str
 ) -> None:
     answering(monkeypatch, **machine)

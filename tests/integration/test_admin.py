@@ -48,7 +48,7 @@ async def finished(instance: Instance, count: int = 1, topic: str = "mail") -> l
 
 
 @pytest.mark.req("O24")
-async def test_a_queued_job_is_cancelled_at_once_and_whoever_waits_for_it_is_told(still: Instance) -> None:
+async def test_a_queued_job_is_cancelled_at_once_and_waiting_callers_are_answered(still: Instance) -> None:
     desk = Desk(still)
     pending, timed = [*await still.submit(), *await still.submit(delay=timedelta(hours=1))]
     unknown = new_id()
@@ -79,7 +79,7 @@ async def test_a_running_job_is_cancelled_by_telling_its_worker_and_a_result_ign
     assert (await one.job(job)).state is State.CANCELLED
 
 
-async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(one: Instance, database: str) -> None:
+async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_notification(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:
         two.start("notifications", two.store.listen(two.wakes.follow))
         await until_async(lambda: listening(one), "two listens")
@@ -95,7 +95,7 @@ async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_word_to_it(
 # ---------------------------------------------------------------------- redrive and discard
 
 
-async def test_a_redrive_starts_anew_and_tells_what_it_cannot(still: Instance) -> None:
+async def test_a_redrive_starts_a_new_life_and_reports_what_it_cannot_do(still: Instance) -> None:
     desk = Desk(still)
     (dead,) = await finished(still)
     (queued,) = await still.submit()

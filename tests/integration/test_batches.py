@@ -122,7 +122,7 @@ async def test_the_same_id_opens_a_batch_once(queue: Queue) -> None:
         await open_batch(queue.db, queue.names, tenant, NewBatch(id=batch.id, name="b"))
 
 
-async def test_a_batch_nobody_sealed_is_closed_and_its_callback_cancelled(queue: Queue) -> None:
+async def test_an_unsealed_batch_is_closed_and_its_callback_cancelled(queue: Queue) -> None:
     clock, tenant = await Clock.install(queue.db), await queue.tenant_no()
     batch, callback = await opened(queue, expires_in=timedelta(hours=1))
     (member,) = await queue.add(1, batch=batch)

@@ -363,9 +363,7 @@ async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Qu
     ],
     ids=["unknown", "hostile", "endless"],
 )
-async def test_a_filter_nobody_can_read_fails_the_operation_after_a_while(
-    queue: Queue, stored: str, problem: str
-) -> None:
+async def test_an_unreadable_filter_fails_the_operation_after_a_while(queue: Queue, stored: str, problem: str) -> None:
     """Not at once: during an upgrade, an instance of the release that started it may be there."""
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()

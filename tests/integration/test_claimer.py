@@ -295,7 +295,7 @@ def test_the_concurrency_core_needs_nothing_but_the_standard_library() -> None:
 
 
 @pytest.mark.req("C12")
-def test_nobody_can_put_an_executor_of_batches_into_the_claimer() -> None:
+def test_the_claimer_takes_no_executor_of_batches() -> None:
     assert set(inspect.signature(Claimer).parameters) == {
         "store",
         "demands",

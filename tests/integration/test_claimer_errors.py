@@ -220,7 +220,7 @@ async def test_claims_that_fail_back_off_and_a_thousand_wakes_do_not_hurry_them(
 
 
 @pytest.mark.req("B8")
-async def test_a_stop_during_the_backoff_is_heard_at_once(one: Instance) -> None:
+async def test_a_stop_ends_the_backoff_at_once(one: Instance) -> None:
     one.store.before["claim"] = failing_with(*[AWAY] * 100)
     await one.worker(slots=1)
     await soon(lambda: one.claimer.errors >= 4, "it waits longer and longer")
@@ -320,7 +320,7 @@ async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
 
 @pytest.mark.req("E2", "E9", "R7")
 @pytest.mark.parametrize("late", [failing(), completing(b"late")])
-async def test_who_lost_the_lease_is_told_so_and_the_second_success_stands(
+async def test_a_worker_without_its_lease_gets_stale_and_the_second_success_counts(
     still: Instance, db: Connection, late: Handler
 ) -> None:
     clock = await Clock.install(db)
@@ -367,7 +367,7 @@ async def test_two_slots_and_claims_of_one_still_fill_both_slots(database: str) 
 
 
 @pytest.mark.req("E8")
-async def test_twenty_jobs_that_all_fail_are_all_dead_and_each_end_is_told_once(one: Instance) -> None:
+async def test_twenty_jobs_that_all_fail_are_all_dead_and_each_end_is_reported_once(one: Instance) -> None:
     ids = await one.submit(20, max_attempts=1)
     await one.worker(slots=4, handler=failing())
     await one.reach(20, State.DEAD)

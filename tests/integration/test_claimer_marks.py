@@ -105,7 +105,7 @@ async def test_claims_start_at_the_mark_and_not_at_the_head(still: Instance) -> 
     assert [asked.from_head for asked in still.store.asked] == [True, False, False, False]
 
 
-async def test_an_idle_session_finds_by_the_tick_what_lies_below_the_mark(still: Instance, db: Connection) -> None:
+async def test_the_tick_finds_jobs_below_the_mark_for_an_idle_session(still: Instance, db: Connection) -> None:
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
     assert await still.claimer.run_once() == 0

@@ -39,7 +39,7 @@ async def test_the_tick_alone_starts_a_job_and_its_period_is_tunable(database: s
 
 
 @pytest.mark.req("D25")
-async def test_another_instance_finds_a_job_without_any_word_of_it(one: Instance, database: str) -> None:
+async def test_another_instance_finds_a_job_without_a_notification(one: Instance, database: str) -> None:
     async with Instance(database, name="two", tick_seconds=0.05) as two:
         worker = await two.worker(slots=1, handler=completing())
         await soon(lambda: two.store.got, "two has looked in vain")
@@ -49,7 +49,7 @@ async def test_another_instance_finds_a_job_without_any_word_of_it(one: Instance
         assert one.store.calls["notify"] == two.store.calls["notify"] == 0
 
 
-async def test_news_of_submits_goes_to_other_instances_in_one_word_and_only_when_there_are_some(
+async def test_submits_are_announced_in_one_notification_and_only_to_other_instances(
     one: Instance, database: str
 ) -> None:
     one.wakes.apart_seconds = 0.01
@@ -112,7 +112,7 @@ async def test_a_tick_that_fails_is_followed_by_the_next(database: str) -> None:
         assert worker.session.ended is None
 
 
-async def test_a_due_job_that_somebody_holds_does_not_make_the_ticks_spin(database: str, db: Connection) -> None:
+async def test_a_due_job_that_is_locked_does_not_make_the_ticks_spin(database: str, db: Connection) -> None:
     async with Instance(database, running=False) as one:
         (job,) = await one.submit(delay=timedelta(milliseconds=20))
         transaction = db.transaction()
@@ -128,7 +128,7 @@ async def test_a_due_job_that_somebody_holds_does_not_make_the_ticks_spin(databa
         await one.reach(1, State.COMPLETED)
 
 
-async def test_a_due_job_that_somebody_held_is_promoted_by_the_next_tick(still: Instance, db: Connection) -> None:
+async def test_a_due_job_that_was_locked_is_promoted_by_the_next_tick(still: Instance, db: Connection) -> None:
     clock = await Clock.install(db)
     (held_id,) = await still.submit(delay=timedelta(seconds=1))
     (later_id,) = await still.submit(delay=timedelta(seconds=2))
@@ -145,7 +145,7 @@ async def test_a_due_job_that_somebody_held_is_promoted_by_the_next_tick(still: 
 
 
 @pytest.mark.req("D10", "T3", "Z12")
-async def test_a_paused_topic_is_never_asked_for_and_a_resume_wakes_everybody(still: Instance, db: Connection) -> None:
+async def test_a_paused_topic_is_never_claimed_and_a_resume_wakes_all_demands(still: Instance, db: Connection) -> None:
     tenant_no = await still.store.tenant_no("acme")
     mail, sms = await still.topic_nos("mail", "sms")
     await control.pause(db, (tenant_no, mail), reason="full")

@@ -312,7 +312,7 @@ def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, bl
         process.communicate()
 
 
-def test_dev_refuses_a_database_that_would_lose_jobs_unless_told(shell: Shell) -> None:
+def test_dev_refuses_a_database_that_can_lose_jobs_unless_forced(shell: Shell) -> None:
     settings = {"fsync": "off", "shared_buffers": "16MB"}
     with embedded.start(shell.folder / "other", settings=settings) as cluster:
         error = one_line_of_error(shell.run("dev", "--port", "0", HEADGATE_DATABASE_URL=cluster.dsn()), 78)

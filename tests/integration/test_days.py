@@ -141,7 +141,7 @@ async def test_a_day_left_standing_by_an_interrupted_run_is_attached_with_its_ro
     assert await db.fetchval("SELECT count(*) FROM headgate.archive WHERE finished_at >= '2031-01-01'") == 1
 
 
-async def test_an_outcome_on_a_day_nobody_has_made_is_not_lost(queue: Queue) -> None:
+async def test_an_outcome_on_a_day_without_a_partition_is_not_lost(queue: Queue) -> None:
     """Nobody served for a month: the first settle, cancel, redrive and reap make the days they need."""
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()
@@ -330,7 +330,7 @@ async def waits_for_a_lock(db: Connection, other: Connection) -> None:
     await until_async(waits, "the other connection waits for a lock")
 
 
-async def test_a_reader_delays_the_drop_and_the_drop_delays_nobody(db: Connection, past: Past, database: str) -> None:
+async def test_a_reader_delays_the_drop_and_the_drop_delays_no_one(db: Connection, past: Past, database: str) -> None:
     queue = past.queues[0]
     tenant = await queue.tenant_no()
     async with links(database, 2) as (reader, dropper):

@@ -136,7 +136,7 @@ async def test_who_waits_on_runs_once_the_parent_was_redriven_and_succeeds(queue
     assert set(await free(queue)) == {early, late}
 
 
-async def test_a_discarded_parent_leaves_nobody_waiting_for_ever(queue: Queue) -> None:
+async def test_a_discarded_parent_leaves_no_child_waiting_for_ever(queue: Queue) -> None:
     (parent,) = await queue.add(topic="parents")
     (child,) = await queue.add(1, depends_on=[parent], on_parent_failure="block")
     tenant = await queue.tenant_no()
@@ -148,7 +148,7 @@ async def test_a_discarded_parent_leaves_nobody_waiting_for_ever(queue: Queue) -
     assert await state(queue, child) is State.CANCELLED
 
 
-async def test_what_is_dropped_with_its_day_leaves_nothing_behind_and_nobody_waiting(queue: Queue) -> None:
+async def test_a_dropped_day_leaves_no_rows_and_no_waiting_children(queue: Queue) -> None:
     clock, tenant = await Clock.install(queue.db), await queue.tenant_no()
     dead, fine = await queue.add(2, topic="parents")
     (done,) = await queue.add(1, depends_on=[fine], unique=Unique(key="k"))
@@ -550,9 +550,7 @@ async def test_any_history_leaves_every_job_where_the_model_has_it(queue: Queue,
 # ---------------------------------------------------------------------- no waiting for locks, and the last net
 
 
-async def test_a_child_that_somebody_has_locked_holds_up_no_other_and_is_freed_when_it_is_let_go(
-    queue: Queue, database: str
-) -> None:
+async def test_a_locked_child_delays_no_other_and_is_unblocked_when_the_lock_ends(queue: Queue, database: str) -> None:
     (parent,) = await queue.add()
     locked, other = [await queue.add(depends_on=[parent]) for _ in range(2)]
     foreign = await connect(database, application_name="headgate test")

@@ -170,7 +170,7 @@ async def test_a_promotion_wakes_the_topic_of_its_own_tenant(database: str, cloc
         assert not acme.session.held
 
 
-async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and_only_its_worker_hears(
+async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and_only_its_worker_is_notified(
     database: str, db: Connection, clock: Clock, seconds: ManualClock
 ) -> None:
     async with Instance(database, running=False, now=seconds) as one:
@@ -196,7 +196,7 @@ async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and
         assert not globex.told
 
 
-async def test_of_two_who_hold_one_job_only_the_older_epoch_is_lost(
+async def test_of_two_holders_of_one_job_only_the_older_epoch_is_lost(
     database: str, clock: Clock, seconds: ManualClock
 ) -> None:
     async with Instance(database, running=False, now=seconds) as one:

@@ -374,7 +374,9 @@ async def test_a_copied_folder_runs_beside_its_original(data: Path, begin: Calla
     assert await _ask(twin.dsn(), COUNT) == 1000
 
 
-def test_a_folder_removed_under_its_server_can_be_made_anew_at_once(data: Path, begin: Callable[..., Cluster]) -> None:
+def test_a_folder_removed_under_its_server_can_be_created_again_at_once(
+    data: Path, begin: Callable[..., Cluster]
+) -> None:
     first = begin()
     pid = _running(first)
     _remove(data)
@@ -386,7 +388,7 @@ def test_a_folder_removed_under_its_server_can_be_made_anew_at_once(data: Path, 
 
 
 @as_root
-async def test_root_runs_the_server_as_somebody_else(fresh: Path, begin: Callable[..., Cluster]) -> None:
+async def test_root_runs_the_server_as_another_user(fresh: Path, begin: Callable[..., Cluster]) -> None:
     assert fresh.parent.stat().st_mode & 0o777 == 0o700  # so the server's account cannot get in by name
     cluster = begin()
     assert Path(f"/proc/{cluster.pid}").stat().st_uid != 0
@@ -493,7 +495,7 @@ def _usable_by(account: privileges.Account) -> Callable[[str | None], bool]:
     return usable
 
 
-def test_missing_binaries_are_told_with_all_that_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_binaries_are_reported_with_all_that_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match="HEADGATE_POSTGRES_BIN: no postgres and no initdb in"):
         find_binaries({"HEADGATE_POSTGRES_BIN": str(tmp_path)})
     monkeypatch.setattr(binaries, "_package_dir", lambda package: None)

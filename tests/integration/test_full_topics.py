@@ -51,7 +51,9 @@ async def look(bench: Bench) -> Any:
 @pytest.mark.parametrize(
     "timing", [Every(interval=MINUTE), At(at=NOON + MINUTE), After(delay=MINUTE)], ids=["every", "at", "after"]
 )
-async def test_an_occurrence_of_a_full_topic_stays_due_and_fires_when_there_is_room(bench: Bench, timing: Any) -> None:
+async def test_an_occurrence_of_a_full_topic_stays_due_and_fires_when_there_is_capacity(
+    bench: Bench, timing: Any
+) -> None:
     await bound(bench, 1)
     await bench.queue.add(1)
     await bench.put(timing=timing)
@@ -115,7 +117,7 @@ async def test_what_comes_due_while_it_waits_is_caught_up_by_its_own_policy(
     assert (await bench.get()).next_at == NOON + 7 * MINUTE
 
 
-async def test_with_catch_up_none_what_is_too_late_when_there_is_room_is_skipped_and_counted(bench: Bench) -> None:
+async def test_with_catch_up_none_an_occurrence_too_late_for_its_capacity_is_skipped_and_counted(bench: Bench) -> None:
     await bound(bench, 0)
     await bench.put(catch_up=CatchUp.NONE)
     await bench.clock.advance(minutes=1)
@@ -128,7 +130,7 @@ async def test_with_catch_up_none_what_is_too_late_when_there_is_room_is_skipped
     assert (view.last_skip, view.full_since, view.next_at) == ("late", None, NOON + 2 * MINUTE)
 
 
-async def test_of_many_that_are_caught_up_those_are_made_for_which_there_is_room(bench: Bench) -> None:
+async def test_catching_up_makes_as_many_jobs_as_the_topic_has_capacity_for(bench: Bench) -> None:
     """The oldest first, and none twice: the cursor stands at the first that has no job."""
     await bound(bench, 2)
     await bench.put(catch_up=CatchUp.ALL)
@@ -184,7 +186,7 @@ async def test_a_job_is_not_cancelled_for_one_that_cannot_be_made(bench: Bench, 
     assert (await reads.get(bench.db, tenant, first)).cancel_requested
 
 
-async def test_a_waiting_job_is_replaced_by_one_that_takes_its_room(bench: Bench) -> None:
+async def test_a_waiting_job_is_replaced_by_one_that_takes_its_capacity(bench: Bench) -> None:
     await bound(bench, 1)
     await bench.put(overlap=Overlap.REPLACE)
     for minute in (1, 2):
@@ -208,7 +210,7 @@ async def test_an_edit_keeps_what_waits_and_a_pause_lets_it_go(bench: Bench) -> 
     assert (view.next_at, view.full_since) == (NOON + 2 * MINUTE, None)
 
 
-async def test_several_instances_make_one_job_for_each_occurrence_as_room_comes_and_goes(
+async def test_several_instances_make_one_job_for_each_occurrence_as_capacity_changes(
     bench: Bench, database: str
 ) -> None:
     await bound(bench, 3)

@@ -113,7 +113,7 @@ async def test_another_body_under_an_id_of_the_snapshot_is_a_conflict(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_new_id_is_refused_where_nobody_can_know_and_taken_where_one_can(
+async def test_a_new_id_is_refused_if_its_history_is_unknown_and_accepted_otherwise(
     queue: Queue, db: Connection, level: Level
 ) -> None:
     transaction = db.transaction(isolation=level)
@@ -159,7 +159,7 @@ async def test_a_key_used_after_the_snapshot_is_found_by_the_retry(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_key_of_the_snapshot_is_a_repeat_also_with_an_id_nobody_knows(
+async def test_a_key_of_the_snapshot_is_a_repeat_also_with_an_unknown_id(
     queue: Queue, db: Connection, level: Level
 ) -> None:
     theirs = queue.job(key="once")

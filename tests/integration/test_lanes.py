@@ -16,7 +16,7 @@ NAME = "headgate impatient"
 
 
 @pytest.mark.parametrize("pooler", [False, True])
-async def test_callers_who_do_not_wait_for_a_lock_leave_no_session_behind(database: str, *, pooler: bool) -> None:
+async def test_cancelled_callers_leave_no_session_that_waits_for_a_lock(database: str, *, pooler: bool) -> None:
     """Hung up on, PostgreSQL would go on waiting until its lock_timeout, ten seconds, once for every such caller."""
     lane = Lane(database, "impatient", pooler=pooler)
     db = await connect(database, application_name="headgate test")

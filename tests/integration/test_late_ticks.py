@@ -108,7 +108,7 @@ async def test_a_lock_on_a_keys_usage_delays_only_the_promotion_of_its_jobs(
     assert await promoted(still) == {keyed}
 
 
-async def test_a_lock_on_a_limits_usage_delays_only_the_reaping_of_who_is_counted(
+async def test_a_lock_on_the_usage_of_a_limit_delays_only_the_reaping_of_its_jobs(
     database: str, still: Instance, clock: Clock
 ) -> None:
     await TopicStore(still.store).set_topic(

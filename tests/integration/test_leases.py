@@ -134,7 +134,7 @@ async def test_what_a_worker_was_sent_and_has_not_started_stays_leased(
     assert set(jobs) == set(worker.session.held)
 
 
-async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
+async def test_an_extension_requested_during_a_renewal_is_not_lost(
     still: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
     worker, (job,) = await holding(still)
@@ -155,7 +155,7 @@ async def test_a_wish_for_a_longer_lease_during_a_renewal_is_not_lost(
     assert await db.fetchval("SELECT lease_until - headgate.clock_v1() FROM headgate.jobs") == timedelta(hours=1)
 
 
-async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
+async def test_a_job_delivered_again_during_a_renewal_keeps_its_new_epoch(
     still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, (job,) = await holding(still)
@@ -172,7 +172,7 @@ async def test_a_job_delivered_anew_during_a_renewal_keeps_its_new_epoch(
     assert claims(worker.session.held[job][0]) == 2
 
 
-async def test_a_late_word_about_an_old_attempt_does_not_end_the_renewals_of_the_new_one(still: Instance) -> None:
+async def test_a_late_outcome_of_an_old_attempt_does_not_end_the_renewals_of_the_new_one(still: Instance) -> None:
     worker, (job,) = await holding(still)
     await worker.report(job, 1, Abandon())
     worker.ready(1)
@@ -256,7 +256,7 @@ async def test_a_plain_stream_gets_its_credit_back_when_a_job_was_reported_elsew
     assert still.free() == 1
 
 
-async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
+async def test_a_cancel_request_reaches_the_worker_by_the_tick_and_by_the_renewal(
     still: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
     worker, (job,) = await holding(still)
@@ -270,7 +270,9 @@ async def test_a_wish_to_cancel_is_told_by_the_tick_and_by_the_renewal(
     assert (await worker.report(job, 1, BOOM)).state is State.CANCELLED
 
 
-async def test_a_lost_lease_is_told_once(still: Instance, other: Instance, seconds: ManualClock, clock: Clock) -> None:
+async def test_a_lost_lease_is_reported_once(
+    still: Instance, other: Instance, seconds: ManualClock, clock: Clock
+) -> None:
     worker, (job, kept) = await holding(still, 2)
     await clock.advance(seconds=61)  # only the database's: the worker and its server were asleep
     await still.store.renew({(worker.session.tenant_no, 60_000): ([kept], [worker.session.held[kept][0]])})
@@ -353,7 +355,7 @@ async def test_a_worker_may_declare_more_than_fits_one_statement(
 
 
 @pytest.mark.req("D19")
-async def test_the_newer_of_two_sessions_of_one_worker_wins_and_the_older_is_told(still: Instance) -> None:
+async def test_the_newer_of_two_sessions_of_one_worker_wins_and_the_older_gets_the_reason(still: Instance) -> None:
     older, (job,) = await holding(still)
     older.ready(5)
     newer = await still.worker("w")
@@ -420,9 +422,7 @@ async def test_what_a_zombie_does_not_declare_is_not_its_own_to_abandon(still: I
     assert (await still.job(job)).state is State.RUNNING
 
 
-async def test_an_outcome_after_the_lease_ran_out_counts_as_long_as_nobody_has_reaped(
-    still: Instance, clock: Clock
-) -> None:
+async def test_an_outcome_after_the_lease_ran_out_counts_until_the_job_is_reaped(still: Instance, clock: Clock) -> None:
     worker, (job,) = await holding(still)
     await clock.advance(seconds=600)
     assert (await worker.report(job, 1, Completed())).receipt is Receipt.APPLIED
@@ -742,7 +742,7 @@ async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
     assert await db.fetchval("SELECT lease_ms FROM headgate.jobs") == 60_000
 
 
-async def test_an_extension_of_a_worker_that_is_never_heard_of_again_is_not_renewed(
+async def test_an_extension_of_a_worker_that_stays_silent_is_not_renewed(
     database: str, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
     async with Instance(database, running=False, now=seconds, lease=timedelta(seconds=3)) as one:
@@ -760,7 +760,7 @@ async def test_an_extension_of_a_worker_that_is_never_heard_of_again_is_not_rene
         assert (await one.ticker.run_once()).reaped == 1
 
 
-async def test_a_worker_that_missed_a_beat_is_renewed_for_as_soon_as_it_is_heard_of(
+async def test_a_worker_that_missed_a_beat_is_renewed_for_after_its_next_frame(
     still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, _ = await holding(still)

@@ -95,7 +95,7 @@ async def test_a_repeated_outcome_is_a_duplicate_another_one_is_stale(queue: Que
     assert old.receipt is Receipt.STALE
 
 
-async def test_a_stale_outcome_that_is_said_again_is_told_the_state_of_now(queue: Queue) -> None:
+async def test_a_stale_outcome_sent_again_is_answered_with_the_current_state(queue: Queue) -> None:
     (job_id,) = await queue.add()
     await queue.claim()
     said = ((0, Completed()), (0, BOOM), (1, BOOM), (0, BOOM), (1, BOOM))

@@ -102,7 +102,7 @@ async def watch(db: Connection, stop: asyncio.Event) -> tuple[int, dict[str, int
     return looks, by_key, by_topic
 
 
-async def test_no_limit_is_exceeded_at_any_instant_and_nobody_is_left_behind(database: str) -> None:
+async def test_no_limit_is_exceeded_at_any_instant_and_no_job_is_left_behind(database: str) -> None:
     names = ("both", "ordered", "fair")
     stop = asyncio.Event()
     made: set[UUID] = set()

@@ -91,7 +91,7 @@ async def test_jobs_found_by_their_ids_are_counted_too(db: Connection) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Abandon(), Snooze(delay=SECOND), Nack(delay=timedelta(0), reason="later"), BOOM])
-async def test_every_way_out_of_running_gives_the_room_back(db: Connection, outcome: object) -> None:
+async def test_every_way_out_of_running_gives_the_capacity_back(db: Connection, outcome: object) -> None:
     queue = Queue(db)
     await limit(queue, max_running=1)
     await queue.add(2)
@@ -102,7 +102,7 @@ async def test_every_way_out_of_running_gives_the_room_back(db: Connection, outc
     await no_drift(db)
 
 
-async def test_a_lapsed_lease_gives_the_room_back(db: Connection) -> None:
+async def test_a_lapsed_lease_gives_the_capacity_back(db: Connection) -> None:
     queue = Queue(db)
     clock = await Clock.install(db)
     await limit(queue, max_running=1)
@@ -181,7 +181,7 @@ async def test_limits_apply_to_jobs_that_were_there_before_them(db: Connection) 
     await no_drift(db)
 
 
-async def test_raising_or_removing_a_limit_frees_who_waits(db: Connection) -> None:
+async def test_raising_or_removing_a_limit_admits_waiting_jobs(db: Connection) -> None:
     queue = Queue(db)
     await limit(queue, max_running_per_key=1)
     for number in range(30):
@@ -211,7 +211,7 @@ async def test_a_job_that_comes_back_at_once_goes_through_its_line(db: Connectio
     await no_drift(db)
 
 
-async def test_cancelled_jobs_leave_their_line_and_their_room(db: Connection) -> None:
+async def test_cancelled_jobs_leave_their_line_and_give_their_capacity_back(db: Connection) -> None:
     queue = Queue(db)
     await limit(queue, max_running_per_key=1)
     ids = await queue.add(4, limit_key="a")
@@ -367,7 +367,7 @@ async def test_a_full_backlog_refuses_row_by_row(db: Connection) -> None:
     assert (await queue.submit(queue.job(key="k")))[0].receipt is SubmitReceipt.CREATED
 
 
-async def test_a_submit_in_a_long_transaction_holds_up_nobody_of_its_key(db: Connection, database: str) -> None:
+async def test_a_submit_in_a_long_transaction_delays_no_job_of_its_key(db: Connection, database: str) -> None:
     queue = Queue(db)
     await limit(queue, max_running_per_key=1, max_backlog=3)
     ids = await queue.add(2, limit_key="a")
@@ -445,7 +445,7 @@ async def test_wrong_counters_are_put_right(db: Connection) -> None:
     await no_drift(db)
 
 
-async def test_keys_that_nobody_uses_are_forgotten(db: Connection) -> None:
+async def test_unused_keys_are_deleted(db: Connection) -> None:
     queue = Queue(db)
     await limit(queue, max_running_per_key=1)
     for number in range(20):
@@ -527,7 +527,7 @@ async def test_a_paced_redrive_of_jobs_with_keys_lines_each_up_when_it_is_due(db
 
 
 @pytest.mark.parametrize("first_is", ["unknown", "alive", "later"])
-async def test_a_paced_redrive_whose_first_is_not_due_lines_nobody_up(db: Connection, first_is: str) -> None:
+async def test_a_paced_redrive_whose_first_job_is_not_due_puts_none_into_line(db: Connection, first_is: str) -> None:
     clock, queue = await Clock.install(db), Queue(db)
     await limit(queue, max_running_per_key=1)
     tenant = await queue.tenant_no()

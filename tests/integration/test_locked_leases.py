@@ -56,7 +56,7 @@ async def renewed(one: Instance) -> int:
 
 @pytest.mark.req("L3")
 @pytest.mark.parametrize("first", ["the renewal", "the watchdog"])
-async def test_two_locked_rows_cost_nobody_else_a_lease(
+async def test_two_locked_rows_cost_no_other_job_its_lease(
     database: str, still: Instance, seconds: ManualClock, clock: Clock, first: str
 ) -> None:
     worker, ids = await holding(still, 50)
@@ -143,7 +143,7 @@ async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
 
 
 @pytest.mark.parametrize("strength", ["UPDATE", "SHARE"])
-async def test_of_locked_rows_only_what_is_certain_is_told(
+async def test_for_locked_rows_only_certain_answers_are_given(
     database: str, still: Instance, clock: Clock, strength: str
 ) -> None:
     worker, (mine, theirs) = await holding(still, 2)

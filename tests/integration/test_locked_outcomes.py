@@ -147,7 +147,7 @@ async def test_only_what_is_undecided_is_called_locked(database: str, db: Connec
     ]
 
 
-async def test_who_does_not_skip_is_told_within_the_time_it_waits(database: str, db: Connection) -> None:
+async def test_without_skipping_a_locked_row_fails_the_call_in_time(database: str, db: Connection) -> None:
     queue = Queue(db)
     (job,) = await queue.add()
     epoch = (await queue.claim()).epochs[0]
@@ -160,7 +160,7 @@ async def test_who_does_not_skip_is_told_within_the_time_it_waits(database: str,
     assert (await queue.settle((job, epoch, DONE)))[0].receipt is Receipt.APPLIED
 
 
-async def test_a_lock_on_what_a_limit_counts_delays_only_who_is_counted(database: str, still: Instance) -> None:
+async def test_a_lock_on_the_usage_of_a_limit_delays_only_jobs_of_that_limit(database: str, still: Instance) -> None:
     await TopicStore(still.store).set_topic(
         still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
     )

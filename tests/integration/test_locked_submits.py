@@ -181,7 +181,7 @@ async def test_submit_and_claim_in_one_call_waits_no_longer(database: str, db: C
         assert await answer(waits) == CREATED
 
 
-async def test_a_topic_that_an_open_transaction_has_made_up_holds_up_nobody_else(one: Instance, db: Connection) -> None:
+async def test_a_topic_made_by_an_open_transaction_delays_no_other_caller(one: Instance, db: Connection) -> None:
     async with db.transaction():
         await db.fetchval("SELECT headgate.submit('new', 'x'::bytea, tenant => 'acme')")
         waits = asyncio.create_task(one.submit(1, "new"))
@@ -218,7 +218,7 @@ async def test_a_child_waits_with_its_parent_that_meets_a_lock(one: Instance, db
     assert await one.states() == {State.PENDING: 2, State.BLOCKED: 2}
 
 
-async def test_what_has_no_room_to_wait_is_answered_at_once(
+async def test_a_write_that_does_not_fit_the_queue_is_answered_at_once(
     one: Instance, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "MOST_ROWS", 1)
@@ -234,7 +234,7 @@ async def test_what_has_no_room_to_wait_is_answered_at_once(
     assert one.submitter.locked.rows == 0
 
 
-async def test_an_instance_that_ends_answers_those_who_wait(one: Instance, db: Connection) -> None:
+async def test_an_instance_that_ends_answers_waiting_callers(one: Instance, db: Connection) -> None:
     foreign = Foreign(db)
     await foreign.holds(keys=["once"])
     task = asyncio.create_task(send(one, job(one, key="once")))
@@ -246,7 +246,7 @@ async def test_an_instance_that_ends_answers_those_who_wait(one: Instance, db: C
     await foreign.ends(commits=False)
 
 
-async def test_after_a_try_whose_end_nobody_saw_nobody_is_told_that_nothing_was_stored(
+async def test_after_a_try_with_unknown_outcome_no_caller_gets_the_answer_that_nothing_was_stored(
     one: Instance, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "GIVE_UP_SECONDS", 0.2)

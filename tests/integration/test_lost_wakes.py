@@ -25,7 +25,7 @@ async def full_worker(one: Instance, slots: int = 50) -> Worker:
     return worker
 
 
-async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_until_one_has_room(
+async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_until_one_has_capacity(
     still: Instance,
 ) -> None:
     worker = await full_worker(still)
@@ -39,7 +39,7 @@ async def test_a_wake_while_every_session_is_full_costs_no_claim_and_is_kept_unt
     assert await still.claimer.run_once(), "without a tick and without another wake"
 
 
-async def test_a_session_with_room_that_comes_while_the_others_are_full_gets_what_waits(still: Instance) -> None:
+async def test_a_session_with_capacity_gets_waiting_jobs_while_the_others_are_full(still: Instance) -> None:
     await full_worker(still)
     await still.submit(3)
     assert await still.claimer.run_once() == 0

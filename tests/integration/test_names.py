@@ -75,7 +75,7 @@ async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(st
     assert len(still.demands.by_wanted) == limits.SESSION_DEMANDS_MAX + 2
 
 
-async def test_combinations_that_have_had_their_jobs_leave_room_for_others(still: Instance) -> None:
+async def test_combinations_without_open_credit_make_space_for_others(still: Instance) -> None:
     worker = await still.worker()
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 1))
@@ -123,7 +123,7 @@ async def test_a_topic_that_another_instance_has_made_is_found_without_waiting_f
     assert worker.tracker.times == {made: 1}
 
 
-async def test_a_tick_finds_a_new_topic_of_which_nobody_told(still: Instance, db: Connection) -> None:
+async def test_a_tick_finds_a_new_topic_without_a_notification(still: Instance, db: Connection) -> None:
     worker = await still.worker()
     ask(worker, "new", count=3)
     async with db.transaction():

@@ -396,7 +396,7 @@ async def test_a_zombies_beat_and_outcomes_change_nothing_for_its_successor(queu
 
 
 @pytest.mark.req("L3")
-async def test_a_beat_for_a_job_that_does_not_run_is_told_that_the_lease_is_lost(queue: Queue) -> None:
+async def test_a_beat_for_a_job_that_does_not_run_is_answered_as_lost(queue: Queue) -> None:
     back, done = await queue.add(2)
     await queue.claim()
     await queue.settle((back, 1, Abandon()), (done, 1, Completed()))

@@ -214,7 +214,7 @@ async def test_the_global_row_is_seeded_open_and_cannot_have_a_twin(db: Connecti
 
 
 @pytest.mark.req("Z13")
-async def test_a_gate_that_was_told_nothing_is_open(still: Instance) -> None:
+async def test_a_gate_without_pauses_is_open(still: Instance) -> None:
     assert still.gate.paused == frozenset()
     assert not still.gate.is_paused(1, 1)
     await still.submit(1)
@@ -358,7 +358,7 @@ async def test_the_other_instances_follow_within_a_refresh_and_claim_nothing_eve
         await one.reach(5, State.COMPLETED)
 
 
-async def test_a_word_to_the_other_instances_makes_them_look_at_once(one: Instance, database: str) -> None:
+async def test_a_notification_makes_the_other_instances_look_at_once(one: Instance, database: str) -> None:
     async with Instance(database, name="two") as two:  # its tick is an hour away
         await soon(lambda: two.ticker.ticks, "it has ticked")
         two.start("notifications", two.store.listen(two.wakes.follow))

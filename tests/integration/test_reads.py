@@ -121,7 +121,7 @@ async def test_an_empty_result_is_not_a_missing_one(queue: Queue) -> None:
     assert (await reads.result(queue.db, tenant, job_id)).result == b""
 
 
-async def test_the_history_of_a_job_is_told_in_order_and_outlives_it(queue: Queue) -> None:
+async def test_the_history_of_a_job_is_in_order_and_outlives_it(queue: Queue) -> None:
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()
     (job_id,) = await queue.add()

@@ -64,7 +64,7 @@ async def test_a_stream_that_was_greeted_may_be_silent_for_longer(wire: Wire) ->
         assert (await producer.reply(1)).exceptions[0].code == producer_pb2.SUBMIT_CREATED
 
 
-async def test_a_call_without_a_request_is_told_so(wire: Wire) -> None:
+async def test_a_call_without_a_request_gets_an_error(wire: Wire) -> None:
     call: Any = wire.channel.stream_stream(SUBMIT)()
     await call.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as ended:

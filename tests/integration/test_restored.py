@@ -34,7 +34,7 @@ async def test_outcomes_of_runs_from_before_a_restore_are_refused(db: Connection
 
 
 @pytest.mark.req("F47")
-async def test_an_instance_that_the_database_does_not_know_is_told_so(database: str, db: Connection) -> None:
+async def test_an_instance_that_the_database_does_not_know_gets_an_error(database: str, db: Connection) -> None:
     store = DispatchStore(database)
     try:
         await store.register("one", "0")
@@ -47,7 +47,7 @@ async def test_an_instance_that_the_database_does_not_know_is_told_so(database: 
 
 
 @pytest.mark.req("F45")
-async def test_whoever_is_told_of_an_earlier_commit_waits_until_that_is_as_durable_as_their_own(db: Connection) -> None:
+async def test_an_answer_about_an_earlier_commit_waits_until_that_is_durable(db: Connection) -> None:
     """A transaction without a record of its own would not wait for a synchronous standby before it answers."""
     queue = Queue(db)
     [job_id] = await queue.add(1)

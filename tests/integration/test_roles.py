@@ -99,7 +99,7 @@ async def test_a_role_of_servers_makes_and_drops_days_it_does_not_own(owned: Rol
         assert await db.fetchval("SELECT to_regclass('headgate.archive_20200102')") is None
 
 
-async def test_a_day_that_someone_reads_is_left_for_later_and_stops_nobody_for_long(owned: Roles) -> None:
+async def test_a_day_with_a_reader_is_dropped_later_and_delays_no_one_for_long(owned: Roles) -> None:
     async with logged_in(owned, owned.owner) as owner, logged_in(owned, owned.runtime) as db:
         await owner.execute(OLD_DAY)
         async with owner.transaction():
@@ -238,7 +238,7 @@ async def test_roles_are_granted_what_a_later_migration_brings(owned: Roles) -> 
         assert await db.fetchval("SELECT headgate.new_v1()") == 1
 
 
-async def test_an_owner_who_may_create_no_roles_migrates_and_is_told_what_to_run(
+async def test_an_owner_without_the_right_to_create_roles_migrates_and_gets_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with await asyncio.to_thread(embedded.start, tmp_path / "data") as cluster:

@@ -238,7 +238,7 @@ def test_what_a_callback_of_the_loop_raises_is_logged_with_its_source(
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 0.01])
-def test_a_topic_that_has_room_now_is_woken_once_however_often_it_is_said(run: Run, seconds: float) -> None:
+def test_a_topic_with_new_capacity_is_woken_once_for_many_reports(run: Run, seconds: float) -> None:
     """With uvloop a timer for "now" is no timer: it does not know when it fires."""
 
     async def check() -> None:

@@ -196,7 +196,7 @@ async def _plain(one: Instance) -> list[Submission]:
     ],
     ids=["conflict", "bad row", "outage", "cancelled", "written"],
 )
-async def test_an_atomic_batch_gives_back_its_room_however_it_ends(
+async def test_an_atomic_batch_gives_back_its_share_of_the_queue_however_it_ends(
     one: Instance,
     jobs: Callable[[Instance], Any],
     fault: BaseException | None,
@@ -228,7 +228,7 @@ async def test_an_atomic_batch_gives_back_its_room_however_it_ends(
     assert (await one.states()).total() == before + (len(rows) if error is None else 0)  # all, or nothing
 
 
-async def test_an_atomic_batch_whose_caller_goes_away_while_it_waits_gives_back_its_room(
+async def test_an_atomic_batch_of_a_caller_that_left_gives_back_its_share_of_the_queue(
     one: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account: SubmitAccount = Account()

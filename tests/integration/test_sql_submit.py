@@ -359,7 +359,7 @@ async def app(db: Connection) -> AsyncIterator[str]:
     await db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def test_nobody_may_submit_by_sql_unless_granted(db: Connection, app: str) -> None:
+async def test_submitting_by_sql_needs_a_grant(db: Connection, app: str) -> None:
     for payload_type in ("bytea", "jsonb"):
         function = FUNCTION.format(payload_type)
         assert not await db.fetchval("SELECT has_function_privilege($1::name, $2, 'EXECUTE')", app, function)

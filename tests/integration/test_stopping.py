@@ -62,7 +62,7 @@ async def test_a_claimer_that_is_killed_during_its_claim_leaves_the_jobs_to_thei
     assert (await one.job(job)).state is State.RETRYING
 
 
-async def test_a_writer_that_is_cancelled_leaves_nobody_waiting(one: Instance) -> None:
+async def test_a_cancelled_writer_leaves_no_caller_waiting(one: Instance) -> None:
     hold = one.store.before["settle"] = Hold()
     await one.submit(2)
     worker = await one.worker(slots=2)

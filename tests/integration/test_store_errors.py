@@ -224,7 +224,7 @@ async def test_a_statement_that_takes_too_long(database: str) -> None:
         assert await link.fetchval("SELECT 1") == 1
 
 
-async def test_a_deadlock_has_one_loser_who_may_try_again(database: str) -> None:
+async def test_a_deadlock_fails_one_session_which_may_try_again(database: str) -> None:
     async with opened(database) as one, opened(database) as two:
         await one.execute("CREATE TABLE headgate.a (); CREATE TABLE headgate.b ()")
 

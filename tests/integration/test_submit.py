@@ -273,7 +273,7 @@ async def test_a_key_whose_job_was_not_made_is_free_for_its_neighbours(queue: Qu
     assert receipts(await queue.submit(queue.job(key="k", payload=b"mine"))) == [DUPLICATE]
 
 
-async def test_only_who_met_a_neighbours_key_tries_again(queue: Queue) -> None:
+async def test_only_jobs_that_met_a_neighbours_key_are_tried_again(queue: Queue) -> None:
     """Of four, three are refused for good: the last is written anew, alone, and so the first of its flush."""
     (first,) = await queue.submit(queue.job(payload=b"taken", key="k"))
     (other,) = await queue.add(payload=b"taken")

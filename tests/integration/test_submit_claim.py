@@ -91,7 +91,7 @@ async def test_more_than_its_credit_is_left_for_others(one: Instance) -> None:
     assert list((await other.take()).ids) == ids[2:]
 
 
-async def test_a_pause_that_this_instance_has_not_heard_of_holds(one: Instance, db: Connection) -> None:
+async def test_a_pause_that_this_instance_does_not_know_of_holds(one: Instance, db: Connection) -> None:
     worker = await waiting(one)
     await control.pause(db, reason="now")
     (job_id,) = await one.submit()

@@ -69,7 +69,7 @@ async def told(url: str, words: str, **trust: Path) -> bool:
     return True
 
 
-async def test_a_client_that_knows_the_authority_is_let_in_and_others_are_told_what_to_do(
+async def test_a_client_with_the_authority_connects_and_others_get_an_error_with_a_hint(
     database: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Files(tmp_path / "other")
@@ -84,7 +84,7 @@ async def test_a_client_that_knows_the_authority_is_let_in_and_others_are_told_w
         assert await told(f"https://{address}", "its certificate is for another name")
 
 
-async def test_tls_to_a_plain_port_is_told(database: str, files: Files) -> None:
+async def test_tls_to_a_plain_port_gets_a_clear_error(database: str, files: Files) -> None:
     async with serving(database) as address:
         assert await told(f"https://{address}", "write the address without https://", ca=files.ca)
 

@@ -59,7 +59,7 @@ async def test_credit_of_all_sessions_is_one_sum_and_without_credit_or_work_noth
 
 
 @pytest.mark.req("O3", "O4", "D25")
-async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_tick_when_the_word_is_lost(
+async def test_a_job_starts_on_another_instance_at_once_and_by_the_tick_if_the_notification_is_lost(
     database: str,
 ) -> None:
     """Nothing but PostgreSQL lies between the two, and no tick helps: theirs are an hour away."""
@@ -96,9 +96,7 @@ async def test_a_job_submitted_here_starts_over_there_as_if_pushed_and_by_the_ti
 
 
 @pytest.mark.req("O4")
-async def test_a_word_is_never_part_of_a_submit_is_sent_from_a_session_of_its_own_and_tells_of_many(
-    database: str, db: Connection
-) -> None:
+async def test_a_notification_is_not_part_of_a_submit_and_covers_many(database: str, db: Connection) -> None:
     """Words arrive in the order of their commits: if the first to arrive is a later one, a submit has sent none."""
     heard: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
     ear = await connect(database, application_name="headgate test")

@@ -65,7 +65,7 @@ async def test_who_withdraws_is_given_nothing_more_and_what_was_not_written_goes
     assert await still.claimer.run_once() == 1
 
 
-async def test_a_claim_in_flight_deals_nothing_to_who_withdrew_meanwhile_whatever_it_asks_for_then(
+async def test_a_claim_in_flight_gives_nothing_to_a_session_that_withdrew_meanwhile(
     one: Instance,
 ) -> None:
     hold = one.store.after["claim"] = Hold()
@@ -188,7 +188,9 @@ async def test_two_epochs_of_one_job_in_one_renewal_are_answered_apart(queue: Qu
         assert await leases.renew(queue.db, [held]) == {(tenant, job, old): Renewal(lost=True, cancel=False)}
 
 
-async def test_who_lost_a_job_is_told_and_who_got_it_keeps_it_when_both_are_renewed_at_once(still: Instance) -> None:
+async def test_of_two_sessions_renewed_at_once_the_old_holder_loses_the_job_and_the_new_one_keeps_it(
+    still: Instance,
+) -> None:
     (job,) = await still.submit()
     older = await still.worker("older", slots=1, lease=timedelta(seconds=1))
     await still.claimer.run_once()
@@ -246,7 +248,7 @@ async def test_a_full_session_is_claimed_for_again_when_its_peer_has_read(one: I
 
 
 @pytest.mark.req("D2")
-async def test_an_outcome_the_database_refuses_is_nobody_elses_error(database: str, one: Instance) -> None:
+async def test_an_outcome_that_the_database_refuses_fails_no_other(database: str, one: Instance) -> None:
     db = await connect(database, application_name="poison")
     await db.execute(POISON)
     await db.close()

@@ -15,7 +15,7 @@ JITTERED = (BackoffKind.EXPONENTIAL_EQUAL_JITTER, BackoffKind.EXPONENTIAL_FULL_J
 
 
 @given(policy=policies(), attempt=attempts, jitter=jitters)
-def test_a_delay_lies_between_nothing_and_the_cap(policy: RetryPolicy, attempt: int, jitter: int) -> None:
+def test_a_delay_is_between_zero_and_the_cap(policy: RetryPolicy, attempt: int, jitter: int) -> None:
     delay = policy.delay_ms(attempt, jitter=jitter)
     assert type(delay) is int
     assert 0 <= delay <= (max(policy.delays_ms) if policy.delays_ms else policy.cap_ms)

@@ -85,7 +85,7 @@ def test_no_error_repeats_more_than_200_characters_of_input_whatever_its_caller_
     assert "ж …" in str(error)
 
 
-def test_a_token_that_permits_none_of_many_topics_is_told_a_few_of_them() -> None:
+def test_a_token_that_permits_none_of_many_topics_gets_the_names_of_a_few() -> None:
     limited = Identity(tenant="t", subject="s", scopes=frozenset(), topics=frozenset({"mail"}))
     with pytest.raises(PermissionDenied) as caught:
         limited.allowed(f"topic-{n}" for n in range(10_000))

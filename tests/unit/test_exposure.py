@@ -30,7 +30,7 @@ def test_loopback_is_known_by_its_address(host: str) -> None:
     "host",
     ["", "0.0.0.0", "::", "[::]", "10.0.0.1", "::ffff:10.0.0.1", "128.0.0.1", "127.x.invalid"],  # noqa: S104
 )
-def test_what_others_can_reach_or_nobody_can_resolve_is_not_loopback(host: str) -> None:
+def test_reachable_and_unresolvable_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

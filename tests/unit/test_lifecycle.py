@@ -200,7 +200,7 @@ def test_an_abandoned_job_keeps_its_place() -> None:
     assert (back.order_key, back.run_at, back.attempt, back.epoch) == (running.order_key, NOON - MINUTE, 0, 1)
 
 
-def test_a_late_outcome_is_taken_as_long_as_nobody_reaped_the_job() -> None:
+def test_a_late_outcome_counts_until_the_job_is_reaped() -> None:
     running = job(State.RUNNING)
     late = NOON + 60 * MINUTE
     assert lifecycle.report(running, Epoch(1), Completed(), now=late).job.state is State.COMPLETED

@@ -58,7 +58,7 @@ def test_there_are_calls_to_look_at() -> None:
 
 
 @pytest.mark.parametrize("call", list(calls()), ids=lambda call: call.where)
-def test_no_call_lets_a_strangers_text_forge_a_field_or_a_line(call: Call) -> None:
+def test_no_log_call_lets_foreign_text_forge_a_field_or_a_line(call: Call) -> None:
     """The text is a literal, and whatever is put into it is quoted."""
     assert isinstance(call.message, ast.Constant), "a text that is put together: give the parts as arguments"
     message = str(call.message.value)

@@ -64,7 +64,7 @@ def test_without_a_name_each_process_has_that_of_its_own_pid() -> None:
     assert options_of(message).name == ""
 
 
-def test_a_reserved_port_refuses_clients_and_other_reservations_but_not_listeners_who_share() -> None:
+def test_a_reserved_port_refuses_clients_and_other_reservations_but_not_shared_listeners() -> None:
     reserved = ReservedPort("127.0.0.1", 0)
     where = ("127.0.0.1", reserved.number)
     try:

@@ -78,7 +78,7 @@ async def test_receipts_wait_for_a_claim_that_is_under_way(session: WorkerSessio
     assert session.take_receipts() == ControlFrame(receipts_seq=1)
 
 
-async def test_whatever_is_told_comes_after_receipts_that_were_said_before(session: WorkerSession) -> None:
+async def test_control_frames_come_after_earlier_receipts(session: WorkerSession) -> None:
     session.answer(ControlFrame(receipts_seq=1))
     session.send_control(ControlFrame(beat_ack=True))
     assert [await session.next_part(), await session.next_part()] == [

@@ -64,6 +64,6 @@ def test_what_is_open_ends_within_two_looks(tmp_path: Path, change: Callable[[Pa
         assert call.changed.is_set()
 
 
-def test_the_looks_and_the_time_to_say_goodbye_are_five_seconds_at_most() -> None:
+def test_two_looks_and_the_time_to_end_a_stream_are_five_seconds_at_most() -> None:
     goodbye = max(producer_stream.FAREWELL_SECONDS, worker_service.FAREWELL_SECONDS)
     assert LOOK_SECONDS * GONE_LOOKS + goodbye <= 5

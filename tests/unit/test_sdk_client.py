@@ -238,7 +238,7 @@ async def test_a_refused_frame_is_tried_again_if_the_server_says_so_and_an_error
             await waiting
 
 
-async def test_when_nobody_answers_the_error_has_the_address_and_the_next_step(
+async def test_without_an_answer_the_error_has_the_address_and_the_next_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And a warning is logged after a second, long before the deadline of the submit or of a call."""
@@ -272,7 +272,7 @@ async def test_what_was_sent_and_not_acknowledged_says_which_job_may_exist() -> 
         await app.close(flush=0)
 
 
-async def test_a_refused_token_is_told_at_once() -> None:
+async def test_a_refused_token_fails_at_once() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         server.refuses = grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
@@ -339,7 +339,7 @@ async def test_a_full_outbox_makes_submits_wait_their_turn() -> None:
         await task.submit("capacity again", options={"when_busy": "raise"})
 
 
-async def test_a_full_outbox_blocks_threads_until_there_is_room() -> None:
+async def test_a_full_outbox_blocks_threads_until_there_is_capacity() -> None:
     async with fake_server() as server, small(server.address, 1) as app:
         task = mail(app)
         server.answers_submits = False
@@ -377,7 +377,7 @@ async def test_an_overloaded_server_is_given_time_and_then_the_same_frames_in_th
         assert again.plain.new_id  # nothing was written, so there is no twin to look for
 
 
-async def test_who_does_not_want_to_wait_for_an_overloaded_server_is_told_at_once_that_nothing_was_stored() -> None:
+async def test_a_submit_that_does_not_wait_for_an_overloaded_server_fails_at_once() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         task = mail(app)
         server.refuses_submits = BUSY
@@ -419,7 +419,7 @@ async def test_trouble_of_the_server_is_not_called_a_fault_of_the_job(code: str)
         assert caught.value.reported == code
 
 
-async def test_what_had_no_turn_behind_others_is_told_so_and_not_that_nobody_answers() -> None:
+async def test_a_submit_without_a_turn_behind_others_gets_overloaded_and_not_not_connected() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         task = mail(app)
         server.answers_submits = False

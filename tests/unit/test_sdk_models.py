@@ -249,12 +249,12 @@ async def test_what_would_come_back_as_something_else_is_refused(kind: Any, valu
     assert "\0" not in str(caught.value)
 
 
-def test_a_type_that_nobody_can_read_is_refused_when_it_is_registered() -> None:
+def test_an_unreadable_type_is_refused_when_it_is_registered() -> None:
     with pytest.raises(InvalidInput, match=r"take\.value: has a type that cannot be read from JSON"):
         task(Account | Order)
 
 
-def test_neither_pydantic_nor_attrs_is_imported_for_those_who_do_not_use_them() -> None:
+def test_neither_pydantic_nor_attrs_is_imported_unless_used() -> None:
     code = (
         "import sys; from headgate import Headgate; hg = Headgate()\n"
         "@hg.job('x')\ndef x(n: int) -> int: return n\n"

@@ -128,7 +128,7 @@ async def test_a_second_signal_does_not_wait_for_handlers() -> None:
             assert peer.credit == credit
 
 
-async def test_a_signal_is_heard_while_a_handler_blocks_the_loop() -> None:
+async def test_a_signal_is_handled_while_a_handler_blocks_the_loop() -> None:
     async with fake_server() as server:
         with worker_process(server.address, grace=20) as process:
             peer = await server.worker()

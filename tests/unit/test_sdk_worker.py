@@ -78,7 +78,7 @@ async def test_slots_take_all_that_is_held_run_no_more_at_a_time_and_begin_nothi
 
 
 @pytest.mark.req("W19", "W8")
-async def test_a_slow_job_holds_one_slot_and_nobody_elses_outcome() -> None:
+async def test_a_slow_job_holds_one_slot_and_delays_no_other_outcome() -> None:
     async with fake_server() as server:
         app, gate = Headgate(server.address), Gate()
         app.register("slow", gate)

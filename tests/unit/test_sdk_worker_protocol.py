@@ -430,7 +430,7 @@ def test_a_handler_that_outlasts_the_grace_is_stopped_and_its_job_handed_back(hu
     assert driver.outcomes() == []
 
 
-def test_outcomes_that_nobody_acknowledges_are_reported_without_a_stream_at_the_end() -> None:
+def test_unacknowledged_outcomes_are_reported_without_a_stream_at_the_end() -> None:
     driver = Driver(make_protocol())
     driver.connect()
     one, two = driver.deliver(*raw_ids(2))

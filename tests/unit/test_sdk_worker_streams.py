@@ -420,7 +420,7 @@ async def test_a_callback_that_raises_does_not_stop_the_beats(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("locked_for_long", [False, True])
-async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_told(
+async def test_a_locked_outcome_of_the_last_report_is_sent_again_or_logged(
     locked_for_long: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("headgate.sdk.worker.stop_sequence.FLUSH_SECONDS", 0.1)

@@ -12,7 +12,7 @@ PAGE = (ROOT / "SECURITY.md").read_text()
 ROWS = re.findall(r"^\| (?!cannot|---)(.+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 
-def test_the_page_is_about_everybody_who_may_come() -> None:
+def test_the_page_covers_every_kind_of_peer() -> None:
     actors = (
         "A stranger",
         "A token holder",

@@ -7,7 +7,7 @@ import asyncio
 from headgate.ops.services import Services
 
 
-async def test_a_service_whose_wait_was_cancelled_by_somebody_else_is_restarted() -> None:
+async def test_a_service_whose_wait_was_cancelled_by_another_task_is_restarted() -> None:
     services, runs, again = Services(first_delay=0.001), 0, asyncio.Event()
 
     async def run() -> None:

@@ -43,7 +43,7 @@ def test_shares_are_equal_up_to_what_each_wants(wanted: list[int], room: int, sh
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))
-def test_no_room_is_left_over_and_no_one_with_less_than_another_wants_more(wanted: list[int], room: int) -> None:
+def test_nothing_is_left_over_and_no_one_with_less_than_another_wants_more(wanted: list[int], room: int) -> None:
     shares = fair_shares(wanted, room)
     assert sum(shares) == min(room, sum(wanted))
     assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))

@@ -139,7 +139,7 @@ def test_a_token_that_is_there_twice_is_refused() -> None:
             parse_tokens(f'{{"{TOKEN}": {entry}, "{second}": {entry}}}', source="f")
 
 
-def test_a_token_expires_at_its_moment_also_for_who_has_used_it() -> None:
+def test_a_token_expires_at_its_time_also_after_it_was_used() -> None:
     now = [1_000_000_000.0]  # 2001-09-09T01:46:40Z
     tokens = parsed({TOKEN: {"tenant": "acme", "name": "ci", "expires": "2001-09-09T03:46:41+02:00"}}, now)
     who = tokens.identify(TOKEN)
@@ -162,7 +162,7 @@ def test_when_a_token_expires_has_a_zone(wrong: object) -> None:
 
 
 @pytest.mark.parametrize("entry", [{}, {"tenant": "acme", "subject": "x"}, {"tenant": "acme", "colour": 1}, [], "acme"])
-def test_an_entry_has_a_tenant_and_nothing_that_nobody_knows(entry: Any) -> None:
+def test_an_entry_has_a_tenant_and_only_known_fields(entry: Any) -> None:
     with pytest.raises(InvalidSetting, match="token 1 must have tenant"):
         parsed({TOKEN: entry})
 

@@ -128,7 +128,7 @@ def test_due_times_are_given_in_utc() -> None:
     assert v.check_run_at(east, now=NOON).tzinfo is UTC
 
 
-def test_headers_are_a_copy_nobody_can_change() -> None:
+def test_headers_are_a_copy_that_cannot_change() -> None:
     given = {"a": "1"}
     kept = v.check_headers(given)
     given["a"] = "2"
@@ -256,7 +256,7 @@ def test_the_field_is_called_what_the_caller_calls_it(check: Callable[..., objec
     assert_refused(lambda: check(Loud(), field="jobs[3].it"), field="jobs[3].it", says="jobs[3].it: ")
 
 
-def test_the_place_of_a_control_character_is_told() -> None:
+def test_the_error_names_the_position_of_a_control_character() -> None:
     assert_refused(lambda: v.check_key("ab\x1bc"), field="key", says="U+001B at position 2")
 
 

@@ -311,7 +311,7 @@ async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_goe
         assert (good.failure, writer.waiting_rows) == (None, 0)
 
 
-async def test_after_a_bug_in_the_loop_itself_nobody_waits_and_the_writer_can_run_again() -> None:
+async def test_after_a_bug_in_the_loop_itself_no_caller_waits_and_the_writer_can_run_again() -> None:
     faulty = True
 
     def rest(_rows: int, _spent: float) -> float:

@@ -134,7 +134,7 @@ async def test_many_instances_that_miss_the_same_day_all_get_their_outcomes_in(q
     assert await days_of(queue) == [day("archive", clock.now)]
 
 
-async def test_an_outcome_survives_that_somebody_dropped_todays_partitions(queue: Queue) -> None:
+async def test_an_outcome_survives_the_loss_of_todays_partitions(queue: Queue) -> None:
     clock = await Clock.install(queue.db)
     (job_id,) = await queue.add()
     await queue.claim()

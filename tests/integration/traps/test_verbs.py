@@ -122,7 +122,7 @@ async def skipped(queue: Queue, tenant: int, *ids: UUID) -> dict[tuple[int, UUID
 
 
 @pytest.mark.req("L3")
-async def test_a_renewal_does_not_wait_for_the_watchdog_and_hears_later_that_the_lease_is_lost(
+async def test_a_renewal_does_not_wait_for_the_watchdog_and_the_next_one_reports_the_lost_lease(
     queue: Queue, rivals: Rivals, lapsed: UUID
 ) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
@@ -159,7 +159,7 @@ async def test_an_outcome_that_waits_for_a_renewal_is_applied(
 
 @pytest.mark.req("L3")
 @pytest.mark.parametrize("outcome", [DONE, BOOM], ids=["completed", "failed"])
-async def test_a_renewal_does_not_wait_for_an_outcome_and_hears_later_that_the_lease_is_lost(
+async def test_a_renewal_does_not_wait_for_an_outcome_and_the_next_one_reports_the_lost_lease(
     queue: Queue, rivals: Rivals, running: UUID, outcome: Outcome
 ) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
@@ -181,7 +181,7 @@ async def test_a_renewal_does_not_wait_for_an_outcome_and_hears_later_that_the_l
     ],
     ids=["completed", "failed", "abandoned"],
 )
-async def test_an_outcome_that_waits_for_a_cancel_sees_the_wish(
+async def test_an_outcome_that_waits_for_a_cancel_sees_the_request(
     queue: Queue, rivals: Rivals, running: UUID, outcome: Outcome, end: State, last_event: EventKind
 ) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
