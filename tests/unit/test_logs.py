@@ -195,9 +195,12 @@ def test_the_format_is_chosen_once_for_all_loggers(
 ) -> None:
     made: list[logging.Handler] = []
     monkeypatch.setattr(logging, "basicConfig", lambda *, handlers, level: made.extend(handlers))
-    logs.configure("INFO", format=style, filters=[logging.Filter("headgate")])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.DEBUG)
+    monkeypatch.setattr(logging.getLogger("grpc"), "level", logging.NOTSET)
+    logs.configure("DEBUG", format=style, filters=[logging.Filter("headgate")])
     assert isinstance(made[0].formatter, kind)
     assert len(made[0].filters) == 1
+    assert logging.getLogger("grpc").level == logging.INFO  # its own DEBUG lines are about its event loops
 
 
 def test_only_one_place_says_how_lines_are_written() -> None:

@@ -56,6 +56,8 @@ def configure(
     for one in filters:
         handler.addFilter(one)
     logging.basicConfig(handlers=[handler], level=level)
+    # At DEBUG people look for their jobs, not for the event loops of gRPC.
+    logging.getLogger("grpc").setLevel(max(logging.INFO, logging.getLogger().level))
 
 
 class LineFormatter(logging.Formatter):
