@@ -67,10 +67,19 @@ CASTS = {
     "id": "uuid",
     "headers": "jsonb",
     "tags": "text[]",
+    "unique_key": "text",
+    "on_conflict": "text",
+    "debounce_max": "interval",
+    "depends_on": "uuid[]",
+    "needs": "text",
+    "on_parent_failure": "text",
+    "batch": "uuid",
+    "retry": "jsonb",
+    "limit_key": "text",
 }
 FUNCTION = (
     "headgate.submit(text, {}, text, int, interval, timestamptz, int, text, interval, uuid, jsonb, text[], text, "
-    "timestamptz)"
+    "timestamptz, text, text, interval, uuid[], text, text, uuid, jsonb)"
 )
 
 

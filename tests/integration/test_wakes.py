@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from statistics import median
 
 import pytest
 
 from headgate.dispatch.tick_times import TICK_SECONDS
+from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
+from headgate.domain.wakes import TopicReady
 from headgate.store.connect import Connection, connect
 from headgate.store.notifications import CHANNEL
 from tests.support.dispatching import Instance, completing, settle_down, soon
@@ -104,7 +108,6 @@ async def test_a_notification_is_not_part_of_a_submit_and_covers_many(database: 
         await ear.add_listener(CHANNEL, lambda _db, pid, _channel, text: heard.put_nowait((pid, str(text))))
         queue = Queue(db)
         await queue.add(3)
-        await db.fetchval("SELECT headgate.submit('mail', $1::bytea, tenant => 'acme')", b"x")
         async with Instance(database) as one:
             one.wakes.apart_seconds = 0.2
             one.start("announcements", one.wakes.run())
@@ -130,6 +133,100 @@ async def test_a_notification_is_not_part_of_a_submit_and_covers_many(database: 
                 assert name == "headgate tick", "not the session that submits"
     finally:
         await ear.close()
+
+
+TAKE_KEY = """
+INSERT INTO headgate.unique_jobs SELECT tenant_no, id, topic_no, 'k', true FROM headgate.jobs WHERE id = $1"""
+SQL = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme'"
+
+
+@asynccontextmanager
+async def listening(one: Instance) -> AsyncIterator[list[str]]:
+    """An instance that follows notifications, and what was sent to it."""
+    heard: list[str] = []
+    ear = await connect(one.store._dsn, application_name="headgate test")
+    try:
+        await ear.add_listener(CHANNEL, lambda _db, _pid, _channel, text: heard.append(str(text)))
+        one.start("words", one.store.listen(one.wakes.follow))
+        await soon(lambda: one.store._listener and one.store._listener._listeners, "it listens")
+        await soon(lambda: one.ticker.ticks, "the first tick is over")
+        yield heard
+    finally:
+        await ear.close()
+
+
+async def test_a_job_of_an_applications_transaction_is_claimed_at_the_commit_without_a_tick(
+    one: Instance, db: Connection
+) -> None:
+    worker = await one.worker(slots=10)
+    (topic_no,) = await one.topic_nos("mail")
+    async with listening(one) as heard:
+        await soon(lambda: one.store.got, "it has looked in vain")
+        ticks = one.ticker.ticks
+        async with db.transaction():
+            jobs = [await db.fetchval(f"{SQL})") for _ in range(3)]
+            await one.store.notify({TopicReady(9)})
+            await soon(lambda: heard, "a notification of another session")
+        assert set((await worker.take()).ids) == set(jobs)
+        await soon(lambda: len(heard) > 1, "the notification")
+        assert heard == ["9", str(topic_no)], "one for the whole transaction, at its commit"
+        assert one.ticker.ticks == ticks, "no tick took part"
+
+        transaction = db.transaction()
+        await transaction.start()
+        await db.fetchval(f"{SQL})")
+        await transaction.rollback()
+        await db.execute("SET headgate.wake = off")
+        await db.fetchval(f"{SQL})")
+        await db.execute("RESET headgate.wake; SELECT pg_notify('headgate_topics', 'later')")
+        await soon(lambda: len(heard) > 2, "a later notification")
+        assert heard[2:] == ["later"], "neither a rollback nor wake = off sends one"
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("limit_key => 'a'", "due"),
+        ("delay => '300 ms'", "due"),
+        ("run_at => clock_timestamp() + interval '300 ms'", "due"),
+        ("depends_on => ARRAY['{ended}']::uuid[]", "due"),
+        ("delay => '1 hour'", None),
+        ("run_at => clock_timestamp() + interval '1 hour'", None),
+    ],
+)
+async def test_a_job_that_falls_due_before_the_next_tick_brings_one(
+    one: Instance, db: Connection, option: str, told: str | None
+) -> None:
+    queue = Queue(db)
+    (ended,) = await queue.add()
+    await queue.claim()
+    await queue.settle((ended, 1, Completed()))
+    async with listening(one) as heard:
+        ticks = one.ticker.ticks
+        await db.fetchval(f"{SQL}, {option.format(ended=ended)})")
+        await db.execute("SELECT pg_notify('headgate_topics', 'later')")
+        await soon(lambda: "later" in heard, "a later notification")
+        assert heard[:-1] == ([] if told is None else [told])
+        if told is None:
+            assert one.ticker.ticks == ticks
+        else:
+            await soon(lambda: one.ticker.ticks > ticks, "a tick, though the next was an hour away")
+
+
+async def test_jobs_that_an_applications_transaction_has_locked_are_looked_at_again_after_it(
+    one: Instance, db: Connection
+) -> None:
+    (topic_no,) = await one.topic_nos("mail")
+    parent, holder = await one.submit(2)
+    async with listening(one) as heard:
+        async with db.transaction():
+            await db.fetchval(f"{SQL}, depends_on => $1::uuid[])", [parent])
+        await soon(lambda: len(heard) == 1, "a notification")
+        assert set(heard[0].split(",")) == {str(topic_no), "due"}
+        await db.execute(TAKE_KEY, holder)
+        assert await db.fetchval(f"{SQL}, unique_key => 'k')") == holder
+        await soon(lambda: len(heard) == 2, "a notification")
+        assert set(heard[1].split(",")) == {str(topic_no), "due"}
 
 
 @pytest.mark.req("O20")

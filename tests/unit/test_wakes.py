@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from headgate.dispatch.listener import WAKES_MAX, PacedWakes
-from headgate.domain.wakes import EVENTS_MAX, ControlChanged, JobReturned, TopicReady, Wake, decode, encode
+from headgate.domain.wakes import EVENTS_MAX, ControlChanged, JobReturned, JobsDue, TopicReady, Wake, decode, encode
 
 
 class Followed:
@@ -60,7 +60,7 @@ async def test_too_many_topics_are_forgotten_and_everything_is_looked_at() -> No
 @pytest.mark.parametrize(
     ("payload", "wakes"),
     [
-        ("1,r2,control", [TopicReady(1), JobReturned(2), ControlChanged()]),
+        ("1,r2,control,due", [TopicReady(1), JobReturned(2), ControlChanged(), JobsDue()]),
         ("", []),
         (",,5,", [TopicReady(5)]),
         (
@@ -75,8 +75,8 @@ def test_what_is_no_event_is_left_out(payload: str, wakes: list[Wake]) -> None:
 
 
 def test_events_arrive_as_they_were_sent() -> None:
-    sent = [ControlChanged(), TopicReady(3), JobReturned(2), TopicReady(3)]
-    assert encode(sent) == "control,3,r2"
+    sent = [ControlChanged(), TopicReady(3), JobReturned(2), TopicReady(3), JobsDue()]
+    assert encode(sent) == "control,3,due,r2"
     assert set(decode(encode(sent))) == set(sent)
 
 

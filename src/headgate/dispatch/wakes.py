@@ -1,8 +1,8 @@
-"""Wakes: where jobs may be claimable, said here or by another instance.
+"""Wakes: where jobs may be claimable, said here, by another instance, or by the transaction of an application.
 
 What is committed here wakes the demands of this instance at once. The other instances get a NOTIFY: coalesced,
-never in the transaction of a submit, and only while there are others. A notification that is lost costs the time to
-the next tick.
+never in the transaction of a submit, and only while there are others. `headgate.submit` in a transaction of an
+application sends its own (ADR 31). A notification that is lost costs the time to the next tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import WakeStore
 from headgate.dispatch.tick_times import TickTimes
 from headgate.domain.errors import HeadgateError
-from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady, Wake
+from headgate.domain.wakes import ControlChanged, JobReturned, JobsDue, TopicReady, Wake
 
 log = logging.getLogger("headgate.dispatch")
 APART_SECONDS: Final = 0.02
@@ -92,13 +92,13 @@ class Wakes:
         self._stopped.set()
         self._news.set()
 
-    # ------------------------------------------------------------------ said by another instance
+    # ------------------------------------------------------------------ said by others
 
     def follow(self, wakes: Iterable[Wake]) -> None:
-        """Look where another instance says that there is something new."""
+        """Look where another instance, or an application, says that there is something new."""
         for wake in wakes:
             match wake:
-                case ControlChanged():
+                case ControlChanged() | JobsDue():
                     self._times.soon()
                 case JobReturned(topic_no):
                     for demand in self._demands.of_topic(topic_no):

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 EVENTS_MAX: Final = 500
 """Events in one notification: PostgreSQL takes 8,000 bytes."""
 _CONTROL: Final = "control"
+_DUE: Final = "due"
 _RETURNED: Final = "r"
 _DIGITS_MAX: Final = 10
 
@@ -37,6 +38,11 @@ class ControlChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsDue:
+    """An application has submitted jobs that fall due before the next tick, or that may be unblocked already."""
+
+
+@dataclass(frozen=True, slots=True)
 class LimitOpened:
     """A limit lets more jobs of a topic start; `waited`: it was closed until now. Not sent to other instances."""
 
@@ -44,12 +50,12 @@ class LimitOpened:
     waited: bool
 
 
-Wake: TypeAlias = TopicReady | JobReturned | ControlChanged
-"""What instances tell each other."""
+Wake: TypeAlias = TopicReady | JobReturned | ControlChanged | JobsDue
+"""What instances tell each other, and transactions of applications tell instances (functions/wake_v1.sql)."""
 
 
 def encode(wakes: Iterable[Wake]) -> str:
-    """The text of a notification: `12` for a ready topic, `r12` for returned jobs, `control`."""
+    """The text of a notification: `12` for a ready topic, `r12` for returned jobs, `control`, `due`."""
     texts = set()
     for wake in wakes:
         match wake:
@@ -59,6 +65,8 @@ def encode(wakes: Iterable[Wake]) -> str:
                 texts.add(f"{_RETURNED}{topic_no}")
             case ControlChanged():
                 texts.add(_CONTROL)
+            case JobsDue():
+                texts.add(_DUE)
     # Control changes first: they are the ones whose effect must not wait for a tick.
     return ",".join(sorted(texts, key=lambda text: (text != _CONTROL, text))[:EVENTS_MAX])
 
@@ -69,6 +77,9 @@ def decode(payload: str) -> list[Wake]:
     for text in payload.split(",", EVENTS_MAX)[:EVENTS_MAX]:
         if text == _CONTROL:
             wakes.append(ControlChanged())
+            continue
+        if text == _DUE:
+            wakes.append(JobsDue())
             continue
         digits = text.removeprefix(_RETURNED)
         if len(digits) <= _DIGITS_MAX and digits.isascii() and digits.isdecimal() and (topic_no := int(digits)):

@@ -9,7 +9,7 @@ BEGIN
     INSERT INTO headgate.role_tenants AS t (role, tenant) VALUES (role, tenant) ON CONFLICT DO NOTHING;
     EXECUTE format('GRANT USAGE ON SCHEMA headgate TO %I', role);
     FOR v_function IN SELECT p.oid::regprocedure FROM pg_proc p
-                       WHERE p.pronamespace = 'headgate'::regnamespace AND p.proname = 'submit' LOOP
+                       WHERE p.pronamespace = 'headgate'::regnamespace AND p.proname IN ('submit', 'submit_returning') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_function, role);
     END LOOP;
 END $$;

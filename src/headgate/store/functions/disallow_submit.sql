@@ -10,7 +10,7 @@ BEGIN
         RETURN;
     END IF;
     FOR v_function IN SELECT p.oid::regprocedure FROM pg_proc p
-                       WHERE p.pronamespace = 'headgate'::regnamespace AND p.proname = 'submit' LOOP
+                       WHERE p.pronamespace = 'headgate'::regnamespace AND p.proname IN ('submit', 'submit_returning') LOOP
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', v_function, role);
     END LOOP;
 END $$;

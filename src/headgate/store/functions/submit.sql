@@ -1,133 +1,36 @@
--- For applications: submit a job inside your own transaction, from any language. It is there if and only if you commit.
+-- For applications: submit a job inside your own transaction, from any language, with a body of bytes or JSON.
 --     SELECT headgate.submit('send-email', '{"to": "a@b.example"}'::jsonb, priority => 10);
--- Returns the job's id: the first job's, when the same id or key was submitted before. At REPEATABLE READ and SERIALIZABLE
--- an id that the transaction's snapshot does not know is refused (25000): leave it out. A key works at every level; a
--- submit of it that the snapshot does not show is a serialization failure (40001), and the retry finds it.
--- A role may call it for the tenants that the owner of the schema has allowed it:
---     SELECT headgate.allow_submit('app', 'acme');
+-- Returns the job's id; all else is said in submit_returning.sql.
 CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
-    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL)
+    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL, unique_key text DEFAULT NULL,
+    on_conflict text DEFAULT 'keep', debounce_max interval DEFAULT NULL, depends_on uuid[] DEFAULT '{}',
+    needs text DEFAULT 'succeeded', on_parent_failure text DEFAULT 'cancel', batch uuid DEFAULT NULL,
+    retry jsonb DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
-DECLARE
-    v_problem text;
-    v_tenant  int;
-    v_topic   record;
-    v_id      uuid := id;
-    v_said    record;
-    v_now     timestamptz := headgate.clock_v1();
-    -- As they will be stored: rounded up, and in the one length of a month and a year that arithmetic uses (comparing
-    -- intervals uses another one). Numeric, because an interval may be infinite.
-    v_delay   numeric := ceil(extract(epoch FROM delay) * 1000);
-    v_window  numeric := ceil(extract(epoch FROM key_window) * 1000);
-    v_tags    text[] := coalesce(tags, '{}');
-    -- Control and bidirectional characters. E'': a caller may have switched standard_conforming_strings off.
-    v_unfit   text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
-    -- The same limits as domain/limits.py; a test holds the two together.
-    v_problem := CASE
-        WHEN topic IS NULL OR topic !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$' OR topic ~ '[.][.]|//' THEN
-            'topic: must be 1 to 200 characters of A-Z a-z 0-9 . _ : / -, starting with a letter or digit, without ".." or "//"'
-        WHEN tenant IS NULL OR tenant !~ '^[a-z0-9][a-z0-9-]{0,62}$' THEN
-            'tenant: must be 1 to 63 characters of a-z 0-9 -, starting with a letter or digit'
-        WHEN payload IS NULL THEN 'payload: is missing; pass an empty value for a job without one'
-        WHEN octet_length(payload) > 1048576 THEN
-            format('payload: %s bytes is over the limit of 1048576 bytes', octet_length(payload))
-        WHEN priority IS NULL THEN 'priority: must be an int32'
-        WHEN delay IS NOT NULL AND run_at IS NOT NULL THEN 'delay: give either delay or run_at, not both'
-        WHEN v_delay < 0 OR v_delay > 157680000000 THEN 'delay: must be between 0 and 1825 days'
-        -- In hours: a day of the caller's time zone may have 23 or 25.
-        WHEN run_at < '2000-01-01 00:00:00+00' OR run_at > v_now + interval '43800 hours' THEN
-            'run_at: must be between 2000-01-01 and 1825 days from now'
-        -- Of an id that may have been submitted before, it may have passed since.
-        WHEN deadline <= v_now AND id IS NULL THEN 'deadline: has passed; give a later one, or none'
-        WHEN deadline < '2000-01-01 00:00:00+00' OR deadline > v_now + interval '43800 hours' THEN
-            'deadline: must be between 2000-01-01 and 1825 days from now'
-        WHEN deadline <= run_at OR (id IS NULL AND deadline <= v_now + v_delay::float8 * interval '1 ms') THEN
-            'deadline: must be after the time the job is due (run_at or delay)'
-        WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
-        WHEN length(key) NOT BETWEEN 1 AND 255 OR key ~ v_unfit THEN
-            'key: must be 1 to 255 characters, none of them a control character'
-        WHEN v_window IS NULL OR v_window < 1000 OR v_window > 31536000000 THEN
-            'key_window: must be between 1 second and 365 days'
-        WHEN id::text !~ '^.{14}[78].{4}[89ab]' THEN      -- version and variant
-            'id: must be a UUID of version 7 or 8; leave it out, or pass a key to submit only once'
-        WHEN length(limit_key) NOT BETWEEN 1 AND 255 OR limit_key ~ v_unfit THEN
-            'limit_key: must be 1 to 255 characters, none of them a control character'
-        WHEN cardinality(v_tags) > 20
-          OR EXISTS (SELECT FROM unnest(v_tags) AS t WHERE coalesce(length(t), 0) NOT BETWEEN 1 AND 100 OR t ~ v_unfit) THEN
-            'tags: at most 20, each of 1 to 100 characters, none of them a control character'
-        WHEN jsonb_typeof(headers) <> 'object'
-          OR (SELECT count(*) > 32 OR sum(octet_length(h.key) + octet_length(h.value #>> '{}')) > 8192
-                  OR bool_or(jsonb_typeof(h.value) <> 'string' OR h.key !~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$'
-                             OR h.value #>> '{}' ~ v_unfit)
-                FROM jsonb_each(CASE WHEN jsonb_typeof(headers) = 'object' THEN headers END) AS h) THEN
-            'headers: must be a JSON object of at most 32 texts on one line, 8192 bytes with their names; a name has 1 to 100 '
-            'characters of A-Z a-z 0-9 . _ : / -, starting with a letter or digit' END;
-    IF v_problem IS NOT NULL THEN
-        RAISE EXCEPTION '%', v_problem USING ERRCODE = 'invalid_parameter_value', HINT = 'headgate code: invalid_input';
-    END IF;
-    -- Before anything is made for it: a tenant that is not there yet must look like one that is.
-    IF NOT headgate.may_submit_v1(tenant) THEN
-        RAISE EXCEPTION 'role "%" may not submit for tenant "%"', coalesce(nullif(current_setting('role'), 'none'), session_user),
-            tenant USING ERRCODE = 'insufficient_privilege', HINT = 'headgate code: permission_denied. The owner of the schema can '
-                   'allow it: SELECT headgate.allow_submit(role, tenant)';
-    END IF;
-    v_tenant := headgate.intern_tenant_v1(tenant);
-    SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
-    IF v_topic.name IS NULL THEN
-        RAISE EXCEPTION 'topic: "%" is new, and tenant "%" has its quota of % topics; use a topic that exists, or raise '
-            'max_topics of the tenant in headgate.tenants', topic, tenant, v_topic.quota
-            USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
-    END IF;
-    -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
-    -- as the caller's transaction takes.
-    IF limit_key IS NOT NULL AND v_delay IS NULL AND coalesce(run_at <= v_now, true) THEN
-        v_delay := 1;
-        run_at := NULL;
-    END IF;
-    IF v_id IS NULL THEN      -- a UUIDv7: 48 bits of milliseconds, version, 74 random bits (version 18 has uuidv7())
-        v_id := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
-                    substring(int8send((extract(epoch FROM v_now) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
-                    52, 1), 53, 1), 'hex')::uuid;
-    END IF;
-    SELECT s.receipt, s.job_id, s.detail INTO v_said FROM headgate.submit_v1(
-        ARRAY[v_tenant], ARRAY[v_id], ARRAY[v_topic.topic_no], ARRAY[payload], ARRAY[priority],
-        ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
-        ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
-        ARRAY[v_delay::bigint], ARRAY[run_at],
-        ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_topic.policy_no],
-        ARRAY[CASE WHEN deadline IS NULL THEN headers ELSE coalesce(headers, '{}') || jsonb_build_object(
-                  '.deadline_us', (extract(epoch FROM deadline) * 1000000)::bigint::text) END],
-        CASE WHEN id IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
-        CASE WHEN key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
-        CASE WHEN key IS NULL THEN '{}'::text[] ELSE ARRAY[key] END,
-        CASE WHEN key IS NULL THEN '{}'::bytea[]
-             ELSE ARRAY[substring(sha256(convert_to(topic, 'UTF8') || E'\\x00'::bytea || payload) FOR 16)] END,
-        CASE WHEN key IS NULL THEN '{}'::bigint[] ELSE ARRAY[v_window::bigint] END,
-        array_fill(1, ARRAY[cardinality(v_tags)]), v_tags,
-        CASE WHEN limit_key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
-        CASE WHEN limit_key IS NULL THEN '{}'::text[] ELSE ARRAY[limit_key] END) AS s;
-    IF v_said.receipt = 2 THEN
-        RAISE EXCEPTION '%: job % was submitted before with another body', CASE WHEN key IS NULL THEN 'id' ELSE 'key' END,
-            v_said.job_id USING ERRCODE = 'unique_violation', HINT = 'headgate code: conflict';
-    END IF;
-    IF v_said.receipt = 3 THEN
-        RAISE EXCEPTION 'topic "%" has % jobs waiting, and its limit is %', topic, v_said.detail[2], v_said.detail[1]
-            USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: backlog_full';
-    END IF;
-    RETURN coalesce(v_said.job_id, v_id);
+    RETURN (SELECT s.job_id FROM headgate.submit_returning(
+                topic, payload, tenant, priority, delay, run_at, max_attempts, key, key_window, id, headers,
+                tags, limit_key, deadline, unique_key, on_conflict, debounce_max, depends_on, needs, on_parent_failure, batch,
+                retry) AS s);
 END $$;
 
 CREATE FUNCTION headgate.submit(
     topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
-    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL)
-RETURNS uuid LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT headgate.submit(topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key,
-                           key_window, id, headers, tags, limit_key, deadline)
-$$;
+    limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL, unique_key text DEFAULT NULL,
+    on_conflict text DEFAULT 'keep', debounce_max interval DEFAULT NULL, depends_on uuid[] DEFAULT '{}',
+    needs text DEFAULT 'succeeded', on_parent_failure text DEFAULT 'cancel', batch uuid DEFAULT NULL,
+    retry jsonb DEFAULT NULL)
+RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+BEGIN
+    RETURN (SELECT s.job_id FROM headgate.submit_returning(
+                topic, convert_to(payload::text, 'UTF8'), tenant, priority, delay, run_at, max_attempts, key, key_window, id,
+                headers, tags, limit_key, deadline, unique_key, on_conflict, debounce_max, depends_on, needs, on_parent_failure, batch,
+                retry) AS s);
+END $$;

@@ -427,6 +427,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- include: functions/intern_tenant_v1.sql
 -- include: functions/intern_topics_v1.sql
 -- include: functions/intern_policies_v1.sql
+-- include: functions/intern_retry_v1.sql
 -- include: functions/topic_changed_v1.sql
 
 -- Arrivals: where jobs have become claimable, so that no claim anywhere passes them by (ADR 0021).
@@ -458,6 +459,8 @@ CREATE TABLE headgate.role_tenants (
 -- include: functions/disallow_submit.sql
 -- include: functions/may_submit_v1.sql
 
+-- include: functions/wake_v1.sql
+-- include: functions/submit_returning.sql
 -- include: functions/submit.sql
 -- include: functions/claim_v1.sql
 -- include: functions/submit_claim_v1.sql
