@@ -16,15 +16,17 @@ from headgate import embedded
 from headgate.cli import main
 from headgate.cli.migrate import advice
 from headgate.dispatch.listener import APART_SECONDS, PacedWakes
+from headgate.domain.errors import MissingRights
 from headgate.domain.outcomes import Completed
 from headgate.store import partitions, roles, upkeep
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import check_schema, migrate
 from headgate.store.roles import READER, RUNTIME, missing_roles, roles_due
 from tests.support import store_calls
+from tests.support.database import Server
 from tests.support.dispatching import Instance, completing, soon
 from tests.support.queue import Queue
-from tests.support.roles import Roles, owned_database
+from tests.support.roles import Roles, owned_database, url_as
 
 DENIED = asyncpg.InsufficientPrivilegeError
 OLD_DAY = """
@@ -71,7 +73,13 @@ async def test_every_function_with_its_owners_rights_is_known_and_pins_its_searc
         "SELECT p.proname::text, p.proconfig::text[] FROM pg_proc p "
         "WHERE p.pronamespace = 'headgate'::regnamespace AND p.prosecdef"
     )
-    assert {row[0] for row in found} == {"submit", "ensure_partitions_v1", "detach_day_v1", "retire_day_v1"}
+    assert {row[0] for row in found} == {
+        "submit",
+        "submit_returning",
+        "ensure_partitions_v1",
+        "detach_day_v1",
+        "retire_day_v1",
+    }
     assert all("search_path=pg_catalog, pg_temp" in (row[1] or []) for row in found)
 
 
@@ -232,10 +240,45 @@ async def test_roles_are_granted_what_a_later_migration_brings(owned: Roles) -> 
         await owner.execute("CREATE FUNCTION headgate.new_v1() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         assert await roles_due(owner)
         assert not await roles_due(db), "it is not the owner's"
+        functions = "SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p WHERE p.proname LIKE 'submit%'"
+        await owner.execute(f"SELECT headgate.allow_submit('{owned.app}', 'acme')")
+        await owner.execute(f"REVOKE ALL ON FUNCTION {await owner.fetchval(functions)} FROM {owned.app}")
         await migrate(owner)
+        async with logged_in(owned, owned.app) as app:
+            assert await app.fetchval("SELECT headgate.submit('mail', '{}'::jsonb, tenant => 'acme')")
         assert not await roles_due(owner)
         assert not await owner.fetchval("SELECT has_function_privilege('public', 'headgate.new_v1()', 'EXECUTE')")
         assert await db.fetchval("SELECT headgate.new_v1()") == 1
+
+
+async def test_a_right_that_is_missing_is_named_with_the_statement_that_grants_it(
+    owned: Roles, postgres: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = postgres.create()
+    try:
+        url = url_as(postgres.dsn_of(empty), owned.app)
+
+        async def migrated(by: str, *options: str) -> str:
+            assert await asyncio.to_thread(main, ["migrate", *options, "--database-url", by]) == 78
+            return capsys.readouterr().err
+
+        told = await migrated(url)
+        grant = f"GRANT CREATE ON DATABASE {empty} TO {owned.app};"
+        assert told.rstrip().endswith(f"run: {grant}")
+        admin = await connect(postgres.dsn_of(empty), application_name="headgate test")
+        await admin.execute(grant)
+        await admin.close()
+        assert await asyncio.to_thread(main, ["migrate", "--database-url", url]) == 0
+        capsys.readouterr()
+    finally:
+        postgres.drop(empty)
+    for options in ((), ("--plan",)):
+        told = await migrated(owned.url(owned.app), *options)
+        assert f"belongs to role {owned.owner}, and {owned.app} cannot change it" in told
+    for role in (owned.app, owned.reader):
+        async with logged_in(owned, role) as db:
+            with pytest.raises(MissingRights, match=f"GRANT headgate_runtime TO {role};"):
+                await check_schema(db)
 
 
 async def test_an_owner_without_the_right_to_create_roles_migrates_and_gets_a_hint(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from headgate.domain.errors import MigrationFailed, SchemaMismatch, StoreError, StoreUnavailable
+from headgate.domain.errors import MigrationFailed, MissingRights, SchemaMismatch, StoreUnavailable
 from headgate.store.connect import connect
 from headgate.store.migrate import Phase, Progress, check_schema, migrate, plan
 from headgate.store.migration_files import load
@@ -384,12 +384,14 @@ async def test_a_gap_in_the_database_is_refused(link: Link, source: Source) -> N
             await refused
 
 
-async def test_a_role_without_the_right_to_create_is_told_so(blank_database: str, source: Source) -> None:
+async def test_a_role_without_the_right_to_create_gets_the_statement_that_grants_it(
+    blank_database: str, source: Source
+) -> None:
     async with open_link(blank_database) as link:
         await link.execute("CREATE ROLE migration_test_guest")
         try:
             await link.execute("SET ROLE migration_test_guest")
-            with pytest.raises(StoreError, match="permission denied"):
+            with pytest.raises(MissingRights, match="GRANT CREATE ON DATABASE .* TO migration_test_guest;"):
                 await migrate(link, source=source.root)
         finally:
             await link.execute("RESET ROLE")

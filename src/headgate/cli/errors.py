@@ -7,7 +7,7 @@
 4   refused: the current state does not allow it, or another change came first
 5   unreachable or busy: the same command may succeed later
 70  a bug in headgate
-78  configuration: a setting, the durability of the database, a schema of another release
+78  configuration: a setting, the durability of the database, a schema of another release, a missing right in it
 130 ended by Ctrl-C
 """
 
@@ -30,6 +30,7 @@ from headgate.domain.errors import (
     InvalidInput,
     InvalidSetting,
     MigrationFailed,
+    MissingRights,
     NotFound,
     OutcomeUnknown,
     ReadOnly,
@@ -59,6 +60,7 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
     (DataFolderInUse, 4),
     (EmbeddedPostgresError, 5),
     (SchemaMismatch, 78),
+    (MissingRights, 78),
     (UnsafeDatabase, 78),
     (UnsuitableDatabase, 78),
 )

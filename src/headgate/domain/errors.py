@@ -269,6 +269,12 @@ class MigrationFailed(StoreError):
     code = "migration_failed"
 
 
+class MissingRights(StoreError):
+    """The database role lacks a right that the command needs; the text has the statement that grants it."""
+
+    code = "missing_rights"
+
+
 class UnsafeDatabase(StoreError):
     """The database's settings would let acknowledged work be lost."""
 

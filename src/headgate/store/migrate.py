@@ -39,7 +39,7 @@ from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load
 from headgate.store.migration_guard import require_nobody_they_break
 from headgate.store.migration_state import Plan, compare, read_applied
-from headgate.store.roles import apply_roles, roles_due
+from headgate.store.roles import apply_roles, naming_missing_rights, require_rights_to_serve, roles_due
 from headgate.store.sql_text import Statement
 
 LOCK_TIMEOUT = timedelta(seconds=10)
@@ -72,12 +72,17 @@ Report = Callable[[Progress], None]
 async def plan(connection: Connection, *, source: Traversable | None = None) -> Plan:
     """Compare the database with this release; changes nothing."""
     known = load(source)
-    with translating(writing=False):
-        return compare(known, await read_applied(connection))
+    async with naming_missing_rights(connection):
+        with translating(writing=False):
+            return compare(known, await read_applied(connection))
 
 
 async def check_schema(connection: Connection, *, source: Traversable | None = None) -> None:
-    """Return if this release can work on the database as it is, else raise SchemaMismatch or MigrationFailed."""
+    """Return if this release can work on the database as it is.
+
+    Else raises SchemaMismatch or MigrationFailed, or MissingRights if this user cannot work there.
+    """
+    await require_rights_to_serve(connection)
     (await plan(connection, source=source)).raise_unless_usable()
 
 
@@ -93,8 +98,9 @@ async def migrate(
     """Apply what is missing, and return what *this* runner applied; nothing left to do is an empty list.
 
     Raises MigrationFailed naming file, line and reason; SchemaMismatch if the database is newer than this release can
-    work with. Steps that were applied before the failure stay; run it again to continue. Waits for another runner as
-    long as that one takes. `break_running` applies even a step that servers running now cannot live with.
+    work with; MissingRights if this user cannot change the schema. Steps that were applied before the failure stay; run
+    it again to continue. Waits for another runner as long as that one takes. `break_running` applies even a step that
+    servers running now cannot live with.
     """
     if connection.is_in_transaction():
         raise ValueError("migrate() commits step by step: it cannot run inside a transaction of its caller")
@@ -106,8 +112,9 @@ async def migrate(
         lock_attempts,
         break_running=break_running,
     )
-    with translating(writing=True):
-        return await runner.run()
+    async with naming_missing_rights(connection):
+        with translating(writing=True):
+            return await runner.run()
 
 
 class _Runner:

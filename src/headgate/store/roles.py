@@ -6,8 +6,13 @@ everything works with one role, the owner, and `headgate migrate` prints what an
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
+import asyncpg
+
+from headgate.domain.errors import MissingRights, StoreError
 from headgate.store.connect import Connection, connect
 from headgate.store.errors import translating
 
@@ -48,6 +53,15 @@ BEGIN
         END;
     END IF;
 END $$"""
+# By oid: names of a schema that this user may not use cannot be looked up.
+_RIGHTS: Final = """
+SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT NULL,
+       has_database_privilege(current_database(), 'CREATE'), quote_ident(pg_get_userbyid(n.nspowner)),
+       pg_has_role(n.nspowner, 'USAGE'),
+       has_schema_privilege(n.oid, 'USAGE') AND (SELECT coalesce(bool_and(has_table_privilege(c.oid, 'INSERT')), true)
+                                                   FROM pg_catalog.pg_class c
+                                                  WHERE c.relnamespace = n.oid AND c.relname = 'jobs')
+  FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'headgate'"""
 _OWNS: Final = """
 SELECT to_regprocedure('headgate.grant_roles_v1()') IS NOT NULL AND pg_has_role(n.nspowner, 'USAGE')
   FROM pg_catalog.pg_namespace n WHERE n.nspname = 'headgate'"""
@@ -93,6 +107,43 @@ async def prepare_embedded(superuser_dsn: str) -> None:
                 await db.execute(_PREPARE)
     finally:
         await db.close()
+
+
+@asynccontextmanager
+async def naming_missing_rights(db: Connection) -> AsyncIterator[None]:
+    """Migrate inside. What PostgreSQL denies becomes MissingRights, with the statement that grants it."""
+    try:
+        yield
+    except StoreError as error:
+        if isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
+            await _require_rights_to_migrate(db)
+        raise
+
+
+async def _require_rights_to_migrate(db: Connection) -> None:
+    with translating(writing=False):
+        ((role, database, exists, may_create, owner, owns, _),) = await db.fetch(_RIGHTS)
+    if not exists and not may_create:
+        raise MissingRights(
+            f"role {role} cannot create the schema headgate in database {database}; have an administrator or the owner "
+            f"of the database run: GRANT CREATE ON DATABASE {database} TO {role};"
+        )
+    if exists and not owns:
+        raise MissingRights(
+            f"the schema headgate belongs to role {owner}, and {role} cannot change it; run `headgate migrate` with "
+            f"the URL of {owner} (docs/operations/database-roles.md)"
+        )
+
+
+async def require_rights_to_serve(db: Connection) -> None:
+    """Raise MissingRights, with the statement that grants it, if a server could not work as this user."""
+    with translating(writing=False):
+        ((role, _, exists, _, _, _, may_serve),) = await db.fetch(_RIGHTS)
+    if exists and not may_serve:
+        raise MissingRights(
+            f"role {role} cannot use the tables of the schema headgate; have an administrator run: GRANT {RUNTIME} TO "
+            f"{role}; (docs/operations/database-roles.md)"
+        )
 
 
 async def missing_roles(db: Connection) -> list[str]:
