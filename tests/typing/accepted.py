@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
+
+import asyncpg
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session, scoped_session
 
 from headgate import (
     Bound,
@@ -183,3 +190,30 @@ async def operate() -> None:
     assert_type(await hg.admin.jobs.reprioritise(handle.id, "urgent"), list[JobChange])
     assert_type(await hg.admin.workers.list(), list[WorkerInfo])
     assert_type(await hg.admin.audit(limit=5), list[AuditEntry])
+
+
+async def transactions(
+    plain_connection: asyncpg.Connection[asyncpg.Record],
+    pooled: asyncpg.pool.PoolConnectionProxy[asyncpg.Record],
+    psycopg_sync: psycopg.Connection,
+    psycopg_async: psycopg.AsyncConnection,
+    session: Session,
+    connection: Connection,
+    scoped: scoped_session[Session],
+    async_session: AsyncSession,
+    async_connection: AsyncConnection,
+) -> None:
+    assert_type(await plain.submit_in(plain_connection, 3), JobHandle[int])
+    assert_type(await plain.submit_in(pooled, count=3), JobHandle[int])
+    assert_type(await first.submit_in(psycopg_async, 3), JobHandle[list[int]])
+    assert_type(await keyword.submit_in(async_session, "a@b.example", subject="Hi"), JobHandle[Receipt])
+    assert_type(await plain.with_options(priority="high").submit_in(async_connection, 3), JobHandle[int])
+    assert_type(first.submit_in(psycopg_sync, 3), SyncHandle[list[int]])
+    assert_type(plain.submit_in(session, 3), SyncHandle[int])
+    assert_type(plain.submit_in(connection, 3).result(), int)
+    assert_type(plain.submit_in(scoped, 3), SyncHandle[int])
+    assert_type(plain.submit_in("default", 3), SyncHandle[int])
+    await hg.submit_in(async_session, "elsewhere", {"a": 1}, priority=3)
+    hg.submit_in(session, "elsewhere", b"x", delay=3).result()
+    task = asyncio.create_task(plain.submit_in(async_session, 3))
+    assert_type(await task, JobHandle[int])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
 from headgate import Headgate, Job, Nack, this_job
 
 hg = Headgate()
@@ -52,6 +55,14 @@ def not_a_generator(job: Job) -> int:
 
 @hg.on_failure  # E: type-var
 def takes_nothing() -> None: ...
+
+
+async def transactions(session: Session, async_session: AsyncSession) -> None:
+    first.submit_in(session, "x")  # E: call-overload
+    await first.submit_in(async_session)  # E: call-overload
+    first.submit_in(3, 3)  # E: call-overload
+    await first.submit_in(session, 3)  # E: misc
+    first.submit_in(async_session, 3).result()  # E: attr-defined
 
 
 async def wrong_result() -> str:

@@ -22,7 +22,8 @@ _SCHEMES = ("postgresql://", "postgres://")
 KNOWN = frozenset(
     {
         *("HEADGATE_DATABASE_URL", "HEADGATE_DIRECT_DATABASE_URL", "HEADGATE_DATA", "HEADGATE_POSTGRES_BIN"),
-        *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_CA", "HEADGATE_CERT", "HEADGATE_KEY"),  # used by the SDK
+        *("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_TENANT", "HEADGATE_CA"),  # used by the SDK
+        *("HEADGATE_CERT", "HEADGATE_KEY"),
         *("HEADGATE_LOG_LEVEL", "HEADGATE_LOG_FORMAT"),  # of `headgate worker`, `serve` and `dev`
         *("HEADGATE_REDACT", "HEADGATE_TRACEBACK", "HEADGATE_TEST_DATABASE_URL"),
     }

@@ -14,12 +14,12 @@ from uuid import UUID
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
 from headgate.domain.limits import BATCH_EXPIRY_DEFAULT
-from headgate.domain.validation import check_topic
+from headgate.domain.validation import check_tenant, check_topic
 from headgate.sdk.addresses import addresses_of, trust_of
 from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.codec import body_of
-from headgate.sdk.connection import Connection
-from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, job_info, value_of
+from headgate.sdk.connection import TENANT, Connection
+from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, SyncHandle, job_info, value_of
 from headgate.sdk.hooks import HookDecorators
 from headgate.sdk.io_thread import new_loop
 from headgate.sdk.job import Job
@@ -32,6 +32,7 @@ from headgate.sdk.tasks import AsyncTask, PlainTask, RunIn, Task, is_async
 
 if TYPE_CHECKING:
     from headgate.sdk.admin import Admin
+    from headgate.sdk.drivers import AsyncTransaction, SyncTransaction
     from headgate.sdk.sync import SyncHeadgate
     from headgate.sdk.testing import Box
     from headgate.sdk.worker import Worker, WorkerOptions
@@ -56,6 +57,7 @@ class Headgate(HookDecorators):
     `url` names one or several servers (`host:port`, `https://host:port`; default HEADGATE_URL, else 127.0.0.1:7070) and
     `token` is what they know you by (default HEADGATE_TOKEN). For TLS with a private authority, `ca` names its PEM file
     (default HEADGATE_CA); `certificate` and `key` (HEADGATE_CERT, HEADGATE_KEY) are for servers that ask for yours.
+    `tenant` (default HEADGATE_TENANT, else "default") is for `submit_in` only: servers take it from the token.
     Nothing is opened before the first submit, read or work.
     It may be used from any thread and any number of event loops, and in the children of a fork that came before its
     first use.
@@ -69,13 +71,15 @@ class Headgate(HookDecorators):
         ca: str | Path | None = None,
         certificate: str | Path | None = None,
         key: str | Path | None = None,
+        tenant: str | None = None,
     ) -> None:
         super().__init__()
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
         addresses = addresses_of(url, trust_of(ca, certificate, key))
         if ca and not any(address.tls for address in addresses):
             raise InvalidInput("ca", "is given, but no address is by TLS", hint="write https://host:port")
-        self._connection = Connection(addresses, token=secret)
+        of_tenant = check_tenant(os.environ.get("HEADGATE_TENANT", TENANT) if tenant is None else tenant)
+        self._connection = Connection(addresses, token=secret, tenant=of_tenant)
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._schedules: dict[str, Declared] = {}
 
@@ -168,6 +172,27 @@ class Headgate(HookDecorators):
     async def submit(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> JobHandle[Any]:
         """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
         return await submit(self._connection, check_topic(topic), body_of(payload), prepared(**options), returns=Any)
+
+    @overload
+    def submit_in(
+        self, connection: AsyncTransaction, topic: str, payload: object = ..., **options: Unpack[JobOptions]
+    ) -> Coroutine[Any, Any, JobHandle[Any]]: ...
+    @overload
+    def submit_in(
+        self, connection: SyncTransaction, topic: str, payload: object = ..., **options: Unpack[JobOptions]
+    ) -> SyncHandle[Any]: ...
+    def submit_in(
+        self,
+        connection: AsyncTransaction | SyncTransaction,
+        topic: str,
+        payload: object = b"",
+        **options: Unpack[JobOptions],
+    ) -> Coroutine[Any, Any, JobHandle[Any]] | SyncHandle[Any]:
+        """Store a job for a topic that is handled elsewhere, in your own transaction; see `Task.submit_in`."""
+        from headgate.sdk.transactions import submit_in
+
+        body = body_of(payload)
+        return submit_in(self._connection, connection, check_topic(topic), body, prepared(**options), returns=Any)
 
     async def submit_many(
         self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]

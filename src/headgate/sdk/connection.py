@@ -27,6 +27,7 @@ from headgate.wire import producer_pb2
 
 T = TypeVar("T")
 
+TENANT: Final = "default"
 PAGES_IN_FLIGHT: Final = 8
 """Frames of one `submit_many` on their way at once: enough to keep the server busy, and a bound on memory."""
 
@@ -53,6 +54,7 @@ class Target:
 
     addresses: tuple[Address, ...]
     token: str
+    tenant: str = TENANT
     box: Box | None = None
     opened: tuple[IoThread, Producer, Calls] | None = None
     closed: bool = False
@@ -70,8 +72,11 @@ class Page:
 class Connection:
     """Opens the producer and the unary calls when first needed."""
 
-    def __init__(self, addresses: tuple[Address, ...], *, token: str, capacity: int = JOBS) -> None:
+    def __init__(
+        self, addresses: tuple[Address, ...], *, token: str, tenant: str = TENANT, capacity: int = JOBS
+    ) -> None:
         self.addresses, self.token = addresses, token
+        self.tenant = tenant  # for submits in a transaction: a server takes it from the token
         self.box: Box | None = None
         self._ids = new_id_maker()
         self._capacity = capacity
@@ -190,9 +195,15 @@ class Connection:
         """Lead to another target from now on; returns the one before, for the way back."""
         with self._lock:
             before = Target(
-                addresses=self.addresses, token=self.token, box=self.box, opened=self._open, closed=self._closed
+                addresses=self.addresses,
+                token=self.token,
+                tenant=self.tenant,
+                box=self.box,
+                opened=self._open,
+                closed=self._closed,
             )
-            self.addresses, self.token, self.box = target.addresses, target.token, target.box
+            self.addresses, self.token, self.tenant = target.addresses, target.token, target.tenant
+            self.box = target.box
             self._open, self._closed = target.opened, target.closed
         return before
 

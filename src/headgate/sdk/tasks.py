@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, check_topic, shown
@@ -18,6 +18,7 @@ from headgate.sdk.submitting import Bound, submit, submit_blocking, submit_many,
 
 if TYPE_CHECKING:
     from headgate.sdk.admin.schedules import ScheduleInfo
+    from headgate.sdk.drivers import AsyncTransaction, SyncTransaction
     from headgate.sdk.schedule_specs import ScheduleOptions, When
 
 P = ParamSpec("P")
@@ -98,6 +99,30 @@ class Task(Generic[P, R]):
         options = self._chosen(kwargs)
         payload = self.arguments.payload_of_call(args, kwargs)
         return await submit(self._connection, self.topic, payload, options, returns=self.arguments.returns)
+
+    @overload
+    def submit_in(
+        self, connection: AsyncTransaction, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, JobHandle[R]]: ...
+    @overload
+    def submit_in(self, connection: SyncTransaction, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]: ...
+    def submit_in(
+        self, connection: AsyncTransaction | SyncTransaction, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, JobHandle[R]] | SyncHandle[R]:
+        """Store a job in your own transaction: it exists if and only if you commit, and is then picked up at once.
+
+        `connection` is a connection or session of asyncpg, psycopg 3, SQLAlchemy 2 or Django, to the database that has
+        Headgate's schema. Await the call if you await those of the connection. The handle can be used after the commit.
+
+        >>> async with session.begin():
+        ...     session.add(order)
+        ...     handle = await send_receipt.submit_in(session, order.id)
+        """
+        from headgate.sdk.transactions import submit_in
+
+        options = self._chosen(kwargs)
+        payload = self.arguments.payload_of_call(args, kwargs)
+        return submit_in(self._connection, connection, self.topic, payload, options, returns=self.arguments.returns)
 
     async def submit_raw(self, payload: bytes) -> JobHandle[R]:
         """Store a job with this body, for functions that take only a Job."""

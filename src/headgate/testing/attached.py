@@ -37,7 +37,8 @@ class AttachedApp:
         if self._before is not None:
             raise RuntimeError("this app is attached already; call server.attach(hg) for each `with` block")
         addresses = addresses_of(self.url, Trust())
-        self._before = self.app._connection.swap(Target(addresses=addresses, token=self.token))
+        target = Target(addresses=addresses, token=self.token, tenant=self.tenant)
+        self._before = self.app._connection.swap(target)
         return self
 
     def __exit__(

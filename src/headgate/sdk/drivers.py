@@ -1,0 +1,219 @@
+"""The database libraries whose transactions `submit_in` takes: how each is recognised, and how it runs one statement.
+
+None of them is imported here. A connection is recognised by the names of its classes, and by then its library is
+loaded: what else is needed of it is read from `sys.modules`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+from headgate.domain.errors import InvalidInput
+from headgate.domain.validation import shown
+from headgate.sdk.database_errors import translating
+
+Row: TypeAlias = tuple[str, bool]
+"""The job's id, and whether it was created."""
+
+_SUPPORTED: Final = (
+    "pass a connection or session of asyncpg, psycopg 3, SQLAlchemy 2 or Django, or the alias of a Django database"
+)
+_BEGIN: Final = "begin a transaction first, or use submit(), which stores the job at once"
+
+STATEMENT: Final = """
+SELECT CAST(s.job_id AS text), s.created
+  FROM jsonb_to_record(CAST(CAST({options} AS text) AS jsonb)) AS o(
+           tenant text, priority int, delay interval, run_at timestamptz, max_attempts int, key text,
+           key_window interval, id uuid, headers jsonb, tags text[], limit_key text, deadline timestamptz,
+           deadline_in interval, unique_key text, on_conflict text, debounce_max interval, depends_on uuid[],
+           needs text, on_parent_failure text, batch uuid, retry jsonb)
+ CROSS JOIN LATERAL headgate.submit_returning(
+           CAST({topic} AS text), CAST({payload} AS bytea), tenant => o.tenant, priority => coalesce(o.priority, 0),
+           delay => o.delay, run_at => o.run_at, max_attempts => o.max_attempts, key => o.key,
+           key_window => coalesce(o.key_window, '24 hours'), id => o.id, headers => o.headers, tags => o.tags,
+           limit_key => o.limit_key, deadline => coalesce(o.deadline, clock_timestamp() + o.deadline_in),
+           unique_key => o.unique_key, on_conflict => coalesce(o.on_conflict, 'keep'), debounce_max => o.debounce_max,
+           depends_on => o.depends_on, needs => coalesce(o.needs, 'succeeded'),
+           on_parent_failure => coalesce(o.on_parent_failure, 'cancel'), batch => o.batch, retry => o.retry) AS s"""
+"""JSON as text, and casts by name: connections may have codecs of their own for jsonb, and a colon is a parameter."""
+_NUMBERED: Final = STATEMENT.format(topic="$1", payload="$2", options="$3")
+_PERCENT: Final = STATEMENT.format(topic="%(topic)s", payload="%(payload)s", options="%(options)s")
+_NAMED: Final = STATEMENT.format(topic=":topic", payload=":payload", options=":options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One submit."""
+
+    topic: str
+    payload: bytes
+    options: str  # JSON
+    tenant: str
+
+    @property
+    def named(self) -> dict[str, str | bytes]:
+        """The parameters by name."""
+        return {"topic": self.topic, "payload": self.payload, "options": self.options}
+
+
+# ---------------------------------------------------------------------- as type checkers see them
+
+
+class AsyncTransaction(Protocol):
+    """A connection or session whose calls are awaited, of asyncpg, psycopg or SQLAlchemy."""
+
+    @property
+    def execute(self) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+
+
+class _Rows(Protocol):
+    @property
+    def fetchone(self) -> Callable[[], Any]: ...
+
+
+class _Executes(Protocol):
+    @property
+    def execute(self) -> Callable[..., _Rows]: ...
+
+
+class _HasCursor(Protocol):
+    @property
+    def in_atomic_block(self) -> bool: ...
+    @property
+    def cursor(self) -> Callable[..., Any]: ...
+
+
+SyncTransaction: TypeAlias = _Executes | _HasCursor | str
+"""A connection or session of psycopg, SQLAlchemy or Django, or the alias of a Django database."""
+
+
+# ---------------------------------------------------------------------- one function for each library
+
+
+async def _asyncpg(connection: Any, call: Call) -> Row:
+    if not connection.is_in_transaction():
+        raise _outside()
+    with translating(sys.modules["asyncpg"].PostgresError, call):
+        row = await connection.fetchrow(_NUMBERED, call.topic, call.payload, call.options)
+    return row[0], row[1]
+
+
+def _psycopg(connection: Any, call: Call) -> Row:
+    _require_transaction_of_psycopg(connection)
+    with translating(sys.modules["psycopg"].Error, call), connection.cursor(row_factory=_tuples) as cursor:
+        cursor.execute(_PERCENT, call.named)
+        row: Row = cursor.fetchone()
+    return row
+
+
+async def _psycopg_async(connection: Any, call: Call) -> Row:
+    _require_transaction_of_psycopg(connection)
+    with translating(sys.modules["psycopg"].Error, call):
+        async with connection.cursor(row_factory=_tuples) as cursor:
+            await cursor.execute(_PERCENT, call.named)
+            row: Row = await cursor.fetchone()
+    return row
+
+
+def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
+    """Rows as tuples, whatever the connection makes of them."""
+    return tuple
+
+
+def _require_transaction_of_psycopg(connection: Any) -> None:
+    if connection.autocommit and not connection.info.transaction_status:  # 0: idle
+        raise _outside()
+
+
+def _sqlalchemy(connection: Any, call: Call) -> Row:
+    _require_postgresql(connection.dialect.name)
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):  # the isolation level AUTOCOMMIT
+        raise _outside()
+    alchemy = sys.modules["sqlalchemy"]
+    with translating(alchemy.exc.DBAPIError, call):
+        row = connection.execute(alchemy.text(_NAMED), call.named).one()
+    return row[0], row[1]
+
+
+def _sqlalchemy_session(session: Any, call: Call) -> Row:
+    return _sqlalchemy(session.connection(), call)
+
+
+async def _sqlalchemy_async(connection: Any, call: Call) -> Row:
+    row: Row = await connection.run_sync(_sqlalchemy, call)
+    return row
+
+
+async def _sqlalchemy_async_session(session: Any, call: Call) -> Row:
+    return await _sqlalchemy_async(await session.connection(), call)
+
+
+def _django(connection: Any, call: Call) -> Row:
+    _require_postgresql(connection.vendor)
+    if connection.get_autocommit():
+        raise _outside()
+    with translating(sys.modules["django.db"].Error, call), connection.cursor() as cursor:
+        cursor.execute(_PERCENT, call.named)
+        row = cursor.fetchone()
+    return row[0], row[1]
+
+
+def _django_alias(alias: str, call: Call) -> Row:
+    if "django.db" not in sys.modules:
+        raise InvalidInput("connection", f"is {shown(alias)}, and Django is not in use here", hint=_SUPPORTED)
+    return _django(sys.modules["django.db"].connections[alias], call)
+
+
+def _require_postgresql(name: str) -> None:
+    if name != "postgresql":
+        raise InvalidInput(
+            "connection",
+            f"is one to {name}; jobs are stored by PostgreSQL, in the database that has the schema headgate",
+            hint="use submit(), which goes through a server",
+        )
+
+
+def _outside() -> InvalidInput:
+    return InvalidInput("connection", "is not in a transaction, so nothing could be rolled back", hint=_BEGIN)
+
+
+# ---------------------------------------------------------------------- recognising them
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """How a statement is run; `run` returns a row, or a coroutine of one if `is_async`."""
+
+    run: Callable[[Any, Call], Any]
+    is_async: bool = False
+
+
+_ALIAS: Final = Driver(_django_alias)
+_DRIVERS: Final = {
+    ("asyncpg", "Connection"): Driver(_asyncpg, is_async=True),
+    ("asyncpg", "PoolConnectionProxy"): Driver(_asyncpg, is_async=True),
+    ("psycopg", "Connection"): Driver(_psycopg),
+    ("psycopg", "AsyncConnection"): Driver(_psycopg_async, is_async=True),
+    ("sqlalchemy", "Connection"): Driver(_sqlalchemy),
+    ("sqlalchemy", "Session"): Driver(_sqlalchemy_session),
+    ("sqlalchemy", "scoped_session"): Driver(_sqlalchemy_session),
+    ("sqlalchemy", "AsyncConnection"): Driver(_sqlalchemy_async, is_async=True),
+    ("sqlalchemy", "AsyncSession"): Driver(_sqlalchemy_async_session, is_async=True),
+    ("sqlalchemy", "async_scoped_session"): Driver(_sqlalchemy_async_session, is_async=True),
+    ("django", "BaseDatabaseWrapper"): Driver(_django),
+    ("django", "ConnectionProxy"): Driver(_django),
+}
+
+
+def driver_of(connection: object) -> Driver:
+    """How to use this connection. Raises InvalidInput, naming what is supported."""
+    if isinstance(connection, str):
+        return _ALIAS
+    for kind in type(connection).__mro__:
+        if driver := _DRIVERS.get((kind.__module__.partition(".")[0], kind.__name__)):
+            return driver
+    kind = type(connection)
+    raise InvalidInput("connection", f"cannot be a {kind.__module__}.{kind.__qualname__}", hint=_SUPPORTED)
