@@ -25,6 +25,7 @@ from bench import (
     lane_promises,
     lane_scale,
     lane_store,
+    lane_transactions,
     lane_varied,
 )
 from bench.figures import median
@@ -60,6 +61,7 @@ async def backlog(report: Report, *, quick: bool) -> Report:
 LANES: dict[str, Callable[..., Awaitable[Report]]] = {
     "idle": lambda _, *, quick: lane_idle.run(quick=quick),
     "pickup": lambda _, *, quick: lane_pickup.run(quick=quick),
+    "transactions": lambda _, *, quick: lane_transactions.run(quick=quick),
     "promises": lambda _, *, quick: lane_promises.run(quick=quick),
     "calls": lambda _, *, quick: lane_calls.run(quick=quick),
     "cycle": cycle,
@@ -85,6 +87,7 @@ KEYS = frozenset(
         "unary_claim_us",
         "pickup_p50_ms",
         "pickup_p99_ms",
+        "pickup_in_transaction_p50_ms",
         "loaded_p99_ms",
         "commits_per_job",
         "wal_bytes_per_job",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+
+import asyncpg
 
 from bench.figures import percentile
 from bench.roles import tell, wait_for_go, work_until
@@ -26,6 +29,24 @@ async def produce_apart(addresses: str, count: int) -> None:
         await hg.submit(TOPIC, MOMENT.pack(time.monotonic()) + PADDING)
         await asyncio.sleep(APART_SECONDS)
     tell(cpu, started=started, ended=time.monotonic())
+    await hg.close()
+
+
+async def produce_in_transactions(addresses: str, count: int) -> None:
+    """The same in transactions of its own."""
+    hg = Headgate(addresses)
+    connection = await asyncpg.connect(os.environ["HEADGATE_DATABASE_URL"])
+    async with connection.transaction():
+        await hg.submit_in(connection, "warm-up", b"")
+    cpu = wait_for_go()
+    started = time.monotonic()
+    for _ in range(WARM_UP + count):
+        moment = time.monotonic()
+        async with connection.transaction():
+            await hg.submit_in(connection, TOPIC, MOMENT.pack(moment) + PADDING)
+        await asyncio.sleep(APART_SECONDS)
+    tell(cpu, started=started, ended=time.monotonic())
+    await connection.close()
     await hg.close()
 
 

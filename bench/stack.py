@@ -33,9 +33,13 @@ SERVE = ("serve", "--dev", "--port", "0", "--log-level", "WARNING")
 class Role:
     """A producer or a worker in a process of its own (bench/roles.py): ready, go, one JSON line at the end."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, dsn: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.roles", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "bench.roles", *arguments],
+            env=os.environ | {"HEADGATE_DATABASE_URL": dsn},  # for those that submit in transactions of their own
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._arguments = arguments
 
@@ -100,7 +104,7 @@ class Stack:
         started: list[Role] = []
         try:
             for name, *rest in commands:
-                started.append(Role(name, ",".join(self.addresses), *rest))
+                started.append(Role(name, ",".join(self.addresses), *rest, dsn=self.dsn))
             for role in started:
                 role.ready()
             yield started

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
-from bench import lane_calls, lane_cycle, lane_loaded, lane_pickup, lane_varied, stack
+from bench import lane_calls, lane_cycle, lane_loaded, lane_pickup, lane_transactions, lane_varied, stack
 
 stack.FOLDER = Path(sys.argv[1])  # not build/bench: a benchmark may be running in this tree
 
@@ -33,9 +33,12 @@ async def main():
         failing = await lane_varied.failing(made, 500)
         default = await lane_cycle.cycle_default_sdk(made, 500)
         pickup = await lane_pickup.measure(made, 10, name="pickup")
+        in_transaction = await lane_pickup.measure(made, 10, name="pickup", producer="produce_in_transactions")
+        transactions = await lane_transactions.commits(made, 4, seconds=0.1)
     print(json.dumps({
         "calls": calls, "rate": rate, "cost": cost, "refused": refused, "paced": paced, "failing": failing,
-        "default": default, "pickup": pickup, "cores": made.busy(),
+        "default": default, "pickup": pickup, "in_transaction": in_transaction, "cores": made.busy(),
+        "transactions": transactions,
     }))
 
 asyncio.run(main())
@@ -81,6 +84,9 @@ def test_the_lane_of_calls_measures_claims_by_stream_and_by_call_and_a_cycle_cou
     # Of each of the 30 jobs one wait is noted, in the worker's process; the first 20 are not counted.
     assert told["pickup"]["handled"] == 30
     assert 0 < told["pickup"]["p50_ms"] <= told["pickup"]["p99_ms"]
+    assert told["in_transaction"]["handled"] == 30
+    assert 0 < told["in_transaction"]["p50_ms"] <= told["in_transaction"]["p99_ms"]
+    assert told["transactions"] > 0
     assert told["cores"].keys() == {"cycle", "paced", "failing", "cycle_default_sdk", "pickup"}
     assert told["cores"]["cycle"].keys() == {"server", "postgres", "producer", "worker", "others"}
     assert told["refused"] == "of 2001 jobs, completed and not completed at once: (2000, 0)"
