@@ -1,7 +1,7 @@
 """What the notification costs: transactions of an application that submit a job each, on many connections at once.
 
-PostgreSQL commits transactions with a notification one after the other (ADR 31). Measured in turns with it and without
-it (`headgate.wake = off`), with a server that listens and no worker.
+PostgreSQL commits transactions with a notification one after the other; of several at the same time, one notifies (ADR
+33). Measured in turns with notifications and without (`headgate.wake = off`), with a server that listens and no worker.
 """
 
 from __future__ import annotations

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from statistics import median
 
 import pytest
 
+from headgate.dispatch import listener
+from headgate.dispatch.listener import PacedWakes
 from headgate.dispatch.tick_times import TICK_SECONDS
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
-from headgate.domain.wakes import TopicReady
+from headgate.domain.wakes import TopicReady, TopicSubmitted, Wake
 from headgate.store.connect import Connection, connect
 from headgate.store.notifications import CHANNEL
 from tests.support.dispatching import Instance, completing, settle_down, soon
-from tests.support.queue import Queue
+from tests.support.queue import Queue, stranger
 
 
 @pytest.mark.req("O1")
@@ -141,14 +143,16 @@ SQL = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme'"
 
 
 @asynccontextmanager
-async def listening(one: Instance) -> AsyncIterator[list[str]]:
+async def listening(
+    one: Instance, on_notify: Callable[[Iterable[Wake]], None] | None = None
+) -> AsyncIterator[list[str]]:
     """An instance that follows notifications, and what was sent to it."""
     heard: list[str] = []
     ear = await connect(one.store._dsn, application_name="headgate test")
     try:
         await ear.add_listener(CHANNEL, lambda _db, _pid, _channel, text: heard.append(str(text)))
-        one.start("words", one.store.listen(one.wakes.follow))
-        await soon(lambda: one.store._listener and one.store._listener._listeners, "it listens")
+        one.start("words", one.store.listen(on_notify or one.wakes.follow))
+        await soon(lambda: getattr(one.store._listener, "_listeners", None), "it listens")
         await soon(lambda: one.ticker.ticks, "the first tick is over")
         yield heard
     finally:
@@ -169,7 +173,7 @@ async def test_a_job_of_an_applications_transaction_is_claimed_at_the_commit_wit
             await soon(lambda: heard, "a notification of another session")
         assert set((await worker.take()).ids) == set(jobs)
         await soon(lambda: len(heard) > 1, "the notification")
-        assert heard == ["9", str(topic_no)], "one for the whole transaction, at its commit"
+        assert heard == ["9", f"s{topic_no}"], "one for the whole transaction, at its commit"
         assert one.ticker.ticks == ticks, "no tick took part"
 
         transaction = db.transaction()
@@ -181,6 +185,40 @@ async def test_a_job_of_an_applications_transaction_is_claimed_at_the_commit_wit
         await db.execute("RESET headgate.wake; SELECT pg_notify('headgate_topics', 'later')")
         await soon(lambda: len(heard) > 2, "a later notification")
         assert heard[2:] == ["later"], "neither a rollback nor wake = off sends one"
+
+
+async def test_of_transactions_that_commit_at_the_same_time_one_notifies_and_all_are_claimed_without_a_tick(
+    one: Instance, db: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "AGAIN_SECONDS", 3600)  # the second look is the test's own
+    worker = await one.worker(slots=10)
+    (topic_no,) = await one.topic_nos("mail")
+    paced = PacedWakes(one.wakes.follow, one.demands.wake_all)
+    async with listening(one, paced.on_notify) as heard, stranger(database) as committing:
+        ticks = one.ticker.ticks
+        # As one that is between the decision to notify and the end of its commit.
+        await committing.execute("SELECT pg_advisory_xact_lock(4847424, $1)", topic_no)
+        silent = await db.fetchval(f"{SQL})")
+        await one.store.notify({TopicSubmitted(topic_no)})  # what that one sends
+        assert list((await worker.take()).ids) == [silent]
+        late = await db.fetchval(f"{SQL})")  # committed after it was followed
+        await one.store.notify({TopicReady(9)})
+        await soon(lambda: len(heard) > 1, "a later notification")
+        assert heard == [f"s{topic_no}", "9"], "the two have left theirs out"
+        paced._look_again()
+        assert list((await worker.take()).ids) == [late]
+        assert one.ticker.ticks == ticks
+
+
+async def test_a_transaction_that_lasts_keeps_no_other_from_notifying(
+    one: Instance, db: Connection, database: str
+) -> None:
+    (topic_no,) = await one.topic_nos("mail")
+    async with listening(one) as heard, stranger(database) as lasting:
+        await lasting.fetchval(f"{SQL})")
+        await db.fetchval(f"{SQL})")
+        await soon(lambda: heard, "a notification")
+        assert heard == [f"s{topic_no}"]
 
 
 @pytest.mark.parametrize(

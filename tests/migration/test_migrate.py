@@ -391,7 +391,7 @@ async def test_a_role_without_the_right_to_create_gets_the_statement_that_grants
         await link.execute("CREATE ROLE migration_test_guest")
         try:
             await link.execute("SET ROLE migration_test_guest")
-            with pytest.raises(MissingRights, match="GRANT CREATE ON DATABASE .* TO migration_test_guest;"):
+            with pytest.raises(MissingRights, match=r"GRANT CREATE ON DATABASE .* TO migration_test_guest;"):
                 await migrate(link, source=source.root)
         finally:
             await link.execute("RESET ROLE")

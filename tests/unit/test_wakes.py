@@ -7,8 +7,18 @@ from collections.abc import Iterable
 
 import pytest
 
-from headgate.dispatch.listener import WAKES_MAX, PacedWakes
-from headgate.domain.wakes import EVENTS_MAX, ControlChanged, JobReturned, JobsDue, TopicReady, Wake, decode, encode
+from headgate.dispatch.listener import AGAIN_SECONDS, WAKES_MAX, PacedWakes
+from headgate.domain.wakes import (
+    EVENTS_MAX,
+    ControlChanged,
+    JobReturned,
+    JobsDue,
+    TopicReady,
+    TopicSubmitted,
+    Wake,
+    decode,
+    encode,
+)
 
 
 class Followed:
@@ -47,6 +57,27 @@ async def test_the_first_wake_is_followed_at_once_and_those_after_it_together() 
     assert followed.paced._timer is None
 
 
+async def test_a_wake_of_an_application_is_followed_once_more_and_then_no_more() -> None:
+    followed = Followed()
+    followed.paced.on_notify([TopicSubmitted(7), TopicReady(8)])
+    assert followed.rounds == [{TopicSubmitted(7), TopicReady(8)}]
+    began = asyncio.get_running_loop().time()
+    await followed.next()
+    assert followed.rounds[1:] == [{TopicReady(7)}]
+    assert asyncio.get_running_loop().time() - began >= AGAIN_SECONDS, "when others have had time to commit"
+    assert followed.paced._again_timer is None
+
+
+async def test_a_wake_shortly_before_the_second_look_of_another_gets_its_own() -> None:
+    followed = Followed()
+    followed.paced.on_notify([TopicSubmitted(7)])
+    followed.paced.on_notify([TopicSubmitted(8)])  # followed a moment later
+    while len(followed.rounds) < 4:
+        await followed.next()
+    assert followed.rounds == [{TopicSubmitted(7)}, {TopicSubmitted(8)}, {TopicReady(7)}, {TopicReady(8)}]
+    assert followed.paced._again_timer is None
+
+
 async def test_too_many_topics_are_forgotten_and_everything_is_looked_at() -> None:
     followed = Followed()
     followed.paced.on_notify([TopicReady(1)])
@@ -60,11 +91,11 @@ async def test_too_many_topics_are_forgotten_and_everything_is_looked_at() -> No
 @pytest.mark.parametrize(
     ("payload", "wakes"),
     [
-        ("1,r2,control,due", [TopicReady(1), JobReturned(2), ControlChanged(), JobsDue()]),
+        ("1,r2,control,s3,due", [TopicReady(1), JobReturned(2), ControlChanged(), TopicSubmitted(3), JobsDue()]),
         ("", []),
         (",,5,", [TopicReady(5)]),
         (
-            "x,1e3,0x10, 4,+4,-4,-,r,rr4,r-4,0,r0,١,²,2147483647,99999999999999999999,r7",
+            "x,1e3,0x10, 4,+4,-4,-,r,rr4,r-4,0,r0,s,ss4,rs4,s0,١,²,2147483647,99999999999999999999,r7",
             [TopicReady(2147483647), JobReturned(7)],
         ),
         ("9" * 7_999, []),
@@ -75,8 +106,8 @@ def test_what_is_no_event_is_left_out(payload: str, wakes: list[Wake]) -> None:
 
 
 def test_events_arrive_as_they_were_sent() -> None:
-    sent = [ControlChanged(), TopicReady(3), JobReturned(2), TopicReady(3), JobsDue()]
-    assert encode(sent) == "control,3,due,r2"
+    sent = [ControlChanged(), TopicReady(3), JobReturned(2), TopicReady(3), JobsDue(), TopicSubmitted(4)]
+    assert encode(sent) == "control,3,due,r2,s4"
     assert set(decode(encode(sent))) == set(sent)
 
 

@@ -4,6 +4,9 @@ Every user of the database can send notifications, so they cost a bounded amount
 sooner, never what is there: the rows are the truth (ADR 12). So a false one costs a claim that finds nothing, and a
 missing one the time to the next tick. The first wake after a quiet time is followed at once; those that come within
 20 ms of it are followed together. However many are sent, an instance looks 50 times a second at most.
+
+Of transactions of applications that commit at the same time, one sends a wake (functions/wake_arrivals_v1.sql). So such
+a wake is followed a second time, when the others have committed as well.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ from random import uniform
 from typing import Final, Protocol
 
 from headgate.domain.errors import HeadgateError
-from headgate.domain.wakes import Wake
+from headgate.domain.wakes import TopicReady, TopicSubmitted, Wake
 
 log = logging.getLogger("headgate.dispatch")
 APART_SECONDS: Final = 0.02
 """As far apart as the wakes that one instance sends."""
+AGAIN_SECONDS: Final = 0.05
+"""After a wake of an application, and before twice this time, its topic is looked at once more. A commit that takes
+longer, on a slow disk or a distant standby, is found by the tick."""
 WAKES_MAX: Final = 4_096
 """That many wakes are remembered until their turn. With more, all topics are looked at."""
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 5.0
@@ -40,6 +46,9 @@ class PacedWakes:
         self._waiting: set[Wake] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
+        self._again: set[Wake] = set()  # to be followed a second time when the timer ends, and in the turn after that
+        self._again_later: set[Wake] = set()
+        self._again_timer: asyncio.TimerHandle | None = None
 
     def on_notify(self, wakes: Iterable[Wake]) -> None:
         """Some wakes came."""
@@ -62,6 +71,15 @@ class PacedWakes:
             self._follow_all()
         else:
             self._follow(wakes)
+            self._again_later.update(TopicReady(one.topic_no) for one in wakes if isinstance(one, TopicSubmitted))
+            if self._again_later and self._again_timer is None:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        wakes, self._again, self._again_later = self._again, self._again_later, set()
+        wait = bool(self._again)
+        self._again_timer = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._look_again) if wait else None
+        self.on_notify(wakes)
 
 
 class Listener:

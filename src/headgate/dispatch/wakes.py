@@ -2,7 +2,7 @@
 
 What is committed here wakes the demands of this instance at once. The other instances get a NOTIFY: coalesced,
 never in the transaction of a submit, and only while there are others. `headgate.submit` in a transaction of an
-application sends its own (ADR 31). A notification that is lost costs the time to the next tick.
+application sends its own (ADR 33). A notification that is lost costs the time to the next tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import WakeStore
 from headgate.dispatch.tick_times import TickTimes
 from headgate.domain.errors import HeadgateError
-from headgate.domain.wakes import ControlChanged, JobReturned, JobsDue, TopicReady, Wake
+from headgate.domain.wakes import ControlChanged, JobReturned, JobsDue, TopicReady, TopicSubmitted, Wake
 
 log = logging.getLogger("headgate.dispatch")
 APART_SECONDS: Final = 0.02
@@ -104,7 +104,7 @@ class Wakes:
                     for demand in self._demands.of_topic(topic_no):
                         demand.from_head = True
                     self._follow_topic(topic_no)
-                case TopicReady(topic_no):
+                case TopicReady(topic_no) | TopicSubmitted(topic_no):
                     self._follow_topic(topic_no)
 
     def _follow_topic(self, topic_no: int) -> None:

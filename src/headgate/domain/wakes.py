@@ -6,7 +6,7 @@ notification, so `decode` ignores what it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -14,7 +14,7 @@ EVENTS_MAX: Final = 500
 """Events in one notification: PostgreSQL takes 8,000 bytes."""
 _CONTROL: Final = "control"
 _DUE: Final = "due"
-_RETURNED: Final = "r"
+_RETURNED, _SUBMITTED = "r", "s"
 _DIGITS_MAX: Final = 10
 
 
@@ -38,6 +38,13 @@ class ControlChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicSubmitted:
+    """An application has committed jobs of a topic. Transactions that commit at the same time may send none."""
+
+    topic_no: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobsDue:
     """An application has submitted jobs that fall due before the next tick, or that may be unblocked already."""
 
@@ -50,12 +57,13 @@ class LimitOpened:
     waited: bool
 
 
-Wake: TypeAlias = TopicReady | JobReturned | ControlChanged | JobsDue
-"""What instances tell each other, and transactions of applications tell instances (functions/wake_v1.sql)."""
+Wake: TypeAlias = TopicReady | JobReturned | ControlChanged | TopicSubmitted | JobsDue
+"""What instances tell each other, and transactions of applications tell instances (functions/wake_arrivals_v1.sql)."""
 
 
 def encode(wakes: Iterable[Wake]) -> str:
-    """The text of a notification: `12` for a ready topic, `r12` for returned jobs, `control`, `due`."""
+    """The text of a notification: `12` for a ready topic, `r12` for returned jobs, `s12` for submitted ones; `control`,
+    `due`."""
     texts = set()
     for wake in wakes:
         match wake:
@@ -63,12 +71,21 @@ def encode(wakes: Iterable[Wake]) -> str:
                 texts.add(str(topic_no))
             case JobReturned(topic_no):
                 texts.add(f"{_RETURNED}{topic_no}")
+            case TopicSubmitted(topic_no):
+                texts.add(f"{_SUBMITTED}{topic_no}")
             case ControlChanged():
                 texts.add(_CONTROL)
             case JobsDue():
                 texts.add(_DUE)
     # Control changes first: they are the ones whose effect must not wait for a tick.
     return ",".join(sorted(texts, key=lambda text: (text != _CONTROL, text))[:EVENTS_MAX])
+
+
+_KINDS: Final[Mapping[str, type[TopicReady | JobReturned | TopicSubmitted]]] = {
+    "": TopicReady,
+    _RETURNED: JobReturned,
+    _SUBMITTED: TopicSubmitted,
+}
 
 
 def decode(payload: str) -> list[Wake]:
@@ -81,7 +98,8 @@ def decode(payload: str) -> list[Wake]:
         if text == _DUE:
             wakes.append(JobsDue())
             continue
-        digits = text.removeprefix(_RETURNED)
+        kind = text[:1] if text.startswith((_RETURNED, _SUBMITTED)) else ""
+        digits = text[len(kind) :]
         if len(digits) <= _DIGITS_MAX and digits.isascii() and digits.isdecimal() and (topic_no := int(digits)):
-            wakes.append(JobReturned(topic_no) if text.startswith(_RETURNED) else TopicReady(topic_no))
+            wakes.append(_KINDS[kind](topic_no))
     return wakes

@@ -5,7 +5,7 @@
 -- an id that the transaction's snapshot does not know is refused (25000): leave it out. A key works at every level; a
 -- submit of it that the snapshot does not show is a serialization failure (40001), and the retry finds it. A unique key,
 -- depends_on and batch need READ COMMITTED (add_dependencies_v1), and lock the jobs they name until the transaction ends.
--- PostgreSQL sends the notification that wakes servers at the commit (ADR 31). SET headgate.wake = off leaves it out.
+-- PostgreSQL sends the notification that wakes servers at the commit (ADR 33). SET headgate.wake = off leaves it out.
 -- A role may call it for the tenants that the owner of the schema has allowed it:
 --     SELECT headgate.allow_submit('app', 'acme');
 CREATE FUNCTION headgate.submit_returning(
@@ -125,6 +125,9 @@ BEGIN
                     substring(int8send((extract(epoch FROM v_now) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
                     52, 1), 53, 1), 'hex')::uuid;
     END IF;
+    -- For what this statement makes claimable, whichever function writes it (the trigger of headgate.arrivals).
+    PERFORM set_config('headgate.submits', CASE WHEN coalesce(lower(current_setting('headgate.wake', true)), '')
+        IN ('off', 'false', 'no', '0') THEN '' ELSE 'wake' END, true);
     v_policy := CASE WHEN retry IS NULL THEN v_topic.policy_no ELSE headgate.intern_retry_v1(v_tenant, retry) END;
     IF unique_key IS NOT NULL OR batch IS NOT NULL OR cardinality(v_parents) > 0 THEN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -213,12 +216,11 @@ BEGIN
             CASE WHEN batch IS NULL THEN '{}'::uuid[] ELSE ARRAY[v_id] END,
             CASE WHEN batch IS NULL THEN '{}'::uuid[] ELSE ARRAY[batch] END);
     ELSIF v_said.receipt IS NULL THEN
-        -- Claimable now; or found by a tick, which comes every second, and now if the job may be due sooner.
+        -- Not claimable now: found by a tick, which comes every second, and at once if the job may be due sooner.
         v_wakes := concat_ws(',', v_wakes, CASE
             WHEN cardinality(v_parents) > 0 THEN 'due'
             WHEN v_delay > 1000 OR run_at > v_now + interval '1 second' THEN NULL
-            WHEN v_delay > 0 OR run_at > v_now THEN 'due'
-            ELSE v_topic.topic_no::text END);
+            WHEN v_delay > 0 OR run_at > v_now THEN 'due' END);
     END IF;
     PERFORM headgate.wake_v1(v_wakes);
     RETURN QUERY SELECT coalesce(v_said.job_id, v_id), v_said.receipt IS NULL;
