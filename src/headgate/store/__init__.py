@@ -12,7 +12,7 @@ What is where
   `schedule_firing`, `restore_fence`. The edges: `connect`, `lane`, `errors`, `preflight`, `roles`, `migrate`.
 
 A module has functions that take a connection, and a class that fits a port of `control/` or `dispatch/`: it chooses the
-lane and turns names into numbers.
+lane and turns names into numbers. Where that is all, the class only lists the functions (`tenant_calls`).
 
 Who owns which state
 - The row decides, not what an instance remembers. A job is in `jobs` (live) or in `archive` (finished), never in both;
