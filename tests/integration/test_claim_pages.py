@@ -215,7 +215,7 @@ class Yard:
         renewals: list[Cost] = []
         for _ in range(1 + CALLS):
             ids, epochs = await claimer.take()
-            renewals.append(await explain.cost(self.db, RENEW, [tenant_no], [N], ids, epochs, [LEASE_MS]))
+            renewals.append(await explain.cost(self.db, RENEW, [tenant_no], [N], ids, epochs, [LEASE_MS], None))
             flush = OutcomeFlush()
             for job_id, epoch in zip(ids, epochs, strict=True):
                 flush.add(tenant_no, job_id, epoch, Completed())
