@@ -33,7 +33,8 @@ class Screen:
 
     def step(self, text: str) -> None:
         """What is done after the packages were found."""
-        self._write(f"  {text}", text)
+        if self._terminal:
+            self._write(f"  {text}", text)
 
     def end(self) -> None:
         """Leave the screen on a new line."""

@@ -7,15 +7,16 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from rich.console import Console
 
 from examples.demo.figures import Snapshot, Verdict, read_snapshot, read_verdict
-from examples.demo.stage import LEASE_SECONDS, Stage
+from examples.demo.stage import GRACE_SECONDS, Stage
 from examples.demo.view import View
 from headgate.domain.errors import HeadgateError
 from headgate.store.connect import Connection, connect
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 LOAD_SECONDS: Final = 14.0
 END_SECONDS: Final = 60.0
-SUBMITTERS: Final = 8
+SUBMITTERS: Final = 16
 PAUSE_SECONDS: Final = 0.025
 ACCOUNTS, REPORTS, CARDS = 60, 4, 2
 # When, as a part of the load.
@@ -141,7 +142,7 @@ async def kill_all(stage: Stage, view: View, began: float, seconds: float) -> No
 
     await at(WORKER_AT)
     pid = await asyncio.to_thread(stage.kill_worker, 1)
-    healed = f"Its jobs start again when their lease of {LEASE_SECONDS} s has ended"
+    healed = f"Its jobs run again if it does not reconnect within {GRACE_SECONDS} s"
     view.say(f"kill -9 {pid}: worker 1. {healed}", style="bold red")
     pid = await asyncio.to_thread(stage.start_worker, 3)
     view.say(f"worker 3 started (pid {pid})", style="green")
@@ -159,35 +160,31 @@ async def kill_all(stage: Stage, view: View, began: float, seconds: float) -> No
     view.say(f"PostgreSQL has recovered (pid {stage.cluster.pid})", style="green")
 
 
-def set_up(stage: Stage, console: Console) -> None:
+def set_up(stage: Stage, say: Callable[..., None]) -> None:
     """Start everything."""
-    console.print("[bold]Headgate demo[/]: PostgreSQL, a server, two workers and a producer, each in its own process")
-    console.print(f"  PostgreSQL {stage.start_postgres()} is ready, with fsync on, in {stage.folder}", highlight=False)
+    say("Headgate demo: PostgreSQL, a server, two workers and a producer, each in its own process", style="bold")
+    say(f"  PostgreSQL {stage.start_postgres()} is ready, with fsync on, in {stage.folder}")
     asyncio.run(stage.prepare())
     pid = stage.start_server()
-    console.print(f"  server ready on {stage.address} (pid {pid})", highlight=False)
+    say(f"  server ready on {stage.address} (pid {pid})")
     for number in (1, 2):
-        console.print(f"  worker {number} started (pid {stage.start_worker(number)})", highlight=False)
-    console.print(
-        f"  the lease is {LEASE_SECONDS} s here, so that a killed worker is seen to heal; the default is longer\n",
-        highlight=False,
-    )
+        say(f"  worker {number} started (pid {stage.start_worker(number)})")
+    say(f"  a lost worker has {GRACE_SECONDS} s to reconnect, so that you see its jobs run again; the default is 10 s\n")
 
 
-def summary(console: Console, verdict: Verdict | None) -> int:
+def summary(say: Callable[..., None], verdict: Verdict | None) -> int:
     """Print the verdict; returns the exit code."""
     if verdict is None:
-        console.print(f"\n[bold red]jobs were still live {END_SECONDS:.0f} s after the last submit[/]")
+        say(f"\njobs were still live {END_SECONDS:.0f} s after the last submit", style="bold red")
         return 1
     holds = verdict.holds(cards=CARDS)
-    console.print(
+    say(
         f"\n{verdict.failed} attempts failed and {verdict.lapsed} ended with their worker; all were tried again. "
-        f"The {CARDS} cards that are always declined are dead letters.",
-        highlight=False,
+        f"The {CARDS} cards that are always declined are dead letters."
     )
-    console.print("Counted in the database, from the rows of Headgate and of the handlers:", highlight=False)
-    console.print(f"{verdict}", style="bold green" if holds else "bold red", highlight=False)
-    console.print("\nNext: `make dev` for a server of your own, and README.md for your first handler.", highlight=False)
+    say("Counted in the database, from the rows of Headgate and of the handlers:")
+    say(str(verdict), style="bold green" if holds else "bold red")
+    say("\nNext: `make dev` for a server of your own, and README.md for your first handler.")
     return 0 if holds else 1
 
 
@@ -197,13 +194,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="how long jobs are submitted")
     seconds = parser.parse_args().seconds
     console = Console()
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     stage = Stage()
     try:
-        set_up(stage, console)
+        set_up(stage, say)
         os.environ["HEADGATE_URL"] = stage.address
         with View(console) as view:
             verdict = asyncio.run(play(stage, view, Load(seconds=seconds)))
-        return summary(console, verdict)
+        return summary(say, verdict)
     except KeyboardInterrupt:
         return 130
     finally:

@@ -21,6 +21,8 @@ ROOT: Final = Path(__file__).parents[2]
 HEADGATE: Final = (sys.executable, "-m", "headgate.cli")
 START_SECONDS: Final = 30.0
 LEASE_SECONDS: Final = 5
+GRACE_SECONDS: Final = 2
+"""How long a worker has to reconnect after its connection was lost (10 s by default); then its jobs run again."""
 RUNS: Final = """
 CREATE SCHEMA demo;
 CREATE TABLE demo.runs (job_id uuid NOT NULL, attempt int NOT NULL, pid int NOT NULL,
@@ -83,10 +85,10 @@ class Stage:
     def start_server(self) -> int:
         """Start it, on the same port as before, and wait until it is ready; returns its process id."""
         port = self.address.rpartition(":")[2] or "0"
-        command = ("serve", "--dev", "--port", port, "--lease", str(LEASE_SECONDS), "--grace", "3")
+        spans = ("--lease", str(LEASE_SECONDS), "--reconnect-grace", str(GRACE_SECONDS), "--grace", "3")
         log = self.folder / "server.log"
         before = log.stat().st_size if log.exists() else 0
-        self._server = self._start(log, *command)
+        self._server = self._start(log, "serve", "--dev", "--port", port, *spans)
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self._server.poll() is None:
             for line in log.read_bytes()[before:].decode(errors="replace").splitlines():
