@@ -169,7 +169,9 @@ def set_up(stage: Stage, say: Callable[..., None]) -> None:
     say(f"  server ready on {stage.address} (pid {pid})")
     for number in (1, 2):
         say(f"  worker {number} started (pid {stage.start_worker(number)})")
-    say(f"  a lost worker has {GRACE_SECONDS} s to reconnect, so that you see its jobs run again; the default is 10 s\n")
+    say(
+        f"  a lost worker has {GRACE_SECONDS} s to reconnect, so that you see its jobs run again; the default is 10 s\n"
+    )
 
 
 def summary(say: Callable[..., None], verdict: Verdict | None) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +87,7 @@ class Stage:
 
     def start_server(self) -> int:
         """Start it, on the same port as before, and wait until it is ready; returns its process id."""
-        port = self.address.rpartition(":")[2] or "0"
+        port = self.address.rpartition(":")[2] or str(free_port())
         spans = ("--lease", str(LEASE_SECONDS), "--reconnect-grace", str(GRACE_SECONDS), "--grace", "3")
         log = self.folder / "server.log"
         before = log.stat().st_size if log.exists() else 0
@@ -143,6 +146,15 @@ class Stage:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for the demo, which then ends them in order
             )
+
+
+def free_port() -> int:
+    """A port that the system gives to nobody else while the server is down: below the range it picks from."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise SystemExit("no port between 20000 and 30000 is free")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
