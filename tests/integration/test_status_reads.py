@@ -1,0 +1,60 @@
+"""What status and the list of workers read: running jobs by their index, and the changes of the last two minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.store import reads
+from headgate.store.admin import RUNNING
+from headgate.store.connect import Connection
+from headgate.store.upkeep import fold_flows
+from tests.support import explain
+from tests.support.queue import Clock, Queue
+
+BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback=""))
+
+
+@pytest.fixture
+def queue(db: Connection) -> Queue:
+    return Queue(db)
+
+
+async def test_running_jobs_are_read_by_their_index_longest_running_first(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await queue.add(4_000, "other")
+    started = []
+    for worker in ("w-1", "w-2"):
+        started += await queue.add()
+        await queue.claim(1, workers=(worker,))
+        await clock.advance(seconds=1)
+    tenant = await queue.tenant_no()
+    rows = await queue.db.fetch(RUNNING, tenant, 10, 100)
+    assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
+        (started[0], "mail", 1, "w-1"),
+        (started[1], "mail", 1, "w-2"),
+    ]
+    assert await queue.db.fetch(RUNNING, tenant + 1, 10, 100) == []
+    await explain.cost(queue.db, RUNNING, tenant, 10, 100)
+    cost = await explain.cost(queue.db, RUNNING, tenant, 10, 100)
+    whole = await explain.cost(queue.db, "SELECT count(payload) FROM headgate.jobs")
+    assert cost.pages * 2 < whole.pages, (cost, whole)
+
+
+async def test_flows_are_those_of_this_minute_and_the_one_before_folded_or_not(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    tenant, topic = await queue.tenant_no(), await queue.topic()
+    await queue.add(5)  # long ago
+    await clock.advance(minutes=3)
+    await queue.add(3)
+    await fold_flows(queue.db)
+    await clock.advance(minutes=1)
+    claimed = await queue.claim(3)
+    outcomes = (Completed(), BOOM, replace(BOOM, permanent=True))
+    await queue.settle(*zip(claimed.ids, claimed.epochs, outcomes, strict=True))
+    flows = (await reads.flows(queue.db, tenant, clock.now))[topic.no]
+    assert [(one.submitted, one.completed, one.retried, one.dead) for one in flows] == [(3, 0, 0, 0), (0, 1, 1, 1)]
+    assert flows[1].minute - flows[0].minute == timedelta(minutes=1)
