@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.cli import REFUSING, main
 from headgate.domain.errors import InvalidSetting
 from headgate.ops.settings import Settings
 
@@ -37,3 +38,26 @@ def test_a_url_of_another_kind_is_refused_without_showing_it(name: str) -> None:
     with pytest.raises(InvalidSetting, match=f"{name}: does not start with postgresql://") as caught:
         Settings.from_environ({name: "mysql://root:s3cret@h/x"})
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command", ["--version", "--help", *(f"{name} --help" for name in ("status", "worker", "job"))]
+)
+def test_every_command_reports_a_misspelt_variable(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that read settings of the server refuse it instead; see tests/catalogue/test_config.py."""
+    monkeypatch.setenv("HEADGATE_TOKN", "secret")
+    assert main(command.split()) == 0
+    warning = "warning: HEADGATE_TOKN: is not a known setting; did you mean HEADGATE_TOKEN?\n"
+    assert capsys.readouterr().err == warning
+
+
+@pytest.mark.parametrize("command", [name for name in REFUSING if name != "serve"])
+def test_a_command_that_reads_settings_refuses_a_misspelt_variable_once(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_DATABSE_URL", "postgresql://a/b")
+    assert main([command]) == 78
+    error = "error: HEADGATE_DATABSE_URL: is not a known setting; did you mean HEADGATE_DATABASE_URL?\n"
+    assert capsys.readouterr().err == error

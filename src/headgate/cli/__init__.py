@@ -20,12 +20,17 @@ from headgate.cli.errors import (
     exit_code,
     missing_server_text,
     print_error,
+    print_warning,
     usage_text,
     users_traceback_text,
 )
 from headgate.cli.polling import poll_with_one_thread
 from headgate.domain.errors import HeadgateError
 from headgate.domain.release import version
+from headgate.ops.settings import unknown_settings
+
+REFUSING = ("dev", "migrate", "restore-fence", "serve")
+"""Commands that read settings of the server, and refuse unknown ones."""
 
 app = App(
     name="headgate",
@@ -73,6 +78,13 @@ def _with_stdin(tokens: Sequence[str]) -> Iterator[str]:
         yield "@-" if given == "-" and (not before.startswith("--") or before == "--payload") else given
 
 
+def _warn_of_unknown_settings(command: str) -> None:
+    """Print a warning for each variable that looks like a setting and is none, unless the command refuses it."""
+    if command not in REFUSING:
+        for error in unknown_settings(os.environ):
+            print_warning(str(error))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     poll_with_one_thread()
@@ -80,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without … shows a ?
+        _warn_of_unknown_settings(tokens[0] if tokens else "")
         app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
         sys.stdout.flush()  # here, so that a closed pipe is handled below
     except CycloptsError as error:

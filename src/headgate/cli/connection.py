@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from headgate.cli.errors import print_warning
 from headgate.cli.options import Server
-from headgate.ops.settings import unknown_settings
 from headgate.sdk import Headgate
 from headgate.sdk.addresses import Address, addresses_of
 from headgate.sdk.rpc import not_connected
@@ -22,7 +19,6 @@ _CONNECT_SECONDS: Final = 0.5
 
 def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) -> Answer:
     """Connect to a server, await `use`, close, and return its answer."""
-    warn_of_unknown_settings()
     check_listening(addresses_of(server.url or None))
 
     async def connected() -> Answer:
@@ -30,12 +26,6 @@ def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) ->
             return await use(hg)
 
     return asyncio.run(connected())
-
-
-def warn_of_unknown_settings() -> None:
-    """Print a warning for each variable that looks like a setting and is none."""
-    for error in unknown_settings(os.environ):
-        print_warning(str(error))
 
 
 def check_listening(addresses: Sequence[Address]) -> None:

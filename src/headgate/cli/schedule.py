@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli import options as shared
 from headgate.cli import values
-from headgate.cli.connection import warn_of_unknown_settings, with_client
+from headgate.cli.connection import with_client
 from headgate.cli.options import (
     DEFAULT_SERVER,
     MaxAttempts,
@@ -238,8 +238,6 @@ def sync_command(
     --url and --token are for an application that does not name a server itself.
     """
     from headgate.cli.worker import load
-
-    warn_of_unknown_settings()
 
     async def act() -> None:
         async with load(app, server) as hg:

@@ -13,7 +13,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headgate.cli.connection import warn_of_unknown_settings
 from headgate.cli.errors import UserCodeFailed, traceback_text
 from headgate.cli.options import DEFAULT_SERVER, App, LogFormat, LogLevel, Server
 from headgate.cli.values import level_of
@@ -41,7 +40,6 @@ def worker_command(
         _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
         return
     logs.configure(level_of(log_level), format=log_format, filters=[JobFields()])
-    warn_of_unknown_settings()
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
     if topics:
         options["topics"] = [topic.strip() for topic in topics.split(",")]
