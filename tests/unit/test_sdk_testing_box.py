@@ -1,4 +1,4 @@
-"""The box of `hg.testing()`: what it adds to the contract with the server (tests/e2e/test_testing_contract.py)."""
+"""The box of `hg.testing()`: what it adds to the contract with the server (tests/e2e/testing_contract)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The life cycle is `domain/lifecycle.py`, which the SQL functions are tested against. What surrounds it follows
 `store/functions`: idempotency keys, unique keys, dependencies, batches. Limits and rates are not modelled: a box runs
-one job at a time. tests/e2e/test_testing_contract.py runs the same scenarios against a box and a server.
+one job at a time. tests/e2e/testing_contract runs the same scenarios against a box and a server.
 """
 
 from __future__ import annotations
