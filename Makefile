@@ -85,7 +85,7 @@ job-path: $(READY) ## list the functions and files that one job passes, from sub
 	@$(BIN)/python -m tools.job_path
 
 explain: $(READY) ## pages read by a claim of 100 in every hard case
-	@$(BIN)/python -m pytest -q -s tests/integration/test_claim_pages.py
+	@$(BIN)/python -m pytest -q -s tests/integration/claim_pages
 
 # ONLY=F31,F32: some of them. LONG=1: each fault for as long as the catalogue says. SECONDS=60 SEED=1: a random mix
 # instead. (SECONDS is also a variable of bash, not of make.)

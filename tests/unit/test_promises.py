@@ -16,7 +16,7 @@ NUMBER_OF_PROMISES = 15
 # Where the long lanes live: a target that the page names must be there as soon as its code is.
 LANES = {
     "bench-long": "bench/long.py",
-    "explain": "tests/integration/test_claim_pages.py",
+    "explain": "tests/integration/claim_pages/test_claims.py",
     "failover": "tests/failover/__main__.py",
     "faults": "tests/fault/lab/__main__.py",
     "mutants": "tests/fault/lab/mutants.py",
