@@ -1,0 +1,185 @@
+"""Removing a job removes all that belongs to it, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from headgate.domain.bulk import Plan, Verb
+from headgate.domain.dependencies import NewBatch, Unique
+from headgate.domain.filter_parser import parse
+from headgate.domain.outcomes import Completed
+from headgate.domain.schedules import At, Every, Overlap, ScheduleSpec, plan
+from headgate.store import (
+    bulk,
+    control,
+    dependencies,
+    quiet,
+    reads,
+    retention,
+    schedule_firing,
+    schedules,
+    topics,
+    upkeep,
+    verbs,
+)
+from headgate.store.batches import open_batch, seal_batch
+from tests.integration.retention.finishing import DAY, DIES, all_passes, counts_agree, end, end_all, known, later, rows
+from tests.support.queue import Clock, Queue, new_id
+
+# ---------------------------------------------------------------------- nothing is left behind
+
+# Every table of the schema, and how many rows it has when all that `everything` made is old and gone: a new table fails
+# the test until it is decided here who clears it.
+NEVER_CLEARED = {
+    "tenants": 1,  # names, interned for good
+    "topics": 6,
+    "retry_policies": 1,
+    "migrations": None,
+    "retention": 1,  # settings
+    "role_tenants": 0,  # who may submit, as the owner says
+    "epoch_floors": 0,  # one for each restore of a backup
+    "arrivals_floor": 1,  # how far arrivals are forgotten
+    "topic_limits": 1,
+    "dispatch_control": 2,
+    "state_counts": None,  # one row for each topic and state
+}
+CLEARED = {
+    "jobs",
+    "archive",
+    "job_events",
+    "payloads",
+    "job_tags",
+    "job_limit_keys",
+    "limit_line",
+    "limit_usage",
+    "job_dependencies",
+    "dependency_checks",
+    "unique_jobs",
+    "unique_calls",
+    "batches",
+    "batch_jobs",
+    "schedules",
+    "schedule_jobs",
+    "idempotency_keys",
+    "resent_ids",
+    "flow_deltas",
+    "flow_minutes",
+    "quiet_names",
+    "bulk_operations",
+    "audit",
+    "instances",
+    "retention_days",
+    "arrivals",
+}
+
+
+async def everything(queue: Queue, clock: Clock) -> None:
+    """Something in every table, all of it at an end."""
+    db, tenant = queue.db, await queue.tenant_no()
+    await db.execute("INSERT INTO headgate.instances (name, version, seen_at) VALUES ('old', '0', headgate.clock_v1())")
+    await topics.set_topic(
+        db, queue.names, tenant, (await queue.topic("keyed")).name, changes={"max_running_per_key": 1}
+    )
+    await verbs_of_operators(queue)
+    for on_conflict in ("keep", "replace"):
+        await queue.submit(queue.job(unique=Unique(key="changed", on_conflict=on_conflict)))
+    await end_all(queue, "mail", Completed())
+    for outcome in (Completed(), DIES, None):
+        await end(queue, outcome, 2, payload=b"l" * 3_000, tags=["red", "green"])
+        await end(queue, outcome, 1, "keyed", limit_key="customer")
+        await end(queue, outcome, 1, key=f"key of {outcome}", key_window=timedelta(days=3))
+        await end(queue, outcome, 1, id=new_id(), unique=Unique(key="only"))
+        (parent,) = await queue.add(1, "parents")
+        await queue.add(1, "children", depends_on=[parent], on_parent_failure="block")
+        await end_all(queue, "parents", outcome, [parent])
+        batch, callback = NewBatch(id=new_id()), queue.job("done")
+        await open_batch(db, queue.names, tenant, batch, callback=callback)
+        members = await queue.add(2, batch=batch.id)
+        await end_all(queue, "mail", outcome, members)
+        await seal_batch(db, tenant, batch.id)
+    (waiting,) = await queue.add(1, "keyed", limit_key="customer")
+    await end_all(queue, "keyed", None, [waiting])
+    while (await dependencies.unblock_ready(db))[1]:
+        pass
+    await end_all(queue, "children", Completed())
+    await end_all(queue, "done", Completed())
+    for name, timing in (("once", At(at=clock.now + DAY)), ("often", Every(interval=timedelta(hours=12)))):
+        spec = ScheduleSpec(topic="mail", timing=timing, overlap=Overlap.SKIP).checked(now=clock.now)
+        await schedules.put(db, queue.names, tenant, name, spec, expected=None, who="ana")
+    await later(clock, db, days=1)
+    due = await schedule_firing.due(db, limit=10)
+    assert (await schedule_firing.fire(db, [plan(one, now=due.now) for one in due.schedules])).made == 2
+    await end_all(queue, "mail", Completed())
+    await schedules.delete(db, queue.names, tenant, "often", expected=None, who="ana", reason="")
+
+
+async def verbs_of_operators(queue: Queue) -> None:
+    db, tenant = queue.db, await queue.tenant_no()
+    await quiet.quiet(db, tenant, "worker", reason="", who="ana", span=DAY)
+    await control.pause(db, (tenant, (await queue.topic("paused")).no))
+    await control.resume(db, (tenant, (await queue.topic("paused")).no))
+    (old,) = await end(queue, DIES)
+    await verbs.redrive(db, tenant, [old])
+    await end_all(queue, "mail", DIES)
+    await verbs.discard(db, tenant, [old])
+    made = await bulk.start(
+        db, queue.names, tenant, new_id(), Plan(verb=Verb.CANCEL, matching=parse("topic:mail")), who="ana"
+    )
+    await bulk.cancel(db, tenant, made.id, who="ana", reason="")
+
+
+async def aged(queue: Queue, clock: Clock, *, days: int) -> None:
+    await later(clock, queue.db, days=days)
+    await all_passes(queue.db)
+    while (await dependencies.unblock_ready(queue.db))[1]:
+        pass
+
+
+async def test_when_everything_is_old_no_row_is_left_in_any_table_of_the_schema(queue: Queue, clock: Clock) -> None:
+    db = queue.db
+    assert set(await rows(db)) == NEVER_CLEARED.keys() | CLEARED
+    await everything(queue, clock)
+    await upkeep.fold_flows(db)
+    filled = await rows(db)
+    momentary = {"dependency_checks", "flow_deltas", "limit_line", "jobs", "retention_days"}  # filled for moments only
+    assert [name for name in CLEARED - momentary if not filled[name]] == []
+    assert filled["jobs"] == 2  # they wait for the redrive of a dead and of a cancelled parent
+    await aged(queue, clock, days=8)  # some go one by one …
+    assert 0 < (await rows(db))["archive"] < filled["archive"]
+    await aged(queue, clock, days=32)  # … the rest by the day
+    assert (await rows(db))["jobs"] == 0
+    await aged(queue, clock, days=366)
+    await quiet.forget_quiet(db)
+    await schedule_firing.forget_ended(db)
+    forgotten, _ = await retention.forget_batches(db)
+    assert forgotten == filled["batches"]
+    await upkeep.mend_limits(db)
+    await upkeep.fold_flows(db)
+    for _ in range(2):  # in the second round: what was there at the first
+        await upkeep.forget_arrivals(db, apart_ms=0)
+    await aged(queue, clock, days=31)  # the counts of those minutes
+    left = await rows(db)
+    assert {name: count for name, count in left.items() if name in CLEARED and count} == {}
+    assert {name: left[name] for name, count in NEVER_CLEARED.items() if count is not None} == {
+        name: count for name, count in NEVER_CLEARED.items() if count is not None
+    }
+    assert await db.fetchval("SELECT coalesce(sum(n), 0) FROM headgate.state_counts") == 0
+
+
+async def test_what_hangs_on_jobs_that_stay_is_left_alone(queue: Queue, clock: Clock) -> None:
+    """The same day, the same kinds: completed jobs go row by row, dead ones stay with all they have."""
+    options = {"payload": b"l" * 3_000, "tags": ["red"], "limit_key": "customer"}
+    gone = await end(queue, Completed(), 3, **options)
+    kept = await end(queue, DIES, 3, **options)
+    live = await queue.add(3, **options)
+    await later(clock, queue.db, days=9)
+    assert (await all_passes(queue.db)).jobs == 3
+    assert await known(queue, [*gone, *kept, *live]) == [*kept, *live]
+    for table, column in (("payloads", "id"), ("job_tags", "job_id"), ("job_limit_keys", "job_id")):
+        found = {row[0] for row in await queue.db.fetch(f"SELECT {column} FROM headgate.{table}")}
+        assert found == {*kept, *live}, table
+    tenant = await queue.tenant_no()
+    assert [len(await reads.events(queue.db, tenant, job_id)) > 0 for job_id in kept] == [True] * 3
+    assert set(await verbs.redrive(queue.db, tenant, kept)) == set(kept)
+    assert set((await queue.claim(10)).payloads) == {b"l" * 3_000}
+    await counts_agree(queue)
