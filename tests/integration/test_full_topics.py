@@ -13,7 +13,7 @@ from headgate.domain.schedules import After, At, CatchUp, Every, Overlap, WhenFu
 from headgate.domain.states import State
 from headgate.store import reads, schedules, topics
 from headgate.store.connect import Connection
-from tests.integration.test_schedules import MINUTE, NOON, Bench
+from tests.integration.schedules.bench import MINUTE, NOON, Bench
 from tests.support.queue import Clock, links
 
 SECOND = timedelta(seconds=1)
