@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headgate.store.connect import Connection
-from tests.support.dispatching import Instance, ManualClock, soon
+from tests.support.dispatch_waits import ManualClock, soon
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 

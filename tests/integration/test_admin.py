@@ -21,10 +21,13 @@ from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from headgate.store.reads import JobStore
 from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
-from tests.support.dispatching import Hold, Instance, ManualClock, completing, listening, settle_down, soon, waiting_for
+from tests.support.dispatch_waits import ManualClock, settle_down, soon
+from tests.support.dispatch_workers import completing, waiting_for
+from tests.support.dispatching import Instance, listening
 from tests.support.epochs import claims, counted
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
+from tests.support.watched_store import Hold
 
 FATAL = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
 

@@ -14,8 +14,11 @@ from headgate.domain.errors import Overloaded
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.states import State
 from headgate.store.connect import Connection
-from tests.support.dispatching import SOON, Hold, Instance, completing
+from tests.support.dispatch_waits import SOON
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.drafts import Draft, read_draft
+from tests.support.watched_store import Hold
 
 PAGE = 1_000
 

@@ -19,7 +19,8 @@ from headgate.store import control, dependencies, leases, topics, verbs
 from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_arrivals
 from tests.support import store_calls
-from tests.support.dispatching import Instance, Worker
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock, Queue, links
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom"))

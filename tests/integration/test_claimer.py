@@ -20,19 +20,10 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
 from headgate.server import ServerOptions
 from headgate.store.connect import Connection, connect
-from tests.support.dispatching import (
-    Handler,
-    Hold,
-    Instance,
-    Run,
-    Tracker,
-    completing,
-    failing,
-    settle_down,
-    slow,
-    soon,
-    waiting_for,
-)
+from tests.support.dispatch_waits import settle_down, soon
+from tests.support.dispatch_workers import Handler, Run, Tracker, completing, failing, slow, waiting_for
+from tests.support.dispatching import Instance
+from tests.support.watched_store import Hold
 
 # ---------------------------------------------------------------------- slots and credit
 

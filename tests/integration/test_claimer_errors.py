@@ -15,22 +15,13 @@ from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreU
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
 from headgate.store.connect import Connection
-from tests.support.dispatching import (
-    Handler,
-    Hold,
-    Instance,
-    Run,
-    Tracker,
-    completing,
-    failing,
-    failing_with,
-    settle_down,
-    soon,
-    waiting_for,
-)
+from tests.support.dispatch_waits import settle_down, soon
+from tests.support.dispatch_workers import Handler, Run, Tracker, completing, failing, waiting_for
+from tests.support.dispatching import Instance
 from tests.support.epochs import claims
 from tests.support.queue import Clock
 from tests.support.waiting import until_async
+from tests.support.watched_store import Hold, failing_with
 
 AWAY = StoreUnavailable("the database is away")
 

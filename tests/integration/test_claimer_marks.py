@@ -14,8 +14,11 @@ from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Abandon, Nack, Snooze
 from headgate.domain.states import Receipt, State
 from headgate.store.connect import Connection
-from tests.support.dispatching import Instance, completing, failing_with, soon
+from tests.support.dispatch_waits import soon
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
+from tests.support.watched_store import failing_with
 
 AWAY = StoreUnavailable("the database is away")
 

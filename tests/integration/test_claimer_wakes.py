@@ -14,8 +14,11 @@ from headgate.domain.states import State
 from headgate.domain.wakes import TopicReady, Wake
 from headgate.store import control
 from headgate.store.connect import Connection
-from tests.support.dispatching import Hold, Instance, completing, failing_with, slow, soon, waiting_for
+from tests.support.dispatch_waits import soon
+from tests.support.dispatch_workers import completing, slow, waiting_for
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
+from tests.support.watched_store import Hold, failing_with
 
 AWAY = StoreUnavailable("the database is away")
 

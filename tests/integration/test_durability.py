@@ -19,7 +19,7 @@ from headgate.ops import readiness
 from headgate.server import Server, ServerOptions
 from headgate.store import preflight
 from headgate.store.dispatch_store import DispatchStore
-from tests.support.dispatching import soon
+from tests.support.dispatch_waits import soon
 
 LANES = ("submit", "claim", "settle", "leases", "tick", "admin", "unblock", "schedule")
 

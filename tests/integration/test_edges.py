@@ -16,7 +16,9 @@ from headgate.store import dependencies, leases, reads, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.topics import TopicStore
 from tests.support import store_calls
-from tests.support.dispatching import Instance, ManualClock, completing, soon, waiting_for
+from tests.support.dispatch_waits import ManualClock, soon
+from tests.support.dispatch_workers import completing, waiting_for
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
 

@@ -17,7 +17,9 @@ from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
 from headgate.domain.states import State
 from headgate.store.batches import BatchStore
 from headgate.store.reads import JobStore
-from tests.support.dispatching import SOON, Instance, completing, soon
+from tests.support.dispatch_waits import SOON, soon
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.drafts import Draft, caller_of, read_draft
 from tests.support.queue import new_id
 

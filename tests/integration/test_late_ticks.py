@@ -12,8 +12,10 @@ import pytest
 from headgate.domain.states import State
 from headgate.store.connect import Connection
 from headgate.store.topics import TopicStore
-from tests.support.dispatching import Hold, Instance, ManualClock
+from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock, Queue, stranger
+from tests.support.watched_store import Hold
 
 SECOND = timedelta(seconds=1)
 ANSWERED = 10.0

@@ -16,7 +16,9 @@ from headgate.domain.states import Receipt, State
 from headgate.store import leases
 from headgate.store.connect import Connection, connect
 from headgate.store.topics import TopicStore
-from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
+from tests.support.dispatch_waits import ManualClock, settle_down
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock, stranger
 
 SOON = 15.0

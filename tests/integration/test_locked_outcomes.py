@@ -18,7 +18,9 @@ from headgate.store import settle as settling
 from headgate.store.connect import Connection, connect
 from headgate.store.settle import OutcomeFlush
 from headgate.store.topics import TopicStore
-from tests.support.dispatching import Instance, Worker, soon
+from tests.support.dispatch_waits import soon
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue, stranger
 
 DONE = Completed(result=b"r")

@@ -19,8 +19,10 @@ from headgate.domain.states import State, SubmitReceipt
 from headgate.store import submit as store_submit
 from headgate.store.connect import Connection
 from tests.integration.test_submit_claim import waiting as known_to_wait
-from tests.support.dispatching import SOON, Hold, Instance, failing_with, soon
+from tests.support.dispatch_waits import SOON, soon
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue
+from tests.support.watched_store import Hold, failing_with
 
 pytestmark = pytest.mark.usefixtures("known_names")
 CREATED: Mapping[int, SubmitAnswer] = {}

@@ -6,7 +6,8 @@ import pytest
 
 from headgate.dispatch.demand import Demand
 from headgate.dispatch.session import SESSION_BYTES
-from tests.support.dispatching import Instance, Worker
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 
 LARGE = SESSION_BYTES // 5  # a demand that knows what its jobs weigh claims about five of these
 

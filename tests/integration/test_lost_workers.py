@@ -18,8 +18,11 @@ from headgate.domain.errors import InvalidSetting, StoreUnavailable
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.states import EventKind, State
 from headgate.store.connect import Connection
-from tests.support.dispatching import SOON, Hold, Instance, ManualClock, Worker
+from tests.support.dispatch_waits import SOON, ManualClock
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
+from tests.support.watched_store import Hold
 
 GRACE = 10.0
 OURS = Identity(tenant="acme", subject="test", scopes=frozenset(Scope))

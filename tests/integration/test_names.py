@@ -21,9 +21,12 @@ from headgate.domain.states import State
 from headgate.store import topics
 from headgate.store.connect import Connection
 from headgate.store.names import Names
-from tests.support.dispatching import SOON, Hold, Instance, Worker, completing, listening, soon
+from tests.support.dispatch_waits import SOON, soon
+from tests.support.dispatch_workers import Worker, completing
+from tests.support.dispatching import Instance, listening
 from tests.support.queue import Queue
 from tests.support.waiting import until_async
+from tests.support.watched_store import Hold
 
 TOPICS = "SELECT count(*) FROM headgate.topics"
 SECOND = timedelta(seconds=1)

@@ -20,19 +20,13 @@ from headgate.server import ServerOptions
 from headgate.store import leases
 from headgate.store.connect import Connection
 from tests.support.admin import ANA, EVERYTHING, MAIL, OPERATOR, READER, TARGETS, TENANT, Desk, someone
-from tests.support.dispatching import (
-    Hold,
-    Instance,
-    completing,
-    failing_with,
-    listening,
-    settle_down,
-    soon,
-    waiting_for,
-)
+from tests.support.dispatch_waits import settle_down, soon
+from tests.support.dispatch_workers import completing, waiting_for
+from tests.support.dispatching import Instance, listening
 from tests.support.epochs import epochs_of
 from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
+from tests.support.watched_store import Hold, failing_with
 
 TESTS = Path(__file__).parents[1]
 

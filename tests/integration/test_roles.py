@@ -24,7 +24,9 @@ from headgate.store.migrate import check_schema, migrate
 from headgate.store.roles import READER, RUNTIME, missing_roles, roles_due
 from tests.support import store_calls
 from tests.support.database import Server
-from tests.support.dispatching import Instance, completing, soon
+from tests.support.dispatch_waits import soon
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue
 from tests.support.roles import Roles, owned_database, url_as
 

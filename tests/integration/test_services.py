@@ -28,7 +28,7 @@ from headgate.domain.errors import InstanceForgotten, InternalError
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.server import Server, ServerOptions
-from tests.support.dispatching import SOON, soon
+from tests.support.dispatch_waits import SOON, soon
 
 TOKEN = "0123456789abcdef"
 Run: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]

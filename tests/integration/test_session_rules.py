@@ -17,7 +17,8 @@ from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
-from tests.support.dispatching import SOON, Instance
+from tests.support.dispatch_waits import SOON
+from tests.support.dispatching import Instance
 
 OURS = Identity(tenant="acme", subject="ours", scopes=frozenset(Scope))
 WRONG = InvalidInput("id", "is wrong")

@@ -19,8 +19,10 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.states import State, SubmitReceipt
 from headgate.store.connect import Connection
 from tests.integration.test_submit_claim import waiting
-from tests.support.dispatching import SOON, Hold, Instance, failing_with, settle_down, soon
+from tests.support.dispatch_waits import SOON, settle_down, soon
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue, new_id
+from tests.support.watched_store import Hold, failing_with
 
 CREATED, DUPLICATE, CONFLICT = SubmitReceipt.CREATED, SubmitReceipt.DUPLICATE, SubmitReceipt.CONFLICT
 REFUSED = SubmitReceipt.REFUSED

@@ -15,7 +15,9 @@ from headgate.dispatch.sessions import WorkerIdTaken
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.states import State
 from headgate.store.connect import Connection
-from tests.support.dispatching import Instance, ManualClock, Worker
+from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 

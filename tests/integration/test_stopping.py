@@ -19,8 +19,10 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
 from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection
-from tests.support.dispatching import SOON, Hold, Instance, failing_with, settle_down
+from tests.support.dispatch_waits import SOON, settle_down
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
+from tests.support.watched_store import Hold, failing_with
 
 # ---------------------------------------------------------------------- stopping
 

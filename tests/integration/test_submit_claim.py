@@ -15,9 +15,12 @@ from headgate.domain.jobs import Submission
 from headgate.domain.states import State
 from headgate.store import control, topics
 from headgate.store.connect import Connection
-from tests.support.dispatching import Hold, Instance, Worker, failing_with, soon
+from tests.support.dispatch_waits import soon
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.epochs import claims
 from tests.support.queue import Queue
+from tests.support.watched_store import Hold, failing_with
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from headgate.domain import limits
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied
 from headgate.domain.states import State, SubmitReceipt
-from tests.support.dispatching import SOON, Instance
+from tests.support.dispatch_waits import SOON
+from tests.support.dispatching import Instance
 from tests.support.drafts import Draft, PlainDrafts, caller_of, read_draft
 from tests.support.queue import new_id
 

@@ -16,7 +16,8 @@ from headgate.store import topics
 from headgate.store.connect import Connection
 from headgate.store.topics import TopicStore
 from tests.integration.test_limits import no_drift
-from tests.support.dispatching import Instance, Run
+from tests.support.dispatch_workers import Run
+from tests.support.dispatching import Instance
 from tests.support.waiting import until_async
 
 WORK = 0.8

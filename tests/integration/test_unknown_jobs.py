@@ -26,7 +26,7 @@ from headgate.dispatch.session import WorkerSession as ServerSession
 from headgate.dispatch.turns import CALL_ROWS
 from headgate.server import Server, ServerOptions
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.support.dispatching import settle_down, soon
+from tests.support.dispatch_waits import settle_down, soon
 from tests.support.waiting import until_async
 from tests.support.wire import Delivered, Wire, WorkerSession, completed, held, new_id
 

@@ -18,7 +18,9 @@ from headgate.domain.states import State
 from headgate.domain.wakes import TopicReady, TopicSubmitted, Wake
 from headgate.store.connect import Connection, connect
 from headgate.store.notifications import CHANNEL
-from tests.support.dispatching import Instance, completing, settle_down, soon
+from tests.support.dispatch_waits import settle_down, soon
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue, stranger
 
 

@@ -20,9 +20,12 @@ from headgate.domain.outcomes import Abandon, Completed, Nack, Outcome
 from headgate.domain.states import State
 from headgate.store import leases
 from headgate.store.connect import Connection, connect
-from tests.support.dispatching import Hold, Instance, Worker, failing_with, settle_down, soon
+from tests.support.dispatch_waits import settle_down, soon
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.epochs import claims, counted, epochs_of
 from tests.support.queue import Queue
+from tests.support.watched_store import Hold, failing_with
 
 MEBIBYTE = 1 << 20
 # A result that a column could hold and the table will not: what no check of ours can foresee.

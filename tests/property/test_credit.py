@@ -25,7 +25,8 @@ from headgate.dispatch.session import SessionSilent, WorkerSession
 from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
 from headgate.store.connect import connect
-from tests.support.dispatching import Instance, Worker
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 TOPICS: Final = (("mail",), ("sms",), ("mail", "sms"))

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.dispatching import Instance, ManualClock
+from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 

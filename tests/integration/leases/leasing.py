@@ -6,7 +6,9 @@ from datetime import timedelta
 from uuid import UUID
 
 from headgate.domain.errors import StoreUnavailable
-from tests.support.dispatching import Instance, ManualClock, Worker
+from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 AWAY = StoreUnavailable("the database is away")

@@ -14,7 +14,9 @@ from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import verbs
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import holding, pass_time
-from tests.support.dispatching import Instance, ManualClock, Worker, settle_down
+from tests.support.dispatch_waits import ManualClock, settle_down
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.epochs import claims, counted
 from tests.support.queue import Clock
 

@@ -17,8 +17,11 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import AWAY, holding, pass_time
-from tests.support.dispatching import Instance, ManualClock, Worker, failing_with, soon
+from tests.support.dispatch_waits import ManualClock, soon
+from tests.support.dispatch_workers import Worker
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
+from tests.support.watched_store import failing_with
 
 # ---------------------------------------------------------------------- after an outage
 

@@ -13,9 +13,11 @@ from headgate.domain.outcomes import Abandon, Completed
 from headgate.domain.states import Receipt
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import AWAY, MINUTE, holding, pass_time
-from tests.support.dispatching import Hold, Instance, ManualClock, failing_with
+from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatching import Instance
 from tests.support.epochs import claims
 from tests.support.queue import Clock
+from tests.support.watched_store import Hold, failing_with
 
 # ---------------------------------------------------------------------- set by the claim
 

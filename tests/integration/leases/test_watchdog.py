@@ -14,7 +14,8 @@ from headgate.domain.limits import REAP_AT_ONCE
 from headgate.domain.states import EventKind, State
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import MINUTE
-from tests.support.dispatching import Instance, completing
+from tests.support.dispatch_workers import completing
+from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
 # ---------------------------------------------------------------------- the watchdog
