@@ -72,7 +72,9 @@ class Box:
         connection = self._app._connection
         if connection.box is not None:
             raise RuntimeError("hg.testing() is in use already: leave the first `with` block, or use its box")
-        self._outside = connection.swap(Target(addresses=connection.addresses, token=connection.token, box=self))
+        self._outside = connection.swap(
+            Target(addresses=connection.addresses, token=connection.token, tenant=connection.tenant, box=self)
+        )
         return self
 
     def __exit__(
