@@ -66,8 +66,10 @@ class Load:
     async def _orders(self, number: int) -> None:
         from examples.demo import jobs
 
-        while time.monotonic() < self.until:
+        while True:  # once at least, however busy the machine is
             self._note([await jobs.order.submit(number)])
+            if time.monotonic() >= self.until:
+                return
             number += SUBMITTERS
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +24,18 @@ NOTES: Final = {
 _LINE_SECONDS: Final = 1.0
 
 
+class ProducerLog(logging.Handler):
+    """What the SDK logs in the process of the demo, which is the producer, as lines of the screen."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(logging.WARNING)
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Any thread may log; the console has a lock."""
+        self._view.say(f"producer: {record.getMessage()}", style="dim")
+
+
 class View:
     """The screen; `say` writes a line that stays, `show` replaces the bars."""
 
@@ -31,8 +44,10 @@ class View:
         self._live = Live(console=console, refresh_per_second=10) if console.is_terminal else None
         self._began = time.monotonic()
         self._next_line = 0.0
+        self._log = ProducerLog(self)
 
     def __enter__(self) -> Self:
+        logging.getLogger("headgate").addHandler(self._log)
         if self._live is not None:
             self._live.start()
         return self
@@ -40,6 +55,7 @@ class View:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        logging.getLogger("headgate").removeHandler(self._log)
         if self._live is not None:
             self._live.stop()
 
