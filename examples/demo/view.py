@@ -91,9 +91,10 @@ def _bars(snapshot: Snapshot) -> Progress:
         notes = [f"{n} {state.label}" for state, n in sorted(states.items()) if state is not State.COMPLETED]
         bars.add_task(topic, total=max(1, sum(states.values())), completed=ended, note=", ".join(notes) or NOTES[topic])
     for number, (_, one) in enumerate(sorted(snapshot.reports.items()), 1):
-        done = one.total if one.state is State.COMPLETED else one.done
+        total = max(1, one.total)  # 0 before its first report
+        done = total if one.state is State.COMPLETED else one.done
         again = f", attempt {one.attempt}" if one.attempt > 1 else ""
-        bars.add_task(f"  report {number}", total=max(1, one.total), completed=done, note=f"{one.state.label}{again}")
+        bars.add_task(f"  report {number}", total=total, completed=done, note=f"{one.state.label}{again}")
     return bars
 
 

@@ -88,14 +88,14 @@ def _closure(requirements: Sequence[str]) -> Iterator[Distribution]:
         if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": one}) for one in extras or {""}):
             continue
         name, own = canonicalize_name(wanted.name), frozenset(wanted.extras)
-        if (name, own) in seen:
+        if name == "headgate" or (name, own) in seen:  # an extra that includes another one
             continue
         seen.add((name, own))
         try:
             found = distribution(name)
         except PackageNotFoundError as error:
             raise AssertionError(f"{wanted} is declared, and not installed here: run `make lock`") from error
-        if name != "headgate" and name not in given:
+        if name not in given:
             given.add(name)
             yield found
         left += [(Requirement(text), own | {""}) for text in found.requires or ()]
