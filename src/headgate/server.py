@@ -430,10 +430,11 @@ class Server:
         worker = WorkerService(
             session_rules,
             uuids=self.store.uuids,
-            topic_name=self.store.topic_name,
+            topics=self.store,
             instance=name,
             version=self.options.version,
         )
+        topics = Topics(TopicStore(self.store), on_change=self.limits.limits_changed, connected=self.admin.connected)
         submits = Submits(self.store, self.submitter, make_id=self.ids.next_id)
         batches = Batches(BatchStore(self.store), submits, make_id=self.ids.next_id, on_sealed=self.unblocker.wake)
         jobs = Jobs(
@@ -467,7 +468,7 @@ class Server:
                 batch_methods(BatchService(batches)),
                 bulk_methods(BulkService(bulk)),
                 schedule_methods(ScheduleService(schedules)),
-                topic_methods(TopicService(Topics(TopicStore(self.store), on_change=self.limits.limits_changed))),
+                topic_methods(TopicService(topics)),
                 self._health.methods(PeerStreams(WATCHES_PER_PEER), peers),
                 *self.extra_services,
             )

@@ -316,6 +316,10 @@ NAMED: Requests = {
     ),
     "TopicService/GetTopic": lambda topic: topics.GetTopicRequest(name=topic),
     "TopicService/SetTopic": lambda topic: topics.SetTopicRequest(name=topic),
+    "TopicService/ReleaseTopic": lambda topic: topics.ReleaseTopicRequest(name=topic),
+    "TopicService/DeclareTopics": lambda topic: topics.DeclareTopicsRequest(
+        source="app", worker_id="w", topics=[topics.TopicDeclaration(name=topic)]
+    ),
 }
 
 

@@ -290,10 +290,10 @@ async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, 
     found = {info.name: info for info in await schedules.list()}
     assert list(found) == ["beat", "report", "swept"]
     assert (found["report"].when, found["report"].overlap) == ("0 7 * * 1-5 Europe/Zurich", "skip")
-    assert (found["report"].priority, found["report"].payload) == (5, b'{"word":"morning"}')
+    assert (found["report"].priority, found["report"].payload) == (None, b'{"word":"morning"}')
     # The same again writes nothing; what changed is written; what is gone is told, and deleted on request only.
     extra = await app.tasks["said"].schedule("extra", arguments={"word": "x"}, every=60, options={"overlap": "replace"})
-    assert (extra.overlap, extra.payload, extra.priority) == ("replace", b'{"word":"x"}', 5)
+    assert (extra.overlap, extra.payload, extra.priority) == ("replace", b'{"word":"x"}', None)
     await schedules.delete("extra")
     report = await app.sync_schedules()
     assert (report.changed, set(report.unchanged), report.removed) == ((), set(found), ())

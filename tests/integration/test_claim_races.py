@@ -121,7 +121,7 @@ async def test_the_batches_of_simultaneous_claims_are_disjoint_and_cut_from_the_
         topics = ("mail", "sms", "push")
         jobs = [starter.job(dice.choice(topics), priority=dice.randint(-3, 3)) for _ in range(1_500)]
         await starter.submit(*jobs)
-        order = [job.id for job in sorted(jobs, key=lambda job: -job.priority)]  # stable: FIFO within a priority
+        order = [job.id for job in sorted(jobs, key=lambda job: -(job.priority or 0))]  # stable: FIFO within a priority
         for start in range(0, 1_000, 25 * how_many):
             batches = await at_once(starter, claimers, lambda claimer: claimer.claim(25, *topics))
             assert [len(batch) for batch in batches] == [25] * how_many

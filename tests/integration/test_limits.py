@@ -17,7 +17,7 @@ from headgate.domain.jobs import TopicRules
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import State, SubmitReceipt
 from headgate.domain.topic_limits import Rate
-from headgate.store import audit, leases, reads, topics, verbs
+from headgate.store import audit, leases, reads, topic_views, topics, verbs
 from headgate.store import submit as submitting
 from headgate.store.connect import Connection, connect
 from headgate.store.dispatch_store import DispatchStore
@@ -119,7 +119,7 @@ async def test_a_limit_set_while_jobs_run_counts_them(db: Connection) -> None:
     await queue.add(10)
     running = await queue.claim(4)
     await limit(queue, max_running=5)
-    assert (await topics.topic(db, await queue.tenant_no(), "mail")).running == 4
+    assert (await topic_views.topic(db, await queue.tenant_no(), "mail")).running == 4
     assert len(await queue.claim(10)) == 1
     await limit(queue, max_running=None)
     assert len(await queue.claim(2)) == 2
@@ -416,7 +416,7 @@ async def test_rules_and_limits_change_at_run_time_and_are_audited(db: Connectio
     assert oldest.detail["new"]["max_attempts"] == 3  # type: ignore[index]
     assert "max_running" not in newest.detail["old"]  # type: ignore[operator]
     assert newest.detail["new"]["max_running"] == 7  # type: ignore[index]
-    assert (await topics.topic(db, tenant_no, "mail")).counts == {State.PENDING: 1}
+    assert (await topic_views.topic(db, tenant_no, "mail")).counts == {State.PENDING: 1}
 
 
 async def test_bad_limits_and_unknown_topics_are_refused(db: Connection) -> None:

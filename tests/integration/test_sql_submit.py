@@ -217,7 +217,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"payload": None}, "payload: is missing"),
     ({"payload": b"x" * (2**20 + 1)}, "payload: 1048577 bytes is over the limit of 1048576 bytes"),
-    ({"priority": None}, "priority: must be an int32"),
     ({"delay": HOUR, "run_at": datetime(2026, 1, 1, tzinfo=UTC)}, "delay: give either delay or run_at, not both"),
     ({"delay": -MICRO * 1_000}, "delay: must be between 0 and 1825 days"),
     ({"run_at": datetime(1999, 12, 31, tzinfo=UTC)}, "run_at: must be between 2000-01-01 and 1825 days from now"),

@@ -32,6 +32,7 @@ class PlainDrafts:
     payloads: list[bytes]
     topic: str = "mail"
     priorities: list[int] = field(default_factory=list)
+    unset_priorities: list[int] = field(default_factory=list)
     new_id: bool = True
 
 

@@ -75,6 +75,11 @@ def plain(count: int) -> int:
     return count
 
 
+@hg.job("ruled", max_attempts=5, max_running=3, ageing_step=timedelta(seconds=5), bad_payload="retry", tags=["a"])
+def ruled() -> bytes:
+    return b""
+
+
 @hg.job("raw")
 async def raw(job: Job) -> None:
     job.logger.info("%d bytes", len(job.payload))

@@ -38,6 +38,8 @@ async def producer() -> str:
     first(3)  # E: arg-type
     hg.job("x", run_in="moon")  # E: arg-type
     hg.job("x", time_limit="3s")  # E: arg-type
+    hg.job("x", max_running="3")  # E: arg-type
+    hg.job("x", bad_payload="ignore")  # E: arg-type
     hg.sync.wait(3)  # E: arg-type
     hg.cron("0 0 * * *", overlaps="skip")  # E: call-arg
     hg.every(minutes=1)(len)  # E: type-var

@@ -25,7 +25,7 @@ def submission(**changes: Any) -> Submission:
 
 def test_a_bare_submission_leaves_all_else_to_its_topic() -> None:
     plain = submission()
-    assert (plain.payload, plain.priority, plain.tags, dict(plain.headers)) == (b"", 0, (), {})
+    assert (plain.payload, plain.priority, plain.tags, dict(plain.headers)) == (b"", None, (), {})
     assert plain.max_attempts is plain.policy is plain.delay is plain.run_at is plain.key is plain.key_window is None
     assert plain.new_id is False
     assert plain.due_at(NOON) == NOON

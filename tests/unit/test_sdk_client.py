@@ -147,7 +147,7 @@ async def test_options_travel_with_the_job() -> None:
         await task.with_options(delay=1.5, max_attempts=2).submit("y")
         peer = await server.producer(frames=2)
         (one,), (two,) = [list(frame.jobs) for frame in peer.frames()]
-        assert (one.id, one.topic, one.priority, one.max_attempts, list(one.tags)) == (
+        assert (one.id, one.topic, one.priority, one.declared.max_attempts, list(one.tags)) == (
             chosen.bytes,
             "mail",
             7,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, PayloadError, Snooze
+from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, Snooze
 from headgate.domain import limits
+from headgate.sdk.codec import decode, decoder_of
 from headgate.sdk.outcomes import delay_in_ms
 from headgate.sdk.worker.execution import attempt_async, attempt_sync
 from headgate.testing import ReportRecorder, fake_job, request_cancel
@@ -80,21 +81,73 @@ async def test_error_texts_are_made_storable_and_cut_to_their_limits() -> None:
         assert "cannot be made" in one.failed.message
 
 
-async def test_a_result_that_cannot_be_encoded_fails_the_attempt() -> None:
+async def test_a_result_that_cannot_be_encoded_fails_for_good() -> None:
+    """The handler has done its work: another attempt would do it once more, and end the same way."""
     for one in await outcomes(lambda job: {"a": object()}):
-        assert one.failed.type.endswith("PayloadError")
+        assert one.failed.type == "PayloadError"
         assert "result.a" in one.failed.message
+        assert one.failed.permanent
     for one in await outcomes(lambda job: "x" * (limits.RESULT_MAX_BYTES + 1)):
         assert one.failed.type.endswith("TooLarge")
 
 
-async def test_a_payload_that_does_not_fit_fails_the_attempt() -> None:
-    async def send(to: str) -> None: ...
+@pytest.mark.parametrize("value", [b"\x00\xff", bytearray(b"a"), {"file": [b"a"]}, [(b"a",)]])
+async def test_bytes_are_refused_as_a_result_where_they_would_come_back_as_text(value: Any) -> None:
+    for one in await outcomes(lambda job: value):  # which has no annotation
+        assert (one.failed.type, one.failed.permanent) == ("PayloadError", True)
+        assert "result" in one.failed.message
+        assert "base64" in one.failed.message
+        assert "-> bytes" in one.failed.message
+
+
+async def test_bytes_that_are_announced_come_back_as_bytes() -> None:
+    def download() -> bytes:
+        return b"\x00\xff"
+
+    def parts() -> dict[str, bytes]:
+        return {"head": b"\x00", "tail": b"\xff"}
+
+    app = Headgate("127.0.0.1:1")
+    for function in (download, parts):
+        task = app.register(function.__name__, function)
+        stored = attempt_sync(task, fake_job(b"{}"))
+        assert isinstance(stored, bytes)
+        assert decode(stored, decoder_of(task.arguments.returns), what="result") == function()
+
+
+async def test_a_payload_that_does_not_fit_fails_for_good_and_names_the_field() -> None:
+    async def send(to: str, copies: list[int]) -> None: ...
 
     task = Headgate("127.0.0.1:1").register("a", send)
+    for payload, field in (
+        (b'{"to":1,"copies":[]}', "send.to"),
+        (b'{"to":"a","copies":[1,"x"]}', "send.copies[1]"),
+        (b'{"to":"a"}', "`copies`"),
+        (b"not json", "send"),
+    ):
+        one: Any = await attempt_async(task, fake_job(payload), None)
+        assert (one.failed.type, one.failed.permanent) == ("PayloadError", True)
+        assert field in one.failed.message
+
+
+async def test_a_payload_that_does_not_fit_is_retried_if_the_handler_wants_that() -> None:
+    async def send(to: str) -> None: ...
+
+    task = Headgate("127.0.0.1:1").register("a", send, bad_payload="retry")
     one: Any = await attempt_async(task, fake_job(b'{"to":1}'), None)
-    assert one.failed.type.endswith(PayloadError.__name__)
-    assert "send.to" in one.failed.message
+    assert not one.failed.permanent
+    with pytest.raises(InvalidInput, match="bad_payload"):
+        Headgate("127.0.0.1:1").register("b", send, bad_payload="never")  # type: ignore[arg-type]
+
+
+async def test_an_error_in_a_payload_that_the_handler_itself_makes_is_retried_as_any_other() -> None:
+    def send(to: str) -> None: ...
+
+    app = Headgate("127.0.0.1:1")
+    other = app.register("other", send)
+    for one in await outcomes(lambda job: other.arguments.payload_of_call((1,), {})):
+        assert one.failed.type.endswith("PayloadError")
+        assert not one.failed.permanent
 
 
 def test_a_plain_handler_that_returns_a_coroutine_fails_with_a_reason() -> None:

@@ -128,7 +128,7 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
         "progress": None,
     }
     rules = SessionRules(now=lambda: 0.0, lease_ms=60_000, accepting=lambda: True, **parts)
-    service = WorkerService(rules, uuids=list, topic_name=str, instance="i", version="v")
+    service = WorkerService(rules, uuids=list, topics=parts["tenants"], instance="i", version="v")
     stream: Any = Deaf(reads=0)
     opening = asyncio.create_task(service._open(worker_pb2.Hello(worker_id="w"), stream))
     done, _ = await asyncio.wait((opening,), timeout=10)

@@ -103,7 +103,7 @@ def put_command(
     when_full: Annotated[
         str, Parameter(help="When the backlog of the topic is full (max_backlog): wait, or skip the occurrence.")
     ] = "wait",
-    priority: Priority = "0",
+    priority: Priority | None = None,
     max_attempts: MaxAttempts = None,
     tags: Tags = "",
     ends_at: Annotated[str | None, Parameter(help="Make no job for an occurrence after this time.")] = None,
@@ -116,9 +116,10 @@ def put_command(
         "overlap": overlap,
         "catch_up": catch_up if (most := values.number(catch_up)) is None else most,
         "when_full": when_full,
-        "priority": values.priority(priority),
     }
     options = cast("ScheduleOptions", given)
+    if priority is not None:
+        options["priority"] = values.priority(priority)
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if tags:
@@ -259,7 +260,8 @@ def _report(info: ScheduleInfo, output: str) -> None:
 
 def _details(info: ScheduleInfo) -> Iterator[tuple[str, object]]:
     yield "when", info.when
-    yield "topic", f"{info.topic}   priority {info.priority}   overlap {info.overlap}   catch-up {info.catch_up}"
+    priority = "of the topic" if info.priority is None else info.priority
+    yield "topic", f"{info.topic}   priority {priority}   overlap {info.overlap}   catch-up {info.catch_up}"
     yield "when full", info.when_full
     yield "next", when(info.next_at)
     if info.full_since is not None:

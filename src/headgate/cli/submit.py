@@ -20,7 +20,7 @@ def submit_command(
     payload: Payload = "",
     *,
     raw: Raw = False,
-    priority: Priority = "0",
+    priority: Priority | None = None,
     delay: Annotated[str | None, Parameter(help="Delay before the job is due: 30s, 5m, 2h, 1d.")] = None,
     at: Annotated[str | None, Parameter(help="Time at which the job is due: 2026-12-24T18:00:00Z.")] = None,
     deadline: Annotated[
@@ -63,7 +63,9 @@ def submit_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Submit one job and print its id."""
-    options: JobOptions = {"priority": values.priority(priority)}
+    options: JobOptions = {}
+    if priority is not None:
+        options["priority"] = values.priority(priority)
     if delay is not None:
         options["delay"] = values.duration(delay, field="--delay")
     if at is not None:

@@ -14,16 +14,17 @@ from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.errors import print_warning
 from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import Columns, days, details, print_list, print_one
+from headgate.cli.output import Columns, days, details, print_list, print_one, table
 from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
-from headgate.domain.retention import check_keep
+from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import shown
 from headgate.sdk import Headgate
 from headgate.sdk.admin import Status
-from headgate.sdk.admin.topics import TopicInfo, TopicSettings
+from headgate.sdk.admin.topics import Declaration, TopicInfo, TopicSettings
+from headgate.sdk.options import priority_of
 
 STATES: Final = ("pending", "running", "scheduled", "retrying", "blocked", "completed", "dead", "cancelled")
 topic = App(name="topic", help="Show and change settings and limits of topics.")
@@ -59,7 +60,7 @@ def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -
 def get_command(
     name: Annotated[str, Parameter(help="Topic.")], *, output: Output = "table", server: Server = DEFAULT_SERVER
 ) -> None:
-    """Show one topic: settings, limits and their current use, number of jobs by state."""
+    """Show one topic: value and origin of each setting, current use of its limits, number of jobs by state."""
     _report(with_client(server, lambda hg: hg.admin.topics.get(name)), output)
 
 
@@ -84,6 +85,10 @@ def set_command(
             "(base and cap)."
         ),
     ] = "",
+    priority: Annotated[str, Parameter(help="Priority of jobs submitted without one: a number, or a tier.")] = "",
+    time_limit: Annotated[
+        str, Parameter(help="Maximum duration of one attempt: 30s. none: no limit, whatever the handler declares.")
+    ] = "",
     ageing_step: Annotated[
         str, Parameter(help="Waiting time that is worth one unit of priority: 30s. none: strict priority.")
     ] = "",
@@ -94,7 +99,10 @@ def set_command(
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Change settings of a topic. Settings not given stay unchanged; `none` removes a limit."""
+    """Change settings of a topic. Settings not given stay unchanged; `none` removes a limit.
+
+    What is set here counts until it is released (`headgate topic release`), whatever the handler of the topic declares.
+    """
     given: dict[str, Any] = {}
     for field, text in (
         ("max_running", max_running),
@@ -121,6 +129,11 @@ def set_command(
                 if text == "none"
                 else check_keep(values.duration(text, field=_option(field)), field=_option(field))
             )
+    if priority:
+        given["priority"] = 0 if priority == "none" else priority_of(values.priority(priority))
+    if time_limit:
+        none = timedelta(0)  # and not "no rule", which would be what the handler declares
+        given["time_limit"] = none if time_limit == "none" else values.duration(time_limit, field="--time-limit")
     if ageing_step:
         given["ageing_step"] = None if ageing_step == "none" else values.duration(ageing_step, field="--ageing-step")
     if retry:
@@ -131,6 +144,19 @@ def set_command(
         )
     settings = TopicSettings(**given)  # type: ignore[typeddict-item]  # built by name above
     _report(with_client(server, lambda hg: hg.admin.topics.set(name, reason=reason, **settings)), output)
+
+
+@topic.command(name="release")
+def release_command(
+    name: Annotated[str, Parameter(help="Topic.")],
+    *settings: Annotated[str, Parameter(help="Settings to release, such as `max-attempts retry`. Default: all.")],
+    reason: Reason = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Release settings that were changed with `topic set`: what the handler declares counts again, or the default."""
+    names = [one.removeprefix("--").replace("-", "_") for one in settings]
+    _report(with_client(server, lambda hg: hg.admin.topics.release(name, *names, reason=reason)), output)
 
 
 def rate_of(text: str, *, field: str) -> Rate:
@@ -177,29 +203,64 @@ def limits_of(info: TopicInfo) -> str:
 
 
 def _report(info: TopicInfo, output: str) -> None:
-    print_one(_fields(info), output, lambda: details(info.name, _details(info)), name=info.name)
+    print_one(_fields(info), output, lambda: _lines(info), name=info.name)
+
+
+def _lines(info: TopicInfo) -> Iterator[str]:
+    columns: Columns[str] = {
+        "SETTING": lambda name: name.replace("_", "-"),
+        "VALUE": lambda name: value_text(name, getattr(info, name)),
+        "ORIGIN": lambda name: _origin_text(info, name),
+    }
+    yield info.name
+    yield from (f"  {line}" for line in table(TopicSettings.__annotations__, columns))
+    yield from details("", _details(info))[1:]
 
 
 def _details(info: TopicInfo) -> Iterator[tuple[str, object]]:
-    policy = info.retry
-    yield "limits", limits_of(info) or "none"
+    if info.conflict is not None:
+        other = f"{info.conflict.source} (worker {info.conflict.worker})"
+        yield "conflict", f"{other} declares {_declared_text(info.conflict)}; the newest declaration counts"
     if info.running is not None:
         tokens = "" if info.tokens is None else f", {info.tokens:.1f} can start now"
         yield "in use", f"{info.running} running{tokens}"
-    yield "rules", f"max attempts {info.max_attempts}, {policy.kind.name.lower()} retry from {policy.base_ms} ms"
-    yield "priority", "strict" if info.ageing_step is None else f"one unit per {info.ageing_step} of waiting"
-    kept = [
-        f"{state} {days(span)}"
-        for state, span in (
-            ("completed", info.keep_completed),
-            ("dead", info.keep_dead),
-            ("cancelled", info.keep_cancelled),
-        )
-        if span is not None
-    ]
-    yield "kept", ", ".join(kept) or "by the rule of all topics"
     for state, count in sorted(info.counts.items()):
         yield state, f"{count:,}"
+
+
+def value_text(name: str, value: object) -> str:
+    """Return the value of a setting as text, as `topic set` accepts it."""
+    match value:
+        case RetryPolicy():
+            spans = value.delays_ms or (value.base_ms, value.cap_ms)
+            spans = spans[:1] if value.kind is BackoffKind.FIXED else spans
+            return f"{value.kind.name.lower()}:{':'.join(f'{ms / 1000:g}s' for ms in spans)}"
+        case Rate():
+            burst = "" if value.burst is None else f":{value.burst}"
+            return f"{value.count}/{value.period.total_seconds():g}s{burst}"
+        case timedelta():
+            if name in KEEP_RULES:
+                return days(value)
+            return f"{value.total_seconds():g}s" if value else "none"
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "none"
+        case _:
+            return str(value)
+
+
+def _origin_text(info: TopicInfo, name: str) -> str:
+    origin = info.origins[name]
+    declared = {} if info.declared is None else info.declared.settings
+    if origin.origin == "operator" and info.declared is not None and name in declared:
+        return f"{origin} ({info.declared.source} declares {value_text(name, declared[name])})"
+    return str(origin)
+
+
+def _declared_text(one: Declaration) -> str:
+    values = [f"{name.replace('_', '-')} {value_text(name, value)}" for name, value in one.settings.items()]
+    return ", ".join(values) or "nothing"
 
 
 def _fields(info: TopicInfo) -> dict[str, object]:

@@ -256,6 +256,11 @@ class Admin:
         jobs = await self.store.running(caller.tenant)
         return with_running(found, [one for one in jobs if caller.topics is None or one.topic in caller.topics])
 
+    async def connected(self, tenant: str) -> frozenset[str]:
+        """The ids of a tenant's connected workers: for other use cases, whatever their caller may see."""
+        here = self.presence.workers(await self.store.tenant_no(tenant))
+        return frozenset(one.worker for one in (*here, *await self.store.workers_elsewhere(tenant)))
+
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
         """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""
         _check_whole_tenant(caller)

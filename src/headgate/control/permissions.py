@@ -116,7 +116,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             max_bytes=limits.MESSAGE_MAX_BYTES,
             elements={
                 **_within("jobs", limits.SUBMIT_BATCH_MAX),
-                **{f"plain.{name}": limits.LIST_MAX for name in ("ids", "payloads", "priorities")},
+                **{f"plain.{name}": limits.LIST_MAX for name in ("ids", "payloads", "priorities", "unset_priorities")},
             },
         ),
         Submit=_submit(_NAMED, _OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("job")),
@@ -206,6 +206,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ListTopics=_read(_FILTERED),
         GetTopic=_read(_NAMED),
         SetTopic=_operate(_NAMED),
+        ReleaseTopic=_operate(_NAMED),
+        # A worker decides by its handlers what becomes of the jobs of its topics: how often they are tried, too.
+        DeclareTopics=_work(
+            _NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES, elements={"topics": limits.DECLARATIONS_MAX}
+        ),
     )
     | _of("grpc.health.v1.Health", Check=_OPEN, Watch=_OPEN)
 )

@@ -13,9 +13,10 @@ from headgate.domain.dependencies import BatchStatus, NewBatch
 from headgate.domain.errors import HeadgateError
 from headgate.domain.filters import JobFilter, Term
 from headgate.domain.ids import IdKind, JobId
-from headgate.domain.jobs import Submission, SubmitAnswer
+from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.schedules import ScheduleSpec
+from headgate.domain.topic_rules import RuleSources
 from headgate.domain.views import (
     AuditView,
     Change,
@@ -64,6 +65,8 @@ class SubmitStore(Protocol[Rows]):
         priorities: Sequence[int],
         *,
         new_id: bool,
+        unset_priorities: Sequence[int] = (),
+        declared: JobRules | None = None,
     ) -> Rows: ...
     async def submit_atomic(self, rows: Rows) -> Mapping[int, SubmitAnswer]: ...
 
@@ -178,6 +181,13 @@ class TopicStore(Protocol):
         actor: str,
         reason: str,
     ) -> TopicView: ...
+    async def release_topic(
+        self, tenant: str, name: str, *, settings: Sequence[str], actor: str, reason: str
+    ) -> TopicView: ...
+    async def declare_topic(
+        self, tenant: str, name: str, rules: Mapping[str, object], *, source: str, worker: str, actor: str
+    ) -> tuple[RuleSources, bool] | None: ...
+    async def conflict_reported(self, tenant: str, name: str, pair: str) -> bool: ...
 
 
 class ScheduleStore(Protocol):

@@ -17,7 +17,7 @@ from headgate.domain import limits
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, OutcomeUnknown, QuotaExceeded, TooLarge
 from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId, are_job_ids
-from headgate.domain.jobs import Submission, SubmitAnswer
+from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.pacing import Pace
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.validation import check_priority, check_topic
@@ -42,7 +42,7 @@ class RawJob(Protocol):
 
 
 class PlainJobs(Protocol):
-    """Plain jobs of one topic, as parallel lists; no priorities: all are 0."""
+    """Plain jobs of one topic, as parallel lists; those without a priority of their own have the topic's."""
 
     @property
     def topic(self) -> str: ...
@@ -52,6 +52,8 @@ class PlainJobs(Protocol):
     def payloads(self) -> Sequence[bytes]: ...
     @property
     def priorities(self) -> Sequence[int]: ...
+    @property
+    def unset_priorities(self) -> Sequence[int]: ...
     @property
     def new_id(self) -> bool: ...
 
@@ -142,8 +144,9 @@ class Submits(Generic[Rows, Account]):
         *,
         done: Callable[[list[SubmitResult]], None],
         failed: Callable[[HeadgateError], None],
+        declared: JobRules | None = None,
     ) -> None:
-        """Queue one frame of a stream; its plain jobs have the first indexes.
+        """Queue one frame of a stream; its plain jobs have the first indexes, and `declared` is about them.
 
         After the commit `done` gets the jobs that were not created with the id they were sent with; `failed` is called
         instead if nothing was written. Raises when the frame is refused as a whole: then neither is called.
@@ -160,7 +163,7 @@ class Submits(Generic[Rows, Account]):
         indexes, ids, refused = list[int](), list[bytes](), list[SubmitResult]()
         if plain is not None:
             try:
-                rows = await self._fill_plain(caller, plain)
+                rows = await self._fill_plain(caller, plain, declared)
                 indexes, ids = list(range(first)), list(plain.ids)
             except (InvalidInput, PermissionDenied, QuotaExceeded) as error:
                 if not jobs:
@@ -200,7 +203,7 @@ class Submits(Generic[Rows, Account]):
         caller.allowed([submission.topic])
         return submission
 
-    async def _fill_plain(self, caller: Identity, plain: PlainJobs) -> Rows:
+    async def _fill_plain(self, caller: Identity, plain: PlainJobs, declared: JobRules | None) -> Rows:
         check_topic(plain.topic)
         caller.allowed([plain.topic])
         if not plain.ids:
@@ -209,6 +212,11 @@ class Submits(Generic[Rows, Account]):
             raise InvalidInput("plain.payloads", f"{len(plain.payloads)} payloads for {len(plain.ids)} ids")
         if plain.priorities and len(plain.priorities) != len(plain.ids):
             raise InvalidInput("plain.priorities", f"{len(plain.priorities)} priorities for {len(plain.ids)} ids")
+        if plain.unset_priorities and max(plain.unset_priorities) >= len(plain.priorities):
+            raise InvalidInput(
+                "plain.unset_priorities",
+                f"has index {max(plain.unset_priorities)}, and there are {len(plain.priorities)} priorities",
+            )
         if not are_job_ids(plain.ids):
             raise InvalidInput("plain.ids", "must each be the 16 bytes of a UUID of version 7")
         longest = max(map(len, plain.payloads), default=0)
@@ -223,6 +231,8 @@ class Submits(Generic[Rows, Account]):
             list(plain.payloads),
             list(plain.priorities),
             new_id=plain.new_id,
+            unset_priorities=plain.unset_priorities,
+            declared=declared,
         )
 
     async def _fill(
@@ -302,6 +312,7 @@ def _check_plain_counts(plain: PlainJobs) -> int:
         ("ids", len(plain.ids)),
         ("payloads", len(plain.payloads)),
         ("priorities", len(plain.priorities)),
+        ("unset_priorities", len(plain.unset_priorities)),
     ):
         if count > limits.SUBMIT_FLUSH_MAX_ROWS:
             raise TooLarge(f"plain.{name}", size=count, limit=limits.SUBMIT_FLUSH_MAX_ROWS, unit="jobs")

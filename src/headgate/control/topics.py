@@ -1,40 +1,71 @@
-"""Topics: read their rules, limits and counts; change them at run time."""
+"""Topics: read their rules, limits and counts; change them at run time; store what handlers declare.
+
+What an operator has set wins until it is released; else the newest declaration counts; else the default
+(domain/topic_rules.py). A conflict is a worker that is connected and declares something else than what counts. It is
+logged once, and `get` shows it while it lasts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headgate.control.ports import TopicStore
-from headgate.domain.errors import InvalidInput
+from headgate.domain import limits
+from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import Identity
-from headgate.domain.jobs import TopicRules
-from headgate.domain.retention import KEEP_RULES
-from headgate.domain.topic_limits import TopicLimits
-from headgate.domain.validation import check_topic
+from headgate.domain.topic_rules import (
+    LIMITS,
+    NAMES,
+    RULES,
+    SOURCE_MAX_CHARS,
+    Declaration,
+    checked_declaration,
+    default_of,
+    pair_of,
+)
+from headgate.domain.validation import check_text, check_topic, check_worker_id
 from headgate.domain.views import TopicView
 
-RULES: Final = ("max_attempts", "retry", "ageing_step", *KEEP_RULES)
-LIMITS: Final = tuple(TopicLimits.__slots__)
+log = logging.getLogger("headgate.topics")
+
+Connected = Callable[[str], Awaitable[frozenset[str]]]
+"""The ids of a tenant's workers that are connected, to any instance."""
+_HINT: Final = f"there are {', '.join(NAMES)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredTopic:
+    """What became of one declaration."""
+
+    name: str
+    changed: bool = False
+    version: int = 0
+    overridden: Sequence[str] = ()  # declared, but an operator's value counts
+    conflict: Declaration | None = None
 
 
 class Topics:
     """Topics of the caller's tenant; a token for some topics sees and changes only those."""
 
-    def __init__(self, store: TopicStore, *, on_change: Callable[[int], None]) -> None:
+    def __init__(self, store: TopicStore, *, on_change: Callable[[int], None], connected: Connected) -> None:
         self._store = store
         self._on_change = on_change  # called with the topic's number: blocked jobs may start now
+        self._connected = connected
 
     async def page(self, identity: Identity, *, after: str = "", limit: int = 100) -> tuple[list[TopicView], str]:
         """A page by name, and the name after which the next one begins; empty on the last page."""
         names = None if identity.topics is None else sorted(identity.topics)
         found = await self._store.list_topics(identity.tenant, names=names, after=after, limit=limit)
-        return found, found[-1].name if len(found) == limit else ""
+        return await self._with_conflicts(identity, found), found[-1].name if len(found) == limit else ""
 
     async def get(self, identity: Identity, name: str) -> TopicView:
         """One topic. Raises NotFound."""
         identity.allowed([check_topic(name)])
-        return await self._store.get_topic(identity.tenant, name)
+        (view,) = await self._with_conflicts(identity, [await self._store.get_topic(identity.tenant, name)])
+        return view
 
     async def set(
         self,
@@ -45,15 +76,15 @@ class Topics:
         clear: Sequence[str] = (),
         reason: str = "",
     ) -> TopicView:
-        """Change the settings given and leave the others; a topic that does not exist is created."""
+        """Set the values given, as an operator, and leave the others; a topic that does not exist is created."""
         identity.allowed([check_topic(name)])
         wanted = dict(changes)
         for one in clear:
-            if one not in (*RULES, *LIMITS):
-                raise InvalidInput("clear", f'no setting "{one}"', hint=", ".join((*RULES, *LIMITS)))
+            if one not in NAMES:
+                raise InvalidInput("clear", f'no setting "{one}"', hint=", ".join(NAMES))
             if one in wanted:
                 raise InvalidInput("clear", f'"{one}" is also given a value', hint="set it or clear it")
-            wanted[one] = cleared(one)
+            wanted[one] = default_of(one)
         view = await self._store.set_topic(
             identity.tenant,
             name,
@@ -63,12 +94,95 @@ class Topics:
             reason=reason,
         )
         self._on_change(view.no)
-        return view
+        (shown,) = await self._with_conflicts(identity, [view])
+        return shown
+
+    async def release(
+        self, identity: Identity, name: str, settings: Sequence[str] = (), *, reason: str = ""
+    ) -> TopicView:
+        """Take back what operators have set: for these settings, or all. Raises NotFound."""
+        identity.allowed([check_topic(name)])
+        for one in settings:
+            if one not in NAMES:
+                raise InvalidInput("settings", f'no setting "{one}"', hint=_HINT)
+        view = await self._store.release_topic(
+            identity.tenant, name, settings=settings, actor=identity.subject, reason=reason
+        )
+        self._on_change(view.no)
+        (shown,) = await self._with_conflicts(identity, [view])
+        return shown
+
+    async def declare(
+        self, identity: Identity, declared: Sequence[tuple[str, Mapping[str, object]]], *, source: str, worker: str
+    ) -> list[DeclaredTopic]:
+        """Store what the handlers of a worker declare, all of it checked first; answers in the same order.
+
+        Topics that the token does not permit are left out, as when a worker asks for jobs.
+        """
+        check_text(source, field="source", high=SOURCE_MAX_CHARS)
+        check_worker_id(worker)
+        if len(declared) > limits.DECLARATIONS_MAX:
+            raise TooLarge("topics", size=len(declared), limit=limits.DECLARATIONS_MAX, unit="topics")
+        permitted = set(identity.allowed([check_topic(name) for name, _ in declared])) if declared else set()
+        checked = [(name, _checked(name, rules)) for name, rules in declared if name in permitted]
+        connected = await self._connected(identity.tenant)
+        return [
+            await self._declare(identity, name, rules, source=source, worker=worker, connected=connected)
+            for name, rules in checked
+        ]
+
+    async def _declare(
+        self,
+        identity: Identity,
+        name: str,
+        rules: Mapping[str, object],
+        *,
+        source: str,
+        worker: str,
+        connected: frozenset[str],
+    ) -> DeclaredTopic:
+        stored = await self._store.declare_topic(
+            identity.tenant, name, rules, source=source, worker=worker, actor=identity.subject
+        )
+        if stored is None:
+            return DeclaredTopic(name=name)
+        sources, changed = stored
+        declared, conflict = sources.declarations[0], sources.conflict(connected - {worker})
+        if conflict is not None:
+            pair = pair_of(declared, conflict)
+            if sources.reported != pair and await self._store.conflict_reported(identity.tenant, name, pair):
+                _report_conflict(identity.tenant, name, declared, conflict)
+        return DeclaredTopic(
+            name=name,
+            changed=changed,
+            version=declared.version,
+            overridden=sources.overridden(),
+            conflict=conflict,
+        )
+
+    async def _with_conflicts(self, identity: Identity, found: list[TopicView]) -> list[TopicView]:
+        if all(len(view.sources.declarations) < 2 for view in found):
+            return found
+        connected = await self._connected(identity.tenant)
+        return [replace(view, conflict=view.sources.conflict(connected)) for view in found]
 
 
-def cleared(name: str) -> object:
-    """The default of a setting."""
-    if name in RULES:
-        default = TopicRules()
-        return {"max_attempts": default.max_attempts, "retry": default.policy}.get(name)
-    return getattr(TopicLimits(), name)
+def _checked(name: str, rules: Mapping[str, object]) -> dict[str, object]:
+    try:
+        return checked_declaration(rules)
+    except InvalidInput as error:
+        raise InvalidInput(f"topics[{name}].{error.field}", error.problem, hint=error.hint) from None
+
+
+def _report_conflict(tenant: str, name: str, counts: Declaration, other: Declaration) -> None:
+    differing = sorted(
+        one
+        for one in {*counts.rules, *other.rules}
+        if (one in counts.rules, counts.rules.get(one)) != (one in other.rules, other.rules.get(one))
+    )
+    log.warning(
+        "topic_rules_conflict tenant=%s topic=%s rules=%s declared_by=%s worker=%s other=%s other_worker=%s "
+        'effect="the newest declaration counts"',
+        *(tenant, name, ",".join(differing)),
+        *(counts.source, counts.workers[0], other.source, other.workers[0]),
+    )

@@ -30,6 +30,8 @@ class TopicRules:
 
     max_attempts: int = limits.MAX_ATTEMPTS_DEFAULT
     policy: RetryPolicy = field(default_factory=RetryPolicy)
+    priority: int = limits.PRIORITY_DEFAULT
+    time_limit: timedelta | None = None  # of one attempt; None: what its handler declares; 0: no limit
     ageing_step: timedelta | None = None  # None: strict priority
     keep_completed: timedelta | None = None  # how long finished jobs are kept; None: the rule for all topics
     keep_dead: timedelta | None = None
@@ -38,11 +40,31 @@ class TopicRules:
     def __post_init__(self) -> None:
         check.check_max_attempts(self.max_attempts)
         _check_policy(self.policy)
+        check.check_priority(self.priority)
+        if self.time_limit is not None:
+            check.check_time_limit(self.time_limit)
         if self.ageing_step is not None:
             check.check_ageing_step(self.ageing_step)
         for name in KEEP_RULES:
             if getattr(self, name) is not None:
                 check_keep(getattr(self, name), field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRules:
+    """What the handler of a topic declares, as a producer knows it; counts until rules are stored for it."""
+
+    priority: int | None = None
+    max_attempts: int | None = None
+    policy: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.priority is not None:
+            check.check_priority(self.priority)
+        if self.max_attempts is not None:
+            check.check_max_attempts(self.max_attempts)
+        if self.policy is not None:
+            _check_policy(self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +75,13 @@ class Submission:
     topic: TopicName
     id: JobId
     payload: bytes = b""
-    priority: int = limits.PRIORITY_DEFAULT
+    priority: int | None = None  # None: the topic's
     delay: timedelta | None = None  # counted from the database's clock at submit
     run_at: datetime | None = None  # not together with delay; a past time means now
     deadline: datetime | timedelta | None = None  # not started after this; a span as that of delay
     max_attempts: int | None = None  # None: the topic's
     policy: RetryPolicy | None = None  # None: the topic's
+    declared: JobRules | None = None  # in place of rules that are not stored for the topic
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)  # kept as an unchangeable copy
     tags: Sequence[str] = ()
     key: str | None = None  # within the topic
@@ -81,7 +104,8 @@ class Submission:
         check.check_topic(self.topic)
         check.check_payload(self.payload)
         self._keep("id", parse_job_id(self.id))
-        self._keep("priority", check.check_priority(self.priority))
+        if self.priority is not None:
+            self._keep("priority", check.check_priority(self.priority))
         if self.delay is not None and self.run_at is not None:
             raise InvalidInput("run_at", "cannot be given together with delay", hint="give one of the two")
         if self.delay is not None:
@@ -151,18 +175,28 @@ def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRule
     """The rules with some of them replaced; raises InvalidInput."""
     attempts = changes.get("max_attempts", rules.max_attempts)
     policy, step = changes.get("retry", rules.policy), changes.get("ageing_step", rules.ageing_step)
+    priority, time_limit = changes.get("priority", rules.priority), changes.get("time_limit", rules.time_limit)
     if not isinstance(attempts, int):
         raise InvalidInput("max_attempts", f"must be an int, got {attempts!r}")
     if not isinstance(policy, RetryPolicy):
         raise InvalidInput("retry", f"must be a RetryPolicy, got {policy!r}")
     if step is not None and not isinstance(step, timedelta):
         raise InvalidInput("ageing_step", f"must be a timedelta, got {step!r}")
+    if time_limit is not None:
+        time_limit = check.check_time_limit(time_limit)
     keep = {
         name: None if value is None else check_keep(value, field=name)
         for name in KEEP_RULES
         for value in [changes.get(name, getattr(rules, name))]
     }
-    return TopicRules(max_attempts=attempts, policy=policy, ageing_step=step, **keep)
+    return TopicRules(
+        max_attempts=attempts,
+        policy=policy,
+        priority=check.check_priority(priority),
+        time_limit=time_limit,
+        ageing_step=step,
+        **keep,
+    )
 
 
 def _check_policy(value: object) -> None:

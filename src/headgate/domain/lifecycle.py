@@ -86,14 +86,15 @@ def submit(
 ) -> JobRecord:
     """Make the job. `position` is its place in the flush, added as µs: one clock read per flush keeps FIFO order."""
     run_at = submission.due_at(now)
-    rank_class, offset_us = rank_of(submission.priority, rules.ageing_step)
+    priority = rules.priority if submission.priority is None else submission.priority
+    rank_class, offset_us = rank_of(priority, rules.ageing_step)
     return JobRecord(
         id=submission.id,
         state=State.BLOCKED if blocked else _waiting(run_at, now),
         run_at=run_at,
         max_attempts=submission.max_attempts or rules.max_attempts,
         policy=submission.policy or rules.policy,
-        priority=submission.priority,
+        priority=priority,
         rank_class=rank_class,
         rank_at=unix_us(now) + position + offset_us,
     )

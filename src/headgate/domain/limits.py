@@ -87,6 +87,8 @@ HELD_MAX: Final = 100_000
 """Jobs that one worker session may hold."""
 VERB_MAX_JOBS: Final = 1_000
 """Jobs named in one call of an operator's verb; more are a filter's affair, which goes in chunks."""
+DECLARATIONS_MAX: Final = 1_000
+"""Topics that a worker declares in one call."""
 PAGE_MAX: Final = 1_000
 PAGE_DEFAULT: Final = 50
 

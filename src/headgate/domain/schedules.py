@@ -130,7 +130,7 @@ class ScheduleSpec:
     topic: str
     timing: Timing
     payload: bytes = b""
-    priority: int = limits.PRIORITY_DEFAULT
+    priority: int | None = None  # None: the topic's
     max_attempts: int | None = None  # None: the topic's
     policy: RetryPolicy | None = None  # None: the topic's
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -145,7 +145,8 @@ class ScheduleSpec:
     def __post_init__(self) -> None:
         check.check_topic(self.topic)
         check.check_payload(self.payload)
-        check.check_priority(self.priority)
+        if self.priority is not None:
+            check.check_priority(self.priority)
         if self.max_attempts is not None:
             check.check_max_attempts(self.max_attempts)
         if self.policy is not None and not isinstance(self.policy, RetryPolicy):

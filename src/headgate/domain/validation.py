@@ -194,6 +194,11 @@ def check_ageing_step(value: object, *, field: str = "ageing_step") -> timedelta
     return _span(value, field=field, low=limits.AGEING_STEP_MIN, high=limits.AGEING_STEP_MAX)
 
 
+def check_time_limit(value: object, *, field: str = "time_limit") -> timedelta:
+    """Accept how long one attempt may take; 0 means no limit."""
+    return check_span(value, field=field, low=timedelta(0), high=limits.DELAY_MAX_MS * MILLISECOND)
+
+
 def check_aware(value: object, *, field: str) -> datetime:
     """Accept a point in time that says which zone it is in."""
     if not isinstance(value, datetime):

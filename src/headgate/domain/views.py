@@ -15,6 +15,7 @@ from headgate.domain.retention import RetentionStatus
 from headgate.domain.schedules import ScheduleSpec
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.topic_limits import TopicLimits
+from headgate.domain.topic_rules import Declaration, RuleSources
 
 # ---------------------------------------------------------------------- jobs
 
@@ -117,6 +118,8 @@ class TopicView:
     created_at: datetime
     rules: TopicRules
     limits: TopicLimits
+    sources: RuleSources = field(default_factory=RuleSources)
+    conflict: Declaration | None = None  # of a worker that is connected now
     changed_at: datetime | None = None
     running: int | None = None
     tokens: float | None = None

@@ -16,6 +16,7 @@ from headgate.domain.ids import parse_job_id
 from headgate.domain.limits import BATCH_EXPIRY_DEFAULT
 from headgate.domain.validation import check_tenant, check_topic
 from headgate.sdk.addresses import addresses_of, trust_of
+from headgate.sdk.background import store_declared
 from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.codec import body_of
 from headgate.sdk.connection import TENANT, Connection
@@ -23,12 +24,13 @@ from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, SyncHandle,
 from headgate.sdk.hooks import HookDecorators
 from headgate.sdk.io_thread import new_loop
 from headgate.sdk.job import Job
-from headgate.sdk.options import JobOptions, Prepared, prepared
+from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.outcomes import Seconds
+from headgate.sdk.rules import Declared, HandlerOptions, check_source, declare, handler_options, source_of
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
-from headgate.sdk.schedules import SOURCE, Declared, ScheduleDecorator, SyncReport, sync, sync_beside
+from headgate.sdk.schedules import SOURCE, DeclaredSchedule, ScheduleDecorator, SyncReport, sync
 from headgate.sdk.submitting import Bound, submit, submit_many
-from headgate.sdk.tasks import AsyncTask, PlainTask, RunIn, Task, is_async
+from headgate.sdk.tasks import AsyncTask, BadPayload, PlainTask, RunIn, Task, is_async
 
 if TYPE_CHECKING:
     from headgate.sdk.admin import Admin
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from headgate.sdk.sync import SyncHeadgate
     from headgate.sdk.testing import Box
     from headgate.sdk.worker import Worker, WorkerOptions
+    from headgate.wire import topics_pb2 as pb
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +52,7 @@ class _Kind(TypedDict):
 
     run_in: RunIn | None
     time_limit: Seconds | None
+    bad_payload: BadPayload
 
 
 class Headgate(HookDecorators):
@@ -58,6 +62,7 @@ class Headgate(HookDecorators):
     `token` is what they know you by (default HEADGATE_TOKEN). For TLS with a private authority, `ca` names its PEM file
     (default HEADGATE_CA); `certificate` and `key` (HEADGATE_CERT, HEADGATE_KEY) are for servers that ask for yours.
     `tenant` (default HEADGATE_TENANT, else "default") is for `submit_in` only: servers take it from the token.
+    `app` names this program where what its handlers declare is stored (default: the module that they share).
     Nothing is opened before the first submit, read or work.
     It may be used from any thread and any number of event loops, and in the children of a fork that came before its
     first use.
@@ -72,6 +77,7 @@ class Headgate(HookDecorators):
         certificate: str | Path | None = None,
         key: str | Path | None = None,
         tenant: str | None = None,
+        app: str | None = None,
     ) -> None:
         super().__init__()
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
@@ -81,7 +87,8 @@ class Headgate(HookDecorators):
         of_tenant = check_tenant(os.environ.get("HEADGATE_TENANT", TENANT) if tenant is None else tenant)
         self._connection = Connection(addresses, token=secret, tenant=of_tenant)
         self._tasks: dict[str, Task[Any, Any]] = {}
-        self._schedules: dict[str, Declared] = {}
+        self._schedules: dict[str, DeclaredSchedule] = {}
+        self._app = check_source(app)
 
     # --- registering -------------------------------------------------------------------------------------------------
 
@@ -91,19 +98,29 @@ class Headgate(HookDecorators):
         *,
         run_in: RunIn | None = None,
         time_limit: Seconds | None = None,
-        **options: Unpack[JobOptions],
+        bad_payload: BadPayload = "fail",
+        **options: Unpack[HandlerOptions],
     ) -> JobDecorator:
         """Register the decorated function as the handler of `topic`; it becomes a `Task`, which can be submitted.
 
         `async def` runs on the worker's event loop, `def` in a thread, `def` with `run_in="process"` in a process
-        of its own. A parameter annotated `Job` gets the context. `options` are the defaults of what is submitted.
+        of its own. A parameter annotated `Job` gets the context.
+
+        `options` are of two kinds (`HandlerOptions`). Rules and limits of the topic, such as `max_attempts`, `retry`
+        and `max_running`, are stored by the worker when it starts, and count for every producer: SQL, the command line,
+        other languages. Operators can change them (`headgate topic set`). The others, such as `tags`, are defaults of
+        what is submitted through this task.
 
         `time_limit` bounds one attempt, from the moment its handler begins. Then an async handler is cancelled, one in
         a process interrupted and, if need be, its process ended; the attempt fails as TimeLimitExceeded and is retried
         by its policy. A thread can only be asked (`job.cancelled`): if it does not end, the attempt fails all the same,
         and its slot is lost until the function returns.
+
+        A payload that does not fit the parameters never will: the job is dead at once. With `bad_payload="retry"` it
+        is retried like any failure, for a new version of the worker to accept it.
         """
-        return JobDecorator(self, topic, _Kind(run_in=run_in, time_limit=time_limit), prepared(**options))
+        kind = _Kind(run_in=run_in, time_limit=time_limit, bad_payload=bad_payload)
+        return JobDecorator(self, topic, kind, handler_options(options, time_limit=time_limit))
 
     def register(
         self,
@@ -112,10 +129,12 @@ class Headgate(HookDecorators):
         *,
         run_in: RunIn | None = None,
         time_limit: Seconds | None = None,
-        **options: Unpack[JobOptions],
+        bad_payload: BadPayload = "fail",
+        **options: Unpack[HandlerOptions],
     ) -> Task[..., Any]:
         """As the decorator, for a function defined elsewhere."""
-        return self._add(topic, function, _Kind(run_in=run_in, time_limit=time_limit), prepared(**options))
+        kind = _Kind(run_in=run_in, time_limit=time_limit, bad_payload=bad_payload)
+        return self._add(topic, function, kind, handler_options(options, time_limit=time_limit))
 
     def cron(
         self,
@@ -159,9 +178,10 @@ class Headgate(HookDecorators):
         """The registered tasks by topic."""
         return dict(self._tasks)
 
-    def _add(self, topic: str, function: Callable[..., object], kind: _Kind, options: Prepared) -> Task[..., Any]:
+    def _add(self, topic: str, function: Callable[..., object], kind: _Kind, declared: Declared) -> Task[..., Any]:
+        rules, options = declared
         made = AsyncTask if is_async(function) else PlainTask
-        task: Task[..., Any] = made(self._connection, topic, function, **kind, options=options)
+        task: Task[..., Any] = made(self._connection, topic, function, **kind, options=options, rules=rules)
         if other := self._tasks.get(task.topic):
             raise InvalidInput("topic", f'"{topic}" is handled by {other.name} already', hint="a topic has one handler")
         self._tasks[task.topic] = task
@@ -291,9 +311,12 @@ class Headgate(HookDecorators):
         from headgate.sdk.worker import Worker
 
         worker = Worker(self._connection, self._tasks, self._hooks, **options)
-        if self._schedules:
-            worker.beside = lambda: sync_beside(self)
+        worker.beside = lambda: store_declared(self, worker)
         return worker
+
+    async def _declare(self, worker: Worker) -> list[pb.DeclaredTopic]:
+        source = source_of(self._tasks.values(), self._app)
+        return await declare(self._connection, worker.tasks, source=source, worker_id=worker.worker_id)
 
     async def work(self, **options: Unpack[WorkerOptions]) -> None:
         """Run the registered tasks until this call is cancelled, or fails with an error that a retry cannot fix."""
@@ -331,8 +354,8 @@ class JobDecorator:
     default: `*, job: Job = this_job`. Called directly, the task has the type of the function as it was written.
     """
 
-    def __init__(self, app: Headgate, topic: str, kind: _Kind, options: Prepared) -> None:
-        self._app, self._topic, self._kind, self._options = app, topic, kind, options
+    def __init__(self, app: Headgate, topic: str, kind: _Kind, declared: Declared) -> None:
+        self._app, self._topic, self._kind, self._declared = app, topic, kind, declared
 
     # The overlaps are meant: what returns a coroutine is a case of what returns anything, and the first match counts.
     @overload
@@ -349,4 +372,4 @@ class JobDecorator:
     def __call__(self, function: Callable[P, R]) -> PlainTask[P, R, P]: ...
     def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
         """Register the function."""
-        return self._app._add(self._topic, function, self._kind, self._options)
+        return self._app._add(self._topic, function, self._kind, self._declared)

@@ -18,7 +18,7 @@ import msgspec
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, shown
 from headgate.sdk.codec import check_plain, decode, decoder_of, encode, is_loose, readable
-from headgate.sdk.errors import PayloadError
+from headgate.sdk.errors import PayloadError, UndecodablePayload
 from headgate.sdk.job import Job
 
 _KINDS = inspect.Parameter
@@ -37,6 +37,7 @@ class Arguments:
         except (TypeError, ValueError, NameError) as error:
             raise InvalidInput(name, f"has a signature that cannot be read ({error})") from None
         self.returns: Any = hints.get("return", Any)
+        self.loose_result = is_loose(self.returns)  # what is returned may not come back as it was
         parameters = signature.parameters
         self.job_name = _job_parameter(parameters, hints, name)
         rest = [p for p in parameters.values() if p.name != self.job_name]
@@ -106,19 +107,25 @@ class Arguments:
     # --- worker ----------------------------------------------------------------------------------------------------
 
     def call(self, function: Callable[..., Any], job: Job) -> Any:
-        """Decode the job's payload and call the function with it; a PayloadError says what does not fit."""
+        """Decode the job's payload and call the function with it; UndecodablePayload says what does not fit."""
         if self.raw:
             return function(job) if self._job_first else function(**{self.job_name or "": job})
         try:
             decoded = self._decode(job.payload)
         except Exception:  # noqa: BLE001 -- as above
-            decoded = decode(job.payload, self._decoder, what=self._name)
+            decoded = self._decode_slowly(job.payload)
         named = asdict(decoded)
         if self._simple:
             if self.job_name is not None and not self._job_first:
                 named[self.job_name] = job
             return function(job, **named) if self._job_first else function(**named)
         return self._call_bound(function, job, named)
+
+    def _decode_slowly(self, payload: bytes) -> Any:
+        try:
+            return decode(payload, self._decoder, what=self._name)
+        except PayloadError as error:  # apart from one that the handler itself may raise: it did not run
+            raise UndecodablePayload(error.path, error.problem, hint=error.hint) from None
 
     def _call_bound(self, function: Callable[..., Any], job: Job, named: dict[str, Any]) -> Any:
         args: list[object] = [job] if self._job_first else []

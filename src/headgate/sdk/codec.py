@@ -20,7 +20,7 @@ import msgspec
 from headgate.domain import limits
 from headgate.domain.errors import TooLarge
 from headgate.domain.validation import check_payload, shown
-from headgate.sdk.errors import PayloadError
+from headgate.sdk.errors import PayloadError, UnstorableResult
 
 _DEEPEST: Final = 100  # deeper than this is a cycle, or a mistake
 _BELOW: Final = "\0"  # between a model's complaint and the path within the model: msgspec passes on text only
@@ -127,14 +127,47 @@ def body_of(payload: object) -> bytes:
     return check_payload(encode(payload, path="payload"))
 
 
-def encode_result(value: object) -> bytes:
-    """Encode what a handler returned; None is no result at all, and costs nothing on the wire."""
+def encode_result(value: object, *, loose: bool = False) -> bytes:
+    """Encode what a handler returned; None is no result at all, and costs nothing on the wire.
+
+    `loose`: its annotation does not say what comes back, so bytes would come back as the base64 text that JSON has.
+    """
     if value is None:
         return b""
-    raw = encode(value, path="result")
+    if loose:
+        _refuse_bytes(value, path="result")
+    try:
+        raw = encode_unchecked(value)
+    except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError):
+        raise _unstorable(value) from None
     if len(raw) > limits.RESULT_MAX_BYTES:
         raise TooLarge("result", size=len(raw), limit=limits.RESULT_MAX_BYTES, hint="store it elsewhere, return a name")
     return raw
+
+
+def _unstorable(value: object) -> UnstorableResult:
+    try:
+        encode(value, path="result")
+    except PayloadError as error:
+        return UnstorableResult(error.path, error.problem, hint=error.hint)
+    return UnstorableResult("result", "cannot be encoded as JSON")  # it could be, the second time
+
+
+def _refuse_bytes(value: object, *, path: str, depth: int = 0) -> None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise UnstorableResult(
+            path,
+            f"is {type(value).__name__}, and the caller would get base64 text",
+            hint="annotate the function with what it returns (-> bytes), or return text",
+        )
+    if depth > _DEEPEST:  # the encoder says what is wrong with it
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_bytes(inner, path=f"{path}.{key}", depth=depth + 1)
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            _refuse_bytes(inner, path=f"{path}[{at}]", depth=depth + 1)
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[Any], *, what: str) -> Any:

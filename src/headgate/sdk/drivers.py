@@ -29,15 +29,16 @@ SELECT CAST(s.job_id AS text), s.created
            tenant text, priority int, delay interval, run_at timestamptz, max_attempts int, key text,
            key_window interval, id uuid, headers jsonb, tags text[], limit_key text, deadline timestamptz,
            deadline_in interval, unique_key text, on_conflict text, debounce_max interval, depends_on uuid[],
-           needs text, on_parent_failure text, batch uuid, retry jsonb)
+           needs text, on_parent_failure text, batch uuid, retry jsonb, declared jsonb)
  CROSS JOIN LATERAL headgate.submit_returning(
-           CAST({topic} AS text), CAST({payload} AS bytea), tenant => o.tenant, priority => coalesce(o.priority, 0),
+           CAST({topic} AS text), CAST({payload} AS bytea), tenant => o.tenant, priority => o.priority,
            delay => o.delay, run_at => o.run_at, max_attempts => o.max_attempts, key => o.key,
            key_window => coalesce(o.key_window, '24 hours'), id => o.id, headers => o.headers, tags => o.tags,
            limit_key => o.limit_key, deadline => coalesce(o.deadline, clock_timestamp() + o.deadline_in),
            unique_key => o.unique_key, on_conflict => coalesce(o.on_conflict, 'keep'), debounce_max => o.debounce_max,
            depends_on => o.depends_on, needs => coalesce(o.needs, 'succeeded'),
-           on_parent_failure => coalesce(o.on_parent_failure, 'cancel'), batch => o.batch, retry => o.retry) AS s"""
+           on_parent_failure => coalesce(o.on_parent_failure, 'cancel'), batch => o.batch, retry => o.retry,
+           declared => o.declared) AS s"""
 """JSON as text, and casts by name: connections may have codecs of their own for jsonb, and a colon is a parameter."""
 _NUMBERED: Final = STATEMENT.format(topic="$1", payload="$2", options="$3")
 _PERCENT: Final = STATEMENT.format(topic="%(topic)s", payload="%(payload)s", options="%(options)s")

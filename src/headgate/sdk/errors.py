@@ -51,6 +51,14 @@ class AmbiguousId(InvalidInput):
         self.ids = tuple(ids)
 
 
+class UndecodablePayload(PayloadError):
+    """The payload of a job does not fit its handler, and never will; `path` is the field that is wrong."""
+
+
+class UnstorableResult(PayloadError):
+    """What a handler returned cannot be stored, or would not come back as it was; `path` says where."""
+
+
 class NotConnected(HeadgateError):
     """No server could be reached within the time the caller allowed; nothing was sent."""
 

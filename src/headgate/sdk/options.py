@@ -75,35 +75,58 @@ KNOWN: Final = frozenset(JobOptions.__annotations__)
 SUBMIT_TIMEOUT: Final = 30.0
 
 
-class Prepared:
-    """Checked options. `plain` if a job has only an id, a payload and a priority."""
+class DeclaredOptions:
+    """What a handler declares of the options of its jobs: rules of the topic, which count until others are stored."""
 
-    __slots__ = ("_template", "given", "id", "plain", "priority", "timeout", "waits")
+    __slots__ = ("given", "message")
 
     def __init__(self, given: JobOptions) -> None:
+        self.given = given
+        self.message = pb.JobRules()
+        if "priority" in given:
+            self.message.priority = priority_of(given["priority"])
+        if "max_attempts" in given:
+            self.message.max_attempts = check.check_max_attempts(given["max_attempts"])
+        if "retry" in given:
+            self.message.retry.CopyFrom(wire_policy(given["retry"]))
+
+
+class Prepared:
+    """Checked options. `plain` if a job has only an id, a payload and a priority.
+
+    `own` is what the producer says, `declared` what the handler does; `given` is both.
+    """
+
+    __slots__ = ("_template", "declared", "given", "id", "own", "plain", "priority", "timeout", "waits")
+
+    def __init__(self, given: JobOptions, declared: DeclaredOptions | None = None) -> None:
         unknown = sorted(given.keys() - KNOWN)
         if unknown:
             raise InvalidInput("options", f"has no {', '.join(unknown)}", hint=f"there are {', '.join(sorted(KNOWN))}")
-        self.given = given
+        self.own, self.declared = given, declared
+        self.given = given if declared is None else JobOptions(**{**declared.given, **given})
         self.timeout = _timeout(given.get("timeout", SUBMIT_TIMEOUT))
         self.waits = _waits(given.get("when_busy", "wait"))
         self.id: JobId | None = parse_job_id(given["id"]) if "id" in given else None
-        self.priority = priority_of(given.get("priority", 0))
+        self.priority: int | None = priority_of(given["priority"]) if "priority" in given else None
         # An id given by the caller may have been sent before, by another process: only NewJob can say so.
         self.plain = not (given.keys() - {"priority", "timeout", "when_busy"})
         self._template = _template(given)
-        self._template.priority = self.priority
+        if self.priority is not None:
+            self._template.priority = self.priority
+        if declared is not None:
+            self._template.declared.CopyFrom(declared.message)
 
     def over(self, more: JobOptions) -> Prepared:
         """These options with some of them replaced; the same object if there is nothing to replace."""
         if not more:
             return self
-        merged = JobOptions(**{**self.given, **more})
+        merged = JobOptions(**{**self.own, **more})
         if "delay" in more and "run_at" not in more:
             merged.pop("run_at", None)
         if "run_at" in more and "delay" not in more:
             merged.pop("delay", None)
-        return Prepared(merged)
+        return Prepared(merged, self.declared)
 
     def new_job(self, topic: str, raw_id: bytes, payload: bytes) -> pb.NewJob:
         """One job with these options."""

@@ -91,7 +91,10 @@ def spec(
     defaults: Prepared | None = None,
     source: str = "",
 ) -> pb.ScheduleSpec:
-    """A schedule as it is sent; `defaults` are the options of the task it submits."""
+    """A schedule as it is sent; `defaults` are the options of the task it submits.
+
+    What its handler declares is no part of it: a job of a schedule gets the rules of its topic, as any other.
+    """
     unknown = sorted(options.keys() - KNOWN)
     if unknown:
         raise InvalidInput("options", f"has no {', '.join(unknown)}", hint=f"there are {', '.join(sorted(KNOWN))}")
@@ -103,7 +106,7 @@ def spec(
         topic=topic,
         timing=when,
         payload=payload,
-        priority=job.priority,
+        priority=job.priority if job.HasField("priority") else None,
         max_attempts=job.max_attempts,
         retry=job.retry if job.HasField("retry") else None,
         headers=job.headers,

@@ -7,25 +7,19 @@ is stored as declared is not written again; what is no longer declared is report
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from random import uniform
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import check_schedule_name
 from headgate.domain.validation import shown
 from headgate.sdk.admin.schedules import Schedules
 from headgate.sdk.connection import Connection
-from headgate.sdk.errors import RETRIED, Forbidden, NotAcknowledged, NotConnected, ServerError
 from headgate.sdk.schedule_specs import ScheduleOptions, spec
 from headgate.sdk.tasks import Task
 from headgate.wire import schedules_pb2 as pb
-
-if TYPE_CHECKING:
-    from headgate.sdk.app import Headgate
 
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 
@@ -34,7 +28,7 @@ SOURCE: Final = "code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class DeclaredSchedule:
     """One schedule declared in code."""
 
     name: str
@@ -56,7 +50,7 @@ class ScheduleDecorator:
 
     def __init__(
         self,
-        declared: dict[str, Declared],
+        declared: dict[str, DeclaredSchedule],
         when: pb.Timing,
         name: str | None,
         arguments: Mapping[str, object] | None,
@@ -77,7 +71,7 @@ class ScheduleDecorator:
         if name in self._declared:
             raise InvalidInput("name", f'"{name}" is declared already', hint="give each schedule a name of its own")
         payload = task.payload_of(self._arguments or {})
-        self._declared[name] = Declared(
+        self._declared[name] = DeclaredSchedule(
             name=name,
             spec=spec(task.topic, self._when, payload, self._options, defaults=task.options, source=SOURCE),
         )
@@ -85,7 +79,7 @@ class ScheduleDecorator:
 
 
 async def sync(
-    connection: Connection, declared: Mapping[str, Declared], *, source: str = SOURCE, prune: bool = False
+    connection: Connection, declared: Mapping[str, DeclaredSchedule], *, source: str = SOURCE, prune: bool = False
 ) -> SyncReport:
     """Store what is declared, and find what no longer is; safe to run from many workers at once."""
     schedules = Schedules(connection)
@@ -109,35 +103,12 @@ async def sync(
     )
 
 
-async def sync_beside(app: Headgate) -> None:
-    """For a worker: sync once a server can be reached; never fails, and says what it did."""
-    wait = 0.5
-    while True:
-        try:
-            report = await app.sync_schedules()
-        except HeadgateError as error:
-            if not _passes(error):
-                log.warning("schedules_not_stored reason=%s", _in_words(error))
-                return
-            log.debug("schedules_wait error=%s", error)
-        else:
-            if report.changed:
-                log.info("schedules_stored names=%s", ", ".join(report.changed))
-            if report.removed:
-                log.warning(
-                    'schedules_no_longer_declared names=%s hint="headgate schedule sync APP --prune deletes them"',
-                    ", ".join(report.removed),
-                )
-            return
-        await asyncio.sleep(wait * uniform(0.5, 1.0))  # noqa: S311 - jitter
-        wait = min(10.0, wait * 2)
-
-
-def _passes(error: HeadgateError) -> bool:
-    return isinstance(error, NotConnected | NotAcknowledged) or (
-        isinstance(error, ServerError) and error.reported in RETRIED
-    )
-
-
-def _in_words(error: HeadgateError) -> Any:
-    return f"{error} (storing schedules needs the scope operate)" if isinstance(error, Forbidden) else error
+def report(done: SyncReport) -> None:
+    """Log what a worker's sync did."""
+    if done.changed:
+        log.info("schedules_stored names=%s", ", ".join(done.changed))
+    if done.removed:
+        log.warning(
+            'schedules_no_longer_declared names=%s hint="headgate schedule sync APP --prune deletes them"',
+            ", ".join(done.removed),
+        )

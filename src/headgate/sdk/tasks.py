@@ -27,6 +27,7 @@ C = ParamSpec("C")
 """How the function itself is called: its parameters with its `Job`."""
 
 RunIn = Literal["loop", "thread", "process"]
+BadPayload = Literal["fail", "retry"]
 
 
 class Task(Generic[P, R]):
@@ -47,7 +48,9 @@ class Task(Generic[P, R]):
         *,
         run_in: RunIn | None = None,
         time_limit: Seconds | None = None,
+        bad_payload: BadPayload = "fail",
         options: Prepared,
+        rules: Mapping[str, object] | None = None,
     ) -> None:
         """Raises InvalidInput for a function that could not be run or submitted."""
         self.topic = check_topic(topic)
@@ -63,6 +66,10 @@ class Task(Generic[P, R]):
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
         self.run_in = _where(function, run_in, self.name)
         self.time_limit = _limit(time_limit)
+        if bad_payload not in ("fail", "retry"):
+            raise InvalidInput("bad_payload", f'must be "fail" or "retry", got {shown(bad_payload)}')
+        self.bad_payload: BadPayload = bad_payload
+        self.rules = dict(rules or {})  # what it declares for its topic
         self.arguments = Arguments(function, name=self.name.rpartition(".")[2])
         if "options" in inspect.signature(function).parameters:
             raise InvalidInput(self.name, "has a parameter named options, which submit() keeps for itself")

@@ -67,7 +67,7 @@ def _as_json(options: Prepared, tenant: str) -> str:
     """The options by the names of `drivers.STATEMENT`; those that were not given are left out."""
     job = options.new_job("", b"", b"")
     found: dict[str, object] = {"tenant": tenant}
-    if "priority" in options.given:
+    if options.priority is not None:
         found["priority"] = options.priority
     if options.id is not None:
         found["id"] = str(options.id)
@@ -86,6 +86,8 @@ def _as_json(options: Prepared, tenant: str) -> str:
         found["headers"] = dict(job.headers)
     if job.HasField("retry"):
         found["retry"] = _retry(job.retry)
+    if options.declared is not None:
+        found["declared"] = _declared(options.declared.message)
     if job.HasField("unique"):
         found["unique_key"] = job.unique.key
         found["on_conflict"] = OnConflict(job.unique.on_conflict).label
@@ -98,6 +100,18 @@ def _as_json(options: Prepared, tenant: str) -> str:
     if job.batch:
         found["batch"] = str(UUID(bytes=job.batch))
     return msgspec.json.encode(found).decode()
+
+
+def _declared(rules: pb.JobRules) -> dict[str, object]:
+    """What the handler declares: it counts for rules that the topic does not have yet."""
+    found: dict[str, object] = {}
+    if rules.HasField("priority"):
+        found["priority"] = rules.priority
+    if rules.max_attempts:
+        found["max_attempts"] = rules.max_attempts
+    if rules.HasField("retry"):
+        found["retry"] = _retry(rules.retry)
+    return found
 
 
 def _retry(policy: pb.RetryPolicy) -> dict[str, object]:

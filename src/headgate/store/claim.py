@@ -11,7 +11,7 @@ from headgate.domain.arrivals import ClaimNews, RankRange, Seen
 from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import InvalidInput
 from headgate.domain.keyrange import KeyRanges
-from headgate.domain.validation import check_claim_size, check_integer, check_worker_id
+from headgate.domain.validation import MILLISECOND, check_claim_size, check_integer, check_worker_id
 from headgate.domain.workers import worker_id_of
 from headgate.store.arguments import INT32_MAX, check_kind, check_parallel, check_rows, check_tenant_no
 from headgate.store.connect import Connection
@@ -134,3 +134,8 @@ class ClaimCalls(Database):
 
     def topic_name(self, topic_no: int) -> str:
         return self.names.known_topic(topic_no).name
+
+    def time_limit_ms(self, topic_no: int) -> int | None:
+        """Of one attempt by the topic's rule; 0: no limit; None: no rule."""
+        span = self.names.known_topic(topic_no).rules.time_limit
+        return None if span is None else span // MILLISECOND

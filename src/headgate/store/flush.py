@@ -13,10 +13,11 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from headgate.domain import limits
+from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Dependencies
 from headgate.domain.errors import InvalidInput
 from headgate.domain.headers import with_deadline
-from headgate.domain.jobs import Submission, SubmitAnswer, body_digest
+from headgate.domain.jobs import JobRules, Submission, SubmitAnswer, body_digest
 from headgate.domain.rank import rank_of
 from headgate.domain.validation import check_run_at, to_ms
 from headgate.store.arguments import check_parallel
@@ -72,16 +73,18 @@ class SubmitFlush:
         return len(self.ids)
 
     def add(self, job: Submission, topic: Topic, *, policy_no: int | None = None) -> None:
-        """Append one job; `policy_no` is the number of the submission's own policy, if it has one."""
+        """Append one job; `policy_no` is the number of its `own_policy`, if it has one."""
         index = len(self.ids)
         self.tenant_nos.append(topic.tenant_no)
         self.ids.append(job.id)
         self.topic_nos.append(topic.no)
         self.payloads.append(job.payload)
-        rules = topic.rules
-        if job.priority != limits.PRIORITY_DEFAULT:
-            rank_class, offset = rank_of(job.priority, rules.ageing_step)
-            _put(self.priorities, index, job.priority)
+        priority, attempts = defaults_of(topic, job.declared)
+        if job.priority is not None:
+            priority = job.priority
+        if priority != limits.PRIORITY_DEFAULT:
+            rank_class, offset = rank_of(priority, topic.rules.ageing_step)
+            _put(self.priorities, index, priority)
             _put(self.rank_classes, index, rank_class)
             if offset:
                 _put(self.rank_offsets, index, offset)
@@ -89,7 +92,7 @@ class SubmitFlush:
             _put(self.delays_ms, index, to_ms(job.delay))
         if job.run_at is not None:
             _put(self.run_ats, index, job.run_at)
-        attempts = job.max_attempts or rules.max_attempts
+        attempts = job.max_attempts or attempts
         if attempts != limits.MAX_ATTEMPTS_DEFAULT:
             _put(self.max_attempts, index, attempts)
         policy_no = policy_no or topic.policy_no
@@ -116,18 +119,51 @@ class SubmitFlush:
             self.limit_indexes.append(index)
             self.limit_keys.append(job.limit_key)
 
-    def add_plain(self, topic: Topic, ids: Sequence[UUID], payloads: Sequence[bytes], *, new_id: bool = True) -> None:
-        """Append many jobs of one topic with nothing special about them: no work per job."""
+    def add_plain(
+        self,
+        topic: Topic,
+        ids: Sequence[UUID],
+        payloads: Sequence[bytes],
+        *,
+        new_id: bool = True,
+        priorities: Sequence[int] = (),
+        unset_priorities: Sequence[int] = (),
+        declared: JobRules | None = None,
+        policy_no: int | None = None,
+    ) -> None:
+        """Append many jobs of one topic with nothing special about them: no work per job.
+
+        `priorities`: of each, but for the indexes `unset_priorities`; `policy_no`: of the policy in `declared`, if it
+        counts.
+        """
         index = len(self.ids)
         count = len(ids)
+        priority, attempts = defaults_of(topic, declared)
+        policy_no = policy_no or topic.policy_no
         self.tenant_nos += [topic.tenant_no] * count
         self.ids += ids
         self.topic_nos += [topic.no] * count
         self.payloads += payloads
-        if topic.rules.max_attempts != limits.MAX_ATTEMPTS_DEFAULT:
-            self.max_attempts += [None] * (index - len(self.max_attempts)) + [topic.rules.max_attempts] * count
-        if topic.policy_no != DEFAULT_POLICY_NO:
-            self.policy_nos += [None] * (index - len(self.policy_nos)) + [topic.policy_no] * count
+        if priorities and unset_priorities:
+            priorities = list(priorities)
+            for unset in unset_priorities:
+                priorities[unset] = priority
+        elif not priorities and priority != limits.PRIORITY_DEFAULT:
+            priorities = [priority] * count
+        if any(priorities):
+            step = topic.rules.ageing_step
+            ranks = {one: rank_of(one, step) for one in set(priorities)}
+            for column, values in (
+                (self.priorities, priorities),
+                (self.rank_classes, [ranks[one][0] for one in priorities]),
+                (self.rank_offsets, [ranks[one][1] for one in priorities]),
+            ):
+                column += [None] * (index - len(column))
+                column += values
+        if attempts != limits.MAX_ATTEMPTS_DEFAULT:
+            self.max_attempts += [None] * (index - len(self.max_attempts)) + [attempts] * count
+        if policy_no != DEFAULT_POLICY_NO:
+            self.policy_nos += [None] * (index - len(self.policy_nos)) + [policy_no] * count
         if not new_id:
             self.resent_indexes += range(index, index + count)
 
@@ -258,6 +294,26 @@ class SubmitFlush:
 COLUMNS: Final = tuple(column.name for column in fields(SubmitFlush))  # the arguments are the columns, in their order
 
 
+def defaults_of(topic: Topic, declared: JobRules | None) -> tuple[int, int]:
+    """Priority and attempts of jobs without their own: the topic's rules, else what the producer knows as declared."""
+    rules = topic.rules
+    if declared is None or not topic.unruled:
+        return rules.priority, rules.max_attempts
+    priority, attempts = rules.priority, rules.max_attempts
+    if declared.priority is not None and "priority" in topic.unruled:
+        priority = declared.priority
+    if declared.max_attempts is not None and "max_attempts" in topic.unruled:
+        attempts = declared.max_attempts
+    return priority, attempts
+
+
+def own_policy(topic: Topic, given: RetryPolicy | None, declared: JobRules | None) -> RetryPolicy | None:
+    """The retry policy of a job that is not its topic's."""
+    if given is not None or declared is None or "retry" not in topic.unruled:
+        return given
+    return declared.policy
+
+
 async def fill(db: Connection, names: Names, jobs: Iterable[Submission], *, now: datetime | None = None) -> SubmitFlush:
     """Look up the names and lay the jobs out as a flush; `now`, if given, bounds how far ahead a run_at may lie."""
     flush = SubmitFlush()
@@ -266,7 +322,8 @@ async def fill(db: Connection, names: Names, jobs: Iterable[Submission], *, now:
             check_run_at(job.run_at, now=now)
         tenant_no = await names.tenant(db, job.tenant)
         topic = await names.topic(db, tenant_no, job.topic)
-        policy_no = None if job.policy is None else await names.policy_no(db, tenant_no, job.policy)
+        policy = own_policy(topic, job.policy, job.declared)
+        policy_no = None if policy is None else await names.policy_no(db, tenant_no, policy)
         flush.add(job, topic, policy_no=policy_no)
     return flush
 

@@ -10,43 +10,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
+from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput, NotFound, QuotaExceeded
 from headgate.domain.ids import TenantNo, TopicNo
 from headgate.domain.jobs import TopicRules
 from headgate.domain.timestamps import MICROSECOND
-from headgate.domain.validation import check_integer, check_tenant, check_topic, shown
+from headgate.domain.validation import MILLISECOND, check_integer, check_tenant, check_topic, shown
 from headgate.store.arguments import INT32_MAX, check_kind, check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 
 DEFAULT_POLICY_NO: Final = 1
 DEFAULT_POLICY: Final = RetryPolicy()
+_JOB_RULES: Final = ("max_attempts", "retry", "priority")
+RULES_OF_JOBS: Final = frozenset(_JOB_RULES)
 TOPICS: Final = """
-SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, keyed, quota FROM headgate.intern_topics_v1($1, $2)"""
+SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, priority, time_limit_ms, keyed, quota
+  FROM headgate.intern_topics_v1($1, $2)"""
 POLICIES: Final = "SELECT ord, policy_no, quota FROM headgate.intern_policies_v1($1, $2, $3, $4, $5)"
 POLICY: Final = "SELECT tenant_no, kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1"
 # What transactions have written that the snapshot of the last look, $1, does not show: none of them is missed, whenever
 # it commits, and each is read once. The first column is the snapshot of this look. index: topics_changed
 CHANGED: Final = """
-SELECT s.seen, c.tenant_no, c.name, c.topic_no, c.ageing_step_us, c.max_attempts, c.policy_no, c.keyed,
-       c.policy_tenant, c.kind, c.base_ms, c.cap_ms, c.delays_ms
+SELECT s.seen, c.tenant_no, c.name, c.topic_no, c.ageing_step_us, c.max_attempts, c.policy_no, c.priority,
+       c.time_limit_ms, c.keyed, c.policy_tenant, c.kind, c.base_ms, c.cap_ms, c.delays_ms
   FROM (SELECT pg_current_snapshot()::text AS seen) AS s
-  LEFT JOIN (SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no,
-                    coalesce(l.keyed, false) AS keyed, p.tenant_no AS policy_tenant, p.kind, p.base_ms, p.cap_ms,
-                    p.delays_ms
+  LEFT JOIN (SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, t.priority,
+                    t.time_limit_ms, coalesce(l.keyed, false) AS keyed, p.tenant_no AS policy_tenant, p.kind,
+                    p.base_ms, p.cap_ms, p.delays_ms
                FROM headgate.topics t
-               JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
+               LEFT JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
                LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
               WHERE t.changed_by >= pg_snapshot_xmin($1::text::pg_snapshot)
                 AND NOT pg_visible_in_snapshot(t.changed_by, $1::text::pg_snapshot)) AS c ON true"""
 BY_NO: Final = """
-SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, coalesce(l.keyed, false)
+SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, t.priority, t.time_limit_ms,
+       coalesce(l.keyed, false)
   FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no WHERE t.topic_no = $1"""
 
 
@@ -59,7 +63,34 @@ class Topic:
     name: str
     rules: TopicRules
     policy_no: int
+    unruled: frozenset[str] = frozenset()  # rules of jobs that are neither declared nor set: `rules` has the default
     keyed: bool = False  # jobs wait in lines by key, and come back at old places
+
+
+class _StoredRules(NamedTuple):
+    """The rules of a topic as they are stored; None: neither declared nor set."""
+
+    ageing_step_us: int | None
+    max_attempts: int | None
+    policy_no: int | None
+    priority: int | None
+    time_limit_ms: int | None
+
+    def rules(self, policy: RetryPolicy) -> TopicRules:
+        return TopicRules(
+            max_attempts=self.max_attempts or limits.MAX_ATTEMPTS_DEFAULT,
+            policy=policy,
+            priority=self.priority or limits.PRIORITY_DEFAULT,
+            time_limit=None if self.time_limit_ms is None else self.time_limit_ms * MILLISECOND,
+            ageing_step=None if self.ageing_step_us is None else self.ageing_step_us * MICROSECOND,
+        )
+
+    @property
+    def unruled(self) -> frozenset[str]:
+        values = (self.max_attempts, self.policy_no, self.priority)
+        if values == (None, None, None):
+            return RULES_OF_JOBS  # one object for the many topics without rules
+        return frozenset(name for name, value in zip(_JOB_RULES, values, strict=True) if value is None)
 
 
 def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
@@ -163,13 +194,14 @@ class Names:
             except asyncpg.ForeignKeyViolationError as error:
                 raise NotFound("tenant", str(tenant_no)) from error
         quota = 0
-        for name, no, step_us, attempts, policy_no, keyed, passed in rows:
+        for name, no, *values, keyed, passed in rows:
             if passed is not None:
                 quota = passed
             # A refresh that came in between has read what may be newer.
             elif (tenant_no, name) not in self._topics:
-                policy = await self.policy_by_no(db, policy_no)
-                self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=policy)
+                rules = _StoredRules(*values)
+                policy = await self.policy_by_no(db, rules.policy_no or DEFAULT_POLICY_NO)
+                self._remember(tenant_no, name, no, rules, keyed=keyed, policy=policy)
         return {
             name: QuotaExceeded(
                 f'topic "{name}"',
@@ -188,10 +220,11 @@ class Names:
                 row = await db.fetchrow(BY_NO, no)
             if row is None:
                 raise NotFound("topic", str(no))
-            tenant_no, name, _, step_us, attempts, policy_no, keyed = row
-            policy = await self.policy_by_no(db, policy_no)
+            tenant_no, name, _, *values, keyed = row
+            rules = _StoredRules(*values)
+            policy = await self.policy_by_no(db, rules.policy_no or DEFAULT_POLICY_NO)
             if no not in self._topics_by_no:
-                self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=policy)
+                self._remember(tenant_no, name, no, rules, keyed=keyed, policy=policy)
         return self._topics_by_no[no]
 
     async def policy_no(self, db: Connection, tenant_no: int, policy: RetryPolicy) -> int:
@@ -266,9 +299,11 @@ class Names:
             return 0
         self._taken = look
         changed = [row[1:] for row in rows if row[1] is not None]
-        for tenant_no, name, no, step_us, attempts, policy_no, keyed, *policy in changed:
+        for tenant_no, name, no, *row in changed:
+            rules, keyed, policy = _StoredRules(*row[:5]), row[5], row[6:]
+            policy_no = rules.policy_no or DEFAULT_POLICY_NO
             known = self._policies_by_no.get(policy_no) or self._remember_policy(policy_no, *policy)
-            self._remember(tenant_no, name, no, step_us, attempts, policy_no, keyed=keyed, policy=known)
+            self._remember(tenant_no, name, no, rules, keyed=keyed, policy=known)
         self.seen = rows[0][0]
         return len(changed)
 
@@ -285,20 +320,18 @@ class Names:
         tenant_no: int,
         name: str,
         no: int,
-        step_us: int | None,
-        attempts: int,
-        policy_no: int,
+        stored: _StoredRules,
         *,
         keyed: bool,
         policy: RetryPolicy,
     ) -> None:
-        step: timedelta | None = None if step_us is None else step_us * MICROSECOND
         topic = Topic(
             tenant_no=TenantNo(tenant_no),
             no=TopicNo(no),
             name=name,
-            rules=TopicRules(max_attempts=attempts, policy=policy, ageing_step=step),
-            policy_no=policy_no,
+            rules=stored.rules(policy),
+            policy_no=stored.policy_no or DEFAULT_POLICY_NO,
+            unruled=stored.unruled,
             keyed=keyed,
         )
         is_new = (tenant_no, name) not in self._topics

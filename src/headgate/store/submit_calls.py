@@ -15,13 +15,12 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import QuotaExceeded, RowLocked, StoreError
 from headgate.domain.ids import TenantNo
-from headgate.domain.jobs import Submission, SubmitAnswer
-from headgate.domain.rank import rank_of
+from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.states import SubmitReceipt
 from headgate.store.arguments import checked_kind
 from headgate.store.database import GIVE_UP_SECONDS, LOCKED_PAUSE_SECONDS, Database
 from headgate.store.errors import translating
-from headgate.store.flush import SubmitFlush
+from headgate.store.flush import SubmitFlush, own_policy
 from headgate.store.new_ids import NewIdWindow
 from headgate.store.submit import submit
 from headgate.store.submit_claim import submit_and_claim
@@ -46,12 +45,14 @@ class SubmitCalls(Database):
         Returns, by index, why some jobs cannot be taken: a name of theirs is over the tenant's quota.
         """
         tenant_no, names = TenantNo(await self.tenant_no(tenant)), self.names
-        policies = names.unknown_policies(tenant_no, (job.policy for job in jobs if job.policy is not None))
         topics_refused: Mapping[str, QuotaExceeded] = {}
         policies_refused: Mapping[RetryPolicy, QuotaExceeded] = {}
         if names.known_topics(tenant_no, [job.topic for job in jobs]) is None:
             wanted = {job.topic for job in jobs}
             topics_refused = await self.interned(lambda db: names.make_topics(db, tenant_no, wanted))
+        # Only now: whether what a producer knows as declared counts is known by the topic.
+        own = {index: policy for index, job in enumerate(jobs) if (policy := self._own_policy(tenant_no, job))}
+        policies = names.unknown_policies(tenant_no, own.values())
         if policies:
             policies_refused = await self.interned(lambda db: names.make_policies(db, tenant_no, policies))
         if not topics_refused and not policies_refused:
@@ -59,8 +60,13 @@ class SubmitCalls(Database):
         return {
             index: refused
             for index, job in enumerate(jobs)
-            if (refused := topics_refused.get(job.topic) or (job.policy and policies_refused.get(job.policy)))
+            if (refused := topics_refused.get(job.topic) or (index in own and policies_refused.get(own[index])))
         }
+
+    def _own_policy(self, tenant_no: int, job: Submission) -> RetryPolicy | None:
+        if job.declared is None or not self.names.known_topics(TenantNo(tenant_no), [job.topic]):
+            return job.policy
+        return own_policy(self.names.known_topic_of(tenant_no, job.topic), job.policy, job.declared)
 
     async def fill(self, jobs: Sequence[Submission]) -> SubmitFlush:
         """Raises QuotaExceeded for the first job that needs a name which may not be made."""
@@ -72,7 +78,8 @@ class SubmitCalls(Database):
                 raise refused
         for job in jobs:
             topic = self.names.known_topic_of(await self.tenant_no(job.tenant), job.topic)
-            policy_no = None if job.policy is None else self.names.known_policy_no(topic.tenant_no, job.policy)
+            policy = own_policy(topic, job.policy, job.declared)
+            policy_no = None if policy is None else self.names.known_policy_no(topic.tenant_no, policy)
             flush.add(job, topic, policy_no=policy_no)
         return flush
 
@@ -85,19 +92,29 @@ class SubmitCalls(Database):
         priorities: Sequence[int],
         *,
         new_id: bool,
+        unset_priorities: Sequence[int] = (),
+        declared: JobRules | None = None,
     ) -> SubmitFlush:
         if self.new_ids.must_ask():
             await self._read_clock()
         until = self.new_ids.until  # before anything else is waited for
         known = self.names.cached(tenant, topic) or (await self.topics(tenant, [topic]))[0]
+        policy_no = None
+        if declared is not None and (policy := own_policy(known, None, declared)) is not None:
+            if self.names.unknown_policies(known.tenant_no, [policy]):
+                await self.interned(lambda db: self.names.policy_no(db, known.tenant_no, policy))
+            policy_no = self.names.known_policy_no(known.tenant_no, policy)
         flush = SubmitFlush(new_id_until=until)
-        flush.add_plain(known, self.uuids(ids), payloads, new_id=new_id)
-        if any(priorities):
-            step = known.rules.ageing_step
-            ranks = [rank_of(priority, step) for priority in priorities]
-            flush.priorities = list(priorities)
-            flush.rank_classes = [rank_class for rank_class, _ in ranks]
-            flush.rank_offsets = [offset for _, offset in ranks]
+        flush.add_plain(
+            known,
+            self.uuids(ids),
+            payloads,
+            new_id=new_id,
+            priorities=priorities,
+            unset_priorities=unset_priorities,
+            declared=declared,
+            policy_no=policy_no,
+        )
         return flush
 
     async def submit(self, rows: object) -> dict[int, SubmitAnswer]:

@@ -1,114 +1,59 @@
-"""Topics as operators see them: rules, limits, what they use now and how many jobs they have; changed at run time."""
+"""The rules and limits of topics, changed at run time: by operators, and by the workers that declare them.
+
+What is declared and what is set are kept beside each other in headgate.topic_rules (domain/topic_rules.py). The values
+that count are written to headgate.topics and headgate.topic_limits in the same transaction: submits and claims find
+them there, and need not know where they come from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Final
+from datetime import datetime
+from typing import Final, overload
 
-from headgate.domain import limits
-from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import NotFound
 from headgate.domain.jobs import TopicRules, changed_rules
-from headgate.domain.states import State
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.topic_limits import Rate, TopicLimits
-from headgate.domain.validation import check_integer, check_topic
+from headgate.domain.topic_rules import LIMITS, RULES, OperatorValue, RuleSources, default_of, plain_sources
+from headgate.domain.validation import MILLISECOND, check_topic
 from headgate.domain.views import TopicView
 from headgate.store import audit
-from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.names import Names
-from headgate.store.tenant_calls import TenantCalls, tenant_call
+from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
+from headgate.store.topic_views import described, ms_of, topic, topics
 
-MILLISECOND: Final = timedelta(milliseconds=1)
-TOPICS: Final = """
-SELECT t.topic_no, t.name, t.ageing_step_us, t.max_attempts, t.created_at, p.kind, p.base_ms, p.cap_ms, p.delays_ms,
-       l.max_running, l.rate_count, l.rate_period_ms, l.rate_burst, l.max_running_per_key, l.key_rate_count,
-       l.key_rate_period_ms, l.key_rate_burst, coalesce(l.ordered_by_key, false), coalesce(l.fair_by_key, false),
-       l.max_backlog, l.changed_at, coalesce(u.running, 0),
-       CASE WHEN l.rate_count IS NOT NULL THEN headgate.tokens_v1(
-           u.tokens, u.refilled_at, l.rate_count, l.rate_period_ms, l.rate_burst, headgate.clock_v1()) END,
-       t.keep_completed_ms, t.keep_dead_ms, t.keep_cancelled_ms
-  FROM headgate.topics t
-  JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
-  LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
-  LEFT JOIN headgate.limit_usage u ON u.topic_no = t.topic_no AND u.limit_key = ''
- WHERE t.tenant_no = $1 AND ($2::text[] IS NULL OR t.name = ANY ($2)) AND t.name COLLATE "C" > $3
- ORDER BY t.name COLLATE "C" LIMIT $4"""
-# From the totals and what is not folded yet, in one snapshot.
-COUNTS: Final = """
-SELECT c.topic_no, c.state, sum(c.n)::bigint
-  FROM (SELECT s.topic_no, s.state, s.n FROM headgate.state_counts s WHERE s.tenant_no = $1 AND s.topic_no = ANY ($2)
-        UNION ALL
-        SELECT d.topic_no, d.to_state, d.n FROM headgate.flow_deltas d WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)
-        UNION ALL
-        SELECT d.topic_no, d.from_state, -d.n FROM headgate.flow_deltas d
-         WHERE d.tenant_no = $1 AND d.topic_no = ANY ($2)) AS c
- WHERE c.state >= 0 /* pending */ GROUP BY 1, 2"""
+# Only what changes: a value that was written by hand stays until something else is declared or set in its place.
 SET_RULES: Final = """
 UPDATE headgate.topics
-   SET ageing_step_us = $2, max_attempts = $3, policy_no = $4, keep_completed_ms = $5, keep_dead_ms = $6,
-       keep_cancelled_ms = $7
+   SET ageing_step_us = CASE WHEN 'ageing_step' = ANY ($2) THEN $3 ELSE ageing_step_us END,
+       max_attempts = CASE WHEN 'max_attempts' = ANY ($2) THEN $4 ELSE max_attempts END,
+       policy_no = CASE WHEN 'retry' = ANY ($2) THEN $5 ELSE policy_no END,
+       priority = CASE WHEN 'priority' = ANY ($2) THEN $6 ELSE priority END,
+       time_limit_ms = CASE WHEN 'time_limit' = ANY ($2) THEN $7 ELSE time_limit_ms END,
+       keep_completed_ms = CASE WHEN 'keep_completed' = ANY ($2) THEN $8 ELSE keep_completed_ms END,
+       keep_dead_ms = CASE WHEN 'keep_dead' = ANY ($2) THEN $9 ELSE keep_dead_ms END,
+       keep_cancelled_ms = CASE WHEN 'keep_cancelled' = ANY ($2) THEN $10 ELSE keep_cancelled_ms END
  WHERE topic_no = $1"""
 SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
-
-
-async def topics(
-    db: Connection, tenant_no: int, *, names: Sequence[str] | None = None, after: str = "", limit: int = 100
-) -> list[TopicView]:
-    """A page of topics by name; `names` leaves out all others."""
-    check_tenant_no(tenant_no)
-    check_integer(limit, field="limit", low=1, high=limits.PAGE_MAX)
-    with translating(writing=False):
-        rows = await db.fetch(TOPICS, tenant_no, None if names is None else list(names), after, limit)
-        counts = await db.fetch(COUNTS, tenant_no, [row[0] for row in rows]) if rows else []
-    views = []
-    for row in rows:
-        found = TopicLimits(
-            max_running=row[9],
-            rate=_rate(row[10], row[11], row[12]),
-            max_running_per_key=row[13],
-            key_rate=_rate(row[14], row[15], row[16]),
-            ordered_by_key=row[17],
-            fair_by_key=row[18],
-            max_backlog=row[19],
-        )
-        policy = RetryPolicy(kind=BackoffKind(row[5]), base_ms=row[6], cap_ms=row[7], delays_ms=tuple(row[8]))
-        step = None if row[2] is None else row[2] * MICROSECOND
-        counted = found.max_running is not None or found.rate is not None
-        views.append(
-            TopicView(
-                no=row[0],
-                name=row[1],
-                created_at=row[4],
-                rules=TopicRules(
-                    max_attempts=row[3],
-                    policy=policy,
-                    ageing_step=step,
-                    keep_completed=_span(row[23]),
-                    keep_dead=_span(row[24]),
-                    keep_cancelled=_span(row[25]),
-                ),
-                limits=found,
-                changed_at=row[20],
-                running=row[21] if counted else None,
-                tokens=row[22],
-                counts={State(state): n for topic_no, state, n in counts if topic_no == row[0] and n},
-            )
-        )
-    return views
-
-
-async def topic(db: Connection, tenant_no: int, name: str) -> TopicView:
-    """One topic. Raises NotFound."""
-    found = await topics(db, tenant_no, names=[check_topic(name)], limit=1)
-    if not found:
-        raise NotFound("topic", name)
-    return found[0]
+CLOCK: Final = "SELECT headgate.clock_v1()"
+WRITE_SOURCES: Final = """
+INSERT INTO headgate.topic_rules AS r (topic_no, declarations, settings, reported, changed_at)
+VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (topic_no) DO UPDATE
+   SET declarations = excluded.declarations, settings = excluded.settings, reported = excluded.reported,
+       changed_at = excluded.changed_at"""
+SEEN: Final = "UPDATE headgate.topic_rules SET declarations = $2 WHERE topic_no = $1"
+# One of all instances gets a row, and logs.
+REPORTED: Final = """
+UPDATE headgate.topic_rules r SET reported = $3
+  FROM headgate.topics t
+ WHERE t.tenant_no = $1 AND t.name = $2 AND r.topic_no = t.topic_no AND r.reported <> $3
+RETURNING r.topic_no"""
 
 
 async def set_topic(
@@ -122,96 +67,170 @@ async def set_topic(
     actor: str = "",
     reason: str = "",
 ) -> TopicView:
-    """Change what `rules` and, of its limits, `changes` name; audited with what was before.
+    """Set, as an operator, what `rules` and `changes` (limits) name; audited with what was before.
 
     Needs a connection in no transaction of its own. When this has returned, no claim goes by the old limits. Jobs that
     wait already keep the rank, attempts and policy they were given.
     """
+    given = {**(rules or {}), **(changes or {})}
     async with db.transaction():
-        with translating(writing=True):
-            no = await db.fetchval(LOCK, tenant_no, check_topic(name))
-        if no is None:
-            raise NotFound("topic", name)
-        before = await topic(db, tenant_no, name)
-        wanted = replace(before.limits, **(dict(changes or {})))  # type: ignore[arg-type]  # checked by the class
-        new_rules = changed_rules(before.rules, rules or {})
-        policy_no = await names.policy_no(db, tenant_no, new_rules.policy)
-        step = new_rules.ageing_step
-        with translating(writing=True):
-            await db.execute(
-                SET_RULES,
-                no,
-                None if step is None else step // MICROSECOND,
-                new_rules.max_attempts,
-                policy_no,
-                _ms(new_rules.keep_completed),
-                _ms(new_rules.keep_dead),
-                _ms(new_rules.keep_cancelled),
-            )
-            rate, key_rate = wanted.rate, wanted.key_rate
-            await db.execute(
-                SET_LIMITS,
-                no,
-                wanted.max_running,
-                *_columns(rate),
-                wanted.max_running_per_key,
-                *_columns(key_rate),
-                wanted.ordered_by_key,
-                wanted.fair_by_key,
-                wanted.max_backlog,
-            )
-        after = await topic(db, tenant_no, name)
-        await audit.record(
-            db,
-            tenant_no,
-            actor=actor,
-            verb="configure_topic",
-            target=f"topic {name}",
-            reason=reason,
-            detail={"old": described(before), "new": described(after)},
-        )
+        before, at = await _lock(db, tenant_no, name), await _now(db)
+        own = {one: OperatorValue(value=value, by=actor, at=at, reason=reason) for one, value in given.items()}
+        sources = replace(before.sources, settings={**before.sources.settings, **own})
+        after = await _write(db, names, tenant_no, before, sources, verb="configure_topic", actor=actor, reason=reason)
     await names.refresh(db)
     return after
 
 
-def described(view: TopicView) -> dict[str, object]:
-    """Rules and limits in plain words, for the audit: what is not set is left out."""
-    policy, step = view.rules.policy, view.rules.ageing_step
-    words: dict[str, object] = {
-        "max_attempts": view.rules.max_attempts,
-        "retry": {"kind": policy.kind.name.lower(), "base_ms": policy.base_ms, "cap_ms": policy.cap_ms}
-        | ({"delays_ms": list(policy.delays_ms)} if policy.delays_ms else {}),
-        "ageing_step_us": None if step is None else step // MICROSECOND,
-        "max_running": view.limits.max_running,
-        "rate": _words(view.limits.rate),
-        "max_running_per_key": view.limits.max_running_per_key,
-        "key_rate": _words(view.limits.key_rate),
-        "ordered_by_key": view.limits.ordered_by_key or None,
-        "fair_by_key": view.limits.fair_by_key or None,
-        "max_backlog": view.limits.max_backlog,
-        "keep_completed_ms": _ms(view.rules.keep_completed),
-        "keep_dead_ms": _ms(view.rules.keep_dead),
-        "keep_cancelled_ms": _ms(view.rules.keep_cancelled),
-    }
-    return {name: value for name, value in words.items() if value is not None}
+async def release_topic(
+    db: Connection, names: Names, tenant_no: int, name: str, *, settings: Sequence[str], actor: str, reason: str
+) -> TopicView:
+    """Take back what operators have set for these, or for all if none is named; otherwise as `set_topic`."""
+    async with db.transaction():
+        before = await _lock(db, tenant_no, name)
+        released = set(settings or before.sources.settings)
+        left = {one: value for one, value in before.sources.settings.items() if one not in released}
+        after = before
+        if len(left) < len(before.sources.settings):
+            sources = replace(before.sources, settings=left)
+            after = await _write(
+                db, names, tenant_no, before, sources, verb="release_topic", actor=actor, reason=reason
+            )
+    await names.refresh(db)
+    return after
 
 
-def _span(ms: int | None) -> timedelta | None:
-    return None if ms is None else ms * MILLISECOND
+async def declare_topic(
+    db: Connection,
+    names: Names,
+    tenant_no: int,
+    name: str,
+    rules: Mapping[str, object],
+    *,
+    source: str,
+    worker: str,
+    actor: str,
+) -> tuple[RuleSources, bool] | None:
+    """Store what a worker declares, and whether that is a change; None: nothing is, for a topic that has nothing.
+
+    The newest declaration counts: a new release of a program must win over the old one that is still running.
+    """
+    async with db.transaction():
+        before = await _lock(db, tenant_no, name, needed=bool(rules))
+        if before is None or not (rules or before.sources.declarations):
+            return None
+        sources, changed = before.sources.declare(source, rules, worker=worker, by=actor, at=await _now(db))
+        if changed:
+            await _write(db, names, tenant_no, before, sources, verb="declare_topic", actor=actor, reason="")
+        else:  # which worker declared it last: nothing of the topic changes, and no instance reads it again
+            with translating(writing=True):
+                await db.execute(SEEN, before.no, plain_sources(sources)[0])
+    if changed:
+        await names.refresh(db)
+    return sources, changed
 
 
-def _ms(span: timedelta | None) -> int | None:
-    return None if span is None else span // MILLISECOND
+async def conflict_reported(db: Connection, tenant_no: int, name: str, pair: str) -> bool:
+    """Note that a conflict is being logged; False: it was before."""
+    with translating(writing=True):
+        return await db.fetchval(REPORTED, tenant_no, name, pair) is not None
 
 
-def _words(rate: Rate | None) -> dict[str, object] | None:
-    return None if rate is None else {"count": rate.count, "period_ms": rate.period // MILLISECOND, "burst": rate.burst}
+@overload
+async def _lock(db: Connection, tenant_no: int, name: str) -> TopicView: ...
+@overload
+async def _lock(db: Connection, tenant_no: int, name: str, *, needed: bool) -> TopicView | None: ...
+async def _lock(db: Connection, tenant_no: int, name: str, *, needed: bool = True) -> TopicView | None:
+    """A topic as it is and stays until the end of the transaction. Raises NotFound if it is needed."""
+    with translating(writing=True):
+        no = await db.fetchval(LOCK, tenant_no, check_topic(name))
+    if no is not None:
+        return await topic(db, tenant_no, name)
+    if needed:
+        raise NotFound("topic", name)
+    return None
 
 
-def _rate(count: int | None, period_ms: int | None, burst: int | None) -> Rate | None:
-    if count is None or period_ms is None:
-        return None
-    return Rate(count=count, period=period_ms * MILLISECOND, burst=burst)
+async def _write(
+    db: Connection,
+    names: Names,
+    tenant_no: int,
+    before: TopicView,
+    sources: RuleSources,
+    *,
+    verb: str,
+    actor: str,
+    reason: str,
+) -> TopicView:
+    await _write_values(db, names, tenant_no, before, sources)
+    declarations, settings = plain_sources(sources)
+    at = await _now(db)
+    with translating(writing=True):
+        await db.execute(WRITE_SOURCES, before.no, declarations, settings, sources.reported, at)
+    after = await topic(db, tenant_no, before.name)
+    detail = {"old": described(before), "new": described(after)}
+    await audit.record(
+        db, tenant_no, actor=actor, verb=verb, target=f"topic {before.name}", reason=reason, detail=detail
+    )
+    return after
+
+
+async def _now(db: Connection) -> datetime:
+    with translating(writing=False):
+        at: datetime = await db.fetchval(CLOCK)
+    return at
+
+
+async def _write_values(db: Connection, names: Names, tenant_no: int, before: TopicView, sources: RuleSources) -> None:
+    """Write the values that change from those of `before` to those of `sources`: to where submits and claims find them.
+
+    When this is committed, no claim goes by the old limits. Jobs that wait already keep the rank, attempts and policy
+    they were given.
+    """
+    old, new = before.sources.values(), sources.values()
+    changed = {name for name in {*old, *new} if (name in old, old.get(name)) != (name in new, new.get(name))}
+    rules = [name for name in RULES if name in changed]
+    if rules:
+        wanted = changed_rules(TopicRules(), {name: new[name] for name in rules if name in new})
+        policy_no = (
+            await names.policy_no(db, tenant_no, wanted.policy) if "retry" in new and "retry" in changed else None
+        )
+        step = wanted.ageing_step
+        with translating(writing=True):
+            await db.execute(
+                SET_RULES,
+                before.no,
+                rules,
+                None if step is None else step // MICROSECOND,
+                wanted.max_attempts if "max_attempts" in new else None,
+                policy_no,
+                wanted.priority if "priority" in new else None,
+                ms_of(wanted.time_limit),
+                ms_of(wanted.keep_completed),
+                ms_of(wanted.keep_dead),
+                ms_of(wanted.keep_cancelled),
+            )
+    limits_changed = {name: new.get(name, default_of(name)) for name in LIMITS if name in changed}
+    if limits_changed:
+        wanted_limits = replace(before.limits, **limits_changed)  # type: ignore[arg-type]  # checked by the class
+        # Not for the same limits once more: it keeps out all claims while it writes, and a row costs every submit.
+        if wanted_limits != before.limits:
+            await _write_limits(db, before.no, wanted_limits)
+
+
+async def _write_limits(db: Connection, topic_no: int, wanted: TopicLimits) -> None:
+    with translating(writing=True):
+        await db.execute(
+            SET_LIMITS,
+            topic_no,
+            wanted.max_running,
+            *_columns(wanted.rate),
+            wanted.max_running_per_key,
+            *_columns(wanted.key_rate),
+            wanted.ordered_by_key,
+            wanted.fair_by_key,
+            wanted.max_backlog,
+        )
 
 
 def _columns(rate: Rate | None) -> tuple[int | None, int | None, int | None]:
@@ -223,6 +242,8 @@ class TopicStore(TenantCalls):
 
     list_topics = tenant_call("read", topics)
     get_topic = tenant_call("read", topic)
+    release_topic = named_call("admin", release_topic)
+    conflict_reported = tenant_call("admin", conflict_reported)
 
     async def set_topic(
         self,
@@ -240,4 +261,16 @@ class TopicStore(TenantCalls):
         async with self._database.lane("admin").use() as db:
             return await set_topic(
                 db, self._database.names, tenant_no, name, rules=rules, changes=limits, actor=actor, reason=reason
+            )
+
+    async def declare_topic(
+        self, tenant: str, name: str, rules: Mapping[str, object], *, source: str, worker: str, actor: str
+    ) -> tuple[RuleSources, bool] | None:
+        """Store a declaration. The topic is made if something is declared for it."""
+        if rules:
+            await self._database.topics(tenant, [name])
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.lane("admin").use() as db:
+            return await declare_topic(
+                db, self._database.names, tenant_no, name, rules, source=source, worker=worker, actor=actor
             )

@@ -163,6 +163,7 @@ class Job(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OCCURRENCE_US_FIELD_NUMBER: _builtins.int
     DEADLINE_US_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     topic: _builtins.str
     payload: _builtins.bytes
@@ -180,6 +181,8 @@ class Job(_message.Message):
     """the occurrence of the schedule"""
     deadline_us: _builtins.int
     """the job is not started after this and must stop then; 0: none"""
+    time_limit_ms: _builtins.int
+    """of one attempt, by the rule of the topic; 0: no limit; not set: no rule"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -199,12 +202,15 @@ class Job(_message.Message):
         schedule: _builtins.str = ...,
         occurrence_us: _builtins.int = ...,
         deadline_us: _builtins.int = ...,
+        time_limit_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time_limit_ms", b"_time_limit_ms", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "occurrence_us", b"occurrence_us", "payload", b"payload", "priority", b"priority", "schedule", b"schedule", "tenant", b"tenant", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_limit_ms", b"_time_limit_ms", "attempt", b"attempt", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "headers", b"headers", "id", b"id", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "occurrence_us", b"occurrence_us", "payload", b"payload", "priority", b"priority", "schedule", b"schedule", "tenant", b"tenant", "time_limit_ms", b"time_limit_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__time_limit_ms: _TypeAlias = _typing.Literal["time_limit_ms"]  # noqa: Y015
+    _WhichOneofArgType__time_limit_ms: _TypeAlias = _typing.Literal["_time_limit_ms", b"_time_limit_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_limit_ms) -> _WhichOneofReturnType__time_limit_ms | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
 

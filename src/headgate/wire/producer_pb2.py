@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadgate/v1/producer.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"\xb0\x04\n\x06NewJob\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x10\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03\x12\x11\n\trun_at_us\x18\x06 \x01(\x03\x12\x14\n\x0cmax_attempts\x18\x07 \x01(\r\x12\'\n\x05retry\x18\x08 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x0b\n\x03key\x18\t \x01(\t\x12\x15\n\rkey_window_ms\x18\n \x01(\x03\x12\x31\n\x07headers\x18\x0b \x03(\x0b\x32 .headgate.v1.NewJob.HeadersEntry\x12\x0c\n\x04tags\x18\x0c \x03(\t\x12\x0e\n\x06new_id\x18\r \x01(\x08\x12\x11\n\tlimit_key\x18\x0e \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x10 \x01(\x03\x12#\n\x06unique\x18\x14 \x01(\x0b\x32\x13.headgate.v1.Unique\x12\x12\n\ndepends_on\x18\x15 \x03(\x0c\x12!\n\x05needs\x18\x16 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x37\n\x11on_parent_failure\x18\x17 \x01(\x0e\x32\x1c.headgate.v1.OnParentFailure\x12\r\n\x05\x62\x61tch\x18\x18 \x01(\x0c\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x98\x01\n\x06Unique\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x33\n\x0bon_conflict\x18\x02 \x01(\x0e\x32\x1e.headgate.v1.Unique.OnConflict\x12\x17\n\x0f\x64\x65\x62ounce_max_ms\x18\x03 \x01(\x03\"3\n\nOnConflict\x12\x08\n\x04KEEP\x10\x00\x12\x0b\n\x07REPLACE\x10\x01\x12\x0e\n\nRESCHEDULE\x10\x02\"\xf7\x01\n\x0bRetryPolicy\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.headgate.v1.RetryPolicy.Kind\x12\x0f\n\x07\x62\x61se_ms\x18\x02 \x01(\x03\x12\x0e\n\x06\x63\x61p_ms\x18\x03 \x01(\x03\x12\x11\n\tdelays_ms\x18\x04 \x03(\x03\"\x86\x01\n\x04Kind\x12\r\n\tQUADRATIC\x10\x00\x12\t\n\x05\x46IXED\x10\x01\x12\n\n\x06LINEAR\x10\x02\x12\x0f\n\x0b\x45XPONENTIAL\x10\x03\x12\x1c\n\x18\x45XPONENTIAL_EQUAL_JITTER\x10\x04\x12\x1b\n\x17\x45XPONENTIAL_FULL_JITTER\x10\x05\x12\x0c\n\x08\x45XPLICIT\x10\x06\"\x91\x01\n\rProducerFrame\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.headgate.v1.ProducerHello\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12%\n\x05plain\x18\x03 \x01(\x0b\x32\x16.headgate.v1.PlainJobs\x12!\n\x04jobs\x18\x04 \x03(\x0b\x32\x13.headgate.v1.NewJob\"\x1f\n\rProducerHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"]\n\tPlainJobs\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\x0c\x12\x10\n\x08payloads\x18\x03 \x03(\x0c\x12\x12\n\npriorities\x18\x04 \x03(\x11\x12\x0e\n\x06new_id\x18\x05 \x01(\x08\"\xa1\x01\n\rProducerReply\x12\x30\n\thello_ack\x18\x01 \x01(\x0b\x32\x1d.headgate.v1.ProducerHelloAck\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12.\n\nexceptions\x18\x03 \x03(\x0b\x32\x1a.headgate.v1.SubmitReceipt\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"D\n\x10ProducerHelloAck\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06server\x18\x03 \x01(\t\"t\n\rSubmitReceipt\x12\r\n\x05index\x18\x01 \x01(\r\x12%\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x17.headgate.v1.SubmitCode\x12\n\n\x02id\x18\x03 \x01(\x0c\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"1\n\rSubmitRequest\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.headgate.v1.NewJob\"=\n\x0eSubmitResponse\x12+\n\x07receipt\x18\x01 \x01(\x0b\x32\x1a.headgate.v1.SubmitReceipt\"G\n\x12SubmitBatchRequest\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.headgate.v1.NewJob\x12\x0e\n\x06\x61tomic\x18\x02 \x01(\x08\"C\n\x13SubmitBatchResponse\x12,\n\x08receipts\x18\x01 \x03(\x0b\x32\x1a.headgate.v1.SubmitReceipt\"[\n\rGetJobRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x14\n\x0cwith_payload\x18\x02 \x01(\x08\x12\x13\n\x0bwith_result\x18\x03 \x01(\x08\x12\x13\n\x0bwith_events\x18\x04 \x01(\x08\"0\n\x11WaitResultRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r*_\n\nSubmitCode\x12\x12\n\x0eSUBMIT_CREATED\x10\x00\x12\x14\n\x10SUBMIT_DUPLICATE\x10\x01\x12\x13\n\x0fSUBMIT_CONFLICT\x10\x02\x12\x12\n\x0eSUBMIT_REFUSED\x10\x03\x32\xed\x02\n\x0fProducerService\x12\x45\n\x07Produce\x12\x1a.headgate.v1.ProducerFrame\x1a\x1a.headgate.v1.ProducerReply(\x01\x30\x01\x12\x41\n\x06Submit\x12\x1a.headgate.v1.SubmitRequest\x1a\x1b.headgate.v1.SubmitResponse\x12P\n\x0bSubmitBatch\x12\x1f.headgate.v1.SubmitBatchRequest\x1a .headgate.v1.SubmitBatchResponse\x12:\n\x06GetJob\x12\x1a.headgate.v1.GetJobRequest\x1a\x14.headgate.v1.JobInfo\x12\x42\n\nWaitResult\x12\x1e.headgate.v1.WaitResultRequest\x1a\x14.headgate.v1.JobInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadgate/v1/producer.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"\xeb\x04\n\x06NewJob\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\x10\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03\x12\x11\n\trun_at_us\x18\x06 \x01(\x03\x12\x14\n\x0cmax_attempts\x18\x07 \x01(\r\x12\'\n\x05retry\x18\x08 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x0b\n\x03key\x18\t \x01(\t\x12\x15\n\rkey_window_ms\x18\n \x01(\x03\x12\x31\n\x07headers\x18\x0b \x03(\x0b\x32 .headgate.v1.NewJob.HeadersEntry\x12\x0c\n\x04tags\x18\x0c \x03(\t\x12\x0e\n\x06new_id\x18\r \x01(\x08\x12\x11\n\tlimit_key\x18\x0e \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x10 \x01(\x03\x12#\n\x06unique\x18\x14 \x01(\x0b\x32\x13.headgate.v1.Unique\x12\x12\n\ndepends_on\x18\x15 \x03(\x0c\x12!\n\x05needs\x18\x16 \x01(\x0e\x32\x12.headgate.v1.Needs\x12\x37\n\x11on_parent_failure\x18\x17 \x01(\x0e\x32\x1c.headgate.v1.OnParentFailure\x12\r\n\x05\x62\x61tch\x18\x18 \x01(\x0c\x12\'\n\x08\x64\x65\x63lared\x18\x19 \x01(\x0b\x32\x15.headgate.v1.JobRules\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priority\"m\n\x08JobRules\x12\x15\n\x08priority\x18\x01 \x01(\x11H\x00\x88\x01\x01\x12\x14\n\x0cmax_attempts\x18\x02 \x01(\r\x12\'\n\x05retry\x18\x03 \x01(\x0b\x32\x18.headgate.v1.RetryPolicyB\x0b\n\t_priority\"\x98\x01\n\x06Unique\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x33\n\x0bon_conflict\x18\x02 \x01(\x0e\x32\x1e.headgate.v1.Unique.OnConflict\x12\x17\n\x0f\x64\x65\x62ounce_max_ms\x18\x03 \x01(\x03\"3\n\nOnConflict\x12\x08\n\x04KEEP\x10\x00\x12\x0b\n\x07REPLACE\x10\x01\x12\x0e\n\nRESCHEDULE\x10\x02\"\xf7\x01\n\x0bRetryPolicy\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.headgate.v1.RetryPolicy.Kind\x12\x0f\n\x07\x62\x61se_ms\x18\x02 \x01(\x03\x12\x0e\n\x06\x63\x61p_ms\x18\x03 \x01(\x03\x12\x11\n\tdelays_ms\x18\x04 \x03(\x03\"\x86\x01\n\x04Kind\x12\r\n\tQUADRATIC\x10\x00\x12\t\n\x05\x46IXED\x10\x01\x12\n\n\x06LINEAR\x10\x02\x12\x0f\n\x0b\x45XPONENTIAL\x10\x03\x12\x1c\n\x18\x45XPONENTIAL_EQUAL_JITTER\x10\x04\x12\x1b\n\x17\x45XPONENTIAL_FULL_JITTER\x10\x05\x12\x0c\n\x08\x45XPLICIT\x10\x06\"\x91\x01\n\rProducerFrame\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.headgate.v1.ProducerHello\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12%\n\x05plain\x18\x03 \x01(\x0b\x32\x16.headgate.v1.PlainJobs\x12!\n\x04jobs\x18\x04 \x03(\x0b\x32\x13.headgate.v1.NewJob\"\x1f\n\rProducerHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"\xa0\x01\n\tPlainJobs\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\x0c\x12\x10\n\x08payloads\x18\x03 \x03(\x0c\x12\x12\n\npriorities\x18\x04 \x03(\x11\x12\x0e\n\x06new_id\x18\x05 \x01(\x08\x12\x18\n\x10unset_priorities\x18\x06 \x03(\r\x12\'\n\x08\x64\x65\x63lared\x18\x07 \x01(\x0b\x32\x15.headgate.v1.JobRules\"\xa1\x01\n\rProducerReply\x12\x30\n\thello_ack\x18\x01 \x01(\x0b\x32\x1d.headgate.v1.ProducerHelloAck\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12.\n\nexceptions\x18\x03 \x03(\x0b\x32\x1a.headgate.v1.SubmitReceipt\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"D\n\x10ProducerHelloAck\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06server\x18\x03 \x01(\t\"t\n\rSubmitReceipt\x12\r\n\x05index\x18\x01 \x01(\r\x12%\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x17.headgate.v1.SubmitCode\x12\n\n\x02id\x18\x03 \x01(\x0c\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.headgate.v1.Error\"1\n\rSubmitRequest\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.headgate.v1.NewJob\"=\n\x0eSubmitResponse\x12+\n\x07receipt\x18\x01 \x01(\x0b\x32\x1a.headgate.v1.SubmitReceipt\"G\n\x12SubmitBatchRequest\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.headgate.v1.NewJob\x12\x0e\n\x06\x61tomic\x18\x02 \x01(\x08\"C\n\x13SubmitBatchResponse\x12,\n\x08receipts\x18\x01 \x03(\x0b\x32\x1a.headgate.v1.SubmitReceipt\"[\n\rGetJobRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x14\n\x0cwith_payload\x18\x02 \x01(\x08\x12\x13\n\x0bwith_result\x18\x03 \x01(\x08\x12\x13\n\x0bwith_events\x18\x04 \x01(\x08\"0\n\x11WaitResultRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r*_\n\nSubmitCode\x12\x12\n\x0eSUBMIT_CREATED\x10\x00\x12\x14\n\x10SUBMIT_DUPLICATE\x10\x01\x12\x13\n\x0fSUBMIT_CONFLICT\x10\x02\x12\x12\n\x0eSUBMIT_REFUSED\x10\x03\x32\xed\x02\n\x0fProducerService\x12\x45\n\x07Produce\x12\x1a.headgate.v1.ProducerFrame\x1a\x1a.headgate.v1.ProducerReply(\x01\x30\x01\x12\x41\n\x06Submit\x12\x1a.headgate.v1.SubmitRequest\x1a\x1b.headgate.v1.SubmitResponse\x12P\n\x0bSubmitBatch\x12\x1f.headgate.v1.SubmitBatchRequest\x1a .headgate.v1.SubmitBatchResponse\x12:\n\x06GetJob\x12\x1a.headgate.v1.GetJobRequest\x1a\x14.headgate.v1.JobInfo\x12\x42\n\nWaitResult\x12\x1e.headgate.v1.WaitResultRequest\x1a\x14.headgate.v1.JobInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,44 +34,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NEWJOB_HEADERSENTRY']._loaded_options = None
   _globals['_NEWJOB_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITCODE']._serialized_start=2062
-  _globals['_SUBMITCODE']._serialized_end=2157
+  _globals['_SUBMITCODE']._serialized_start=2300
+  _globals['_SUBMITCODE']._serialized_end=2395
   _globals['_NEWJOB']._serialized_start=68
-  _globals['_NEWJOB']._serialized_end=628
-  _globals['_NEWJOB_HEADERSENTRY']._serialized_start=582
-  _globals['_NEWJOB_HEADERSENTRY']._serialized_end=628
-  _globals['_UNIQUE']._serialized_start=631
-  _globals['_UNIQUE']._serialized_end=783
-  _globals['_UNIQUE_ONCONFLICT']._serialized_start=732
-  _globals['_UNIQUE_ONCONFLICT']._serialized_end=783
-  _globals['_RETRYPOLICY']._serialized_start=786
-  _globals['_RETRYPOLICY']._serialized_end=1033
-  _globals['_RETRYPOLICY_KIND']._serialized_start=899
-  _globals['_RETRYPOLICY_KIND']._serialized_end=1033
-  _globals['_PRODUCERFRAME']._serialized_start=1036
-  _globals['_PRODUCERFRAME']._serialized_end=1181
-  _globals['_PRODUCERHELLO']._serialized_start=1183
-  _globals['_PRODUCERHELLO']._serialized_end=1214
-  _globals['_PLAINJOBS']._serialized_start=1216
-  _globals['_PLAINJOBS']._serialized_end=1309
-  _globals['_PRODUCERREPLY']._serialized_start=1312
-  _globals['_PRODUCERREPLY']._serialized_end=1473
-  _globals['_PRODUCERHELLOACK']._serialized_start=1475
-  _globals['_PRODUCERHELLOACK']._serialized_end=1543
-  _globals['_SUBMITRECEIPT']._serialized_start=1545
-  _globals['_SUBMITRECEIPT']._serialized_end=1661
-  _globals['_SUBMITREQUEST']._serialized_start=1663
-  _globals['_SUBMITREQUEST']._serialized_end=1712
-  _globals['_SUBMITRESPONSE']._serialized_start=1714
-  _globals['_SUBMITRESPONSE']._serialized_end=1775
-  _globals['_SUBMITBATCHREQUEST']._serialized_start=1777
-  _globals['_SUBMITBATCHREQUEST']._serialized_end=1848
-  _globals['_SUBMITBATCHRESPONSE']._serialized_start=1850
-  _globals['_SUBMITBATCHRESPONSE']._serialized_end=1917
-  _globals['_GETJOBREQUEST']._serialized_start=1919
-  _globals['_GETJOBREQUEST']._serialized_end=2010
-  _globals['_WAITRESULTREQUEST']._serialized_start=2012
-  _globals['_WAITRESULTREQUEST']._serialized_end=2060
-  _globals['_PRODUCERSERVICE']._serialized_start=2160
-  _globals['_PRODUCERSERVICE']._serialized_end=2525
+  _globals['_NEWJOB']._serialized_end=687
+  _globals['_NEWJOB_HEADERSENTRY']._serialized_start=628
+  _globals['_NEWJOB_HEADERSENTRY']._serialized_end=674
+  _globals['_JOBRULES']._serialized_start=689
+  _globals['_JOBRULES']._serialized_end=798
+  _globals['_UNIQUE']._serialized_start=801
+  _globals['_UNIQUE']._serialized_end=953
+  _globals['_UNIQUE_ONCONFLICT']._serialized_start=902
+  _globals['_UNIQUE_ONCONFLICT']._serialized_end=953
+  _globals['_RETRYPOLICY']._serialized_start=956
+  _globals['_RETRYPOLICY']._serialized_end=1203
+  _globals['_RETRYPOLICY_KIND']._serialized_start=1069
+  _globals['_RETRYPOLICY_KIND']._serialized_end=1203
+  _globals['_PRODUCERFRAME']._serialized_start=1206
+  _globals['_PRODUCERFRAME']._serialized_end=1351
+  _globals['_PRODUCERHELLO']._serialized_start=1353
+  _globals['_PRODUCERHELLO']._serialized_end=1384
+  _globals['_PLAINJOBS']._serialized_start=1387
+  _globals['_PLAINJOBS']._serialized_end=1547
+  _globals['_PRODUCERREPLY']._serialized_start=1550
+  _globals['_PRODUCERREPLY']._serialized_end=1711
+  _globals['_PRODUCERHELLOACK']._serialized_start=1713
+  _globals['_PRODUCERHELLOACK']._serialized_end=1781
+  _globals['_SUBMITRECEIPT']._serialized_start=1783
+  _globals['_SUBMITRECEIPT']._serialized_end=1899
+  _globals['_SUBMITREQUEST']._serialized_start=1901
+  _globals['_SUBMITREQUEST']._serialized_end=1950
+  _globals['_SUBMITRESPONSE']._serialized_start=1952
+  _globals['_SUBMITRESPONSE']._serialized_end=2013
+  _globals['_SUBMITBATCHREQUEST']._serialized_start=2015
+  _globals['_SUBMITBATCHREQUEST']._serialized_end=2086
+  _globals['_SUBMITBATCHRESPONSE']._serialized_start=2088
+  _globals['_SUBMITBATCHRESPONSE']._serialized_end=2155
+  _globals['_GETJOBREQUEST']._serialized_start=2157
+  _globals['_GETJOBREQUEST']._serialized_end=2248
+  _globals['_WAITRESULTREQUEST']._serialized_start=2250
+  _globals['_WAITRESULTREQUEST']._serialized_end=2298
+  _globals['_PRODUCERSERVICE']._serialized_start=2398
+  _globals['_PRODUCERSERVICE']._serialized_end=2763
 # @@protoc_insertion_point(module_scope)

@@ -95,11 +95,13 @@ class NewJob(_message.Message):
     NEEDS_FIELD_NUMBER: _builtins.int
     ON_PARENT_FAILURE_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """empty: the server makes one; then a call whose reply was lost cannot be repeated safely"""
     topic: _builtins.str
     payload: _builtins.bytes
     priority: _builtins.int
+    """not set: the topic's"""
     delay_ms: _builtins.int
     run_at_us: _builtins.int
     """not together with delay_ms"""
@@ -121,7 +123,9 @@ class NewJob(_message.Message):
     batch: _builtins.bytes
     """the open batch that the job joins"""
     @_builtins.property
-    def retry(self) -> Global___RetryPolicy: ...
+    def retry(self) -> Global___RetryPolicy:
+        """not set: the topic's"""
+
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -132,13 +136,15 @@ class NewJob(_message.Message):
     def depends_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """at most 1,000 ids: the job is blocked until each of them meets `needs`"""
 
+    @_builtins.property
+    def declared(self) -> Global___JobRules: ...
     def __init__(
         self,
         *,
         id: _builtins.bytes = ...,
         topic: _builtins.str = ...,
         payload: _builtins.bytes = ...,
-        priority: _builtins.int = ...,
+        priority: _builtins.int | None = ...,
         delay_ms: _builtins.int = ...,
         run_at_us: _builtins.int = ...,
         max_attempts: _builtins.int = ...,
@@ -156,14 +162,50 @@ class NewJob(_message.Message):
         needs: _jobs_pb2.Needs.ValueType = ...,
         on_parent_failure: _jobs_pb2.OnParentFailure.ValueType = ...,
         batch: _builtins.bytes = ...,
+        declared: Global___JobRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "unique", b"unique"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "declared", b"declared", "priority", b"priority", "retry", b"retry", "unique", b"unique"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "deadline_ms", b"deadline_ms", "deadline_us", b"deadline_us", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "new_id", b"new_id", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "batch", b"batch", "deadline_ms", b"deadline_ms", "deadline_us", b"deadline_us", "declared", b"declared", "delay_ms", b"delay_ms", "depends_on", b"depends_on", "headers", b"headers", "id", b"id", "key", b"key", "key_window_ms", b"key_window_ms", "limit_key", b"limit_key", "max_attempts", b"max_attempts", "needs", b"needs", "new_id", b"new_id", "on_parent_failure", b"on_parent_failure", "payload", b"payload", "priority", b"priority", "retry", b"retry", "run_at_us", b"run_at_us", "tags", b"tags", "topic", b"topic", "unique", b"unique"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___NewJob: _TypeAlias = NewJob  # noqa: Y015
+
+@_typing.final
+class JobRules(_message.Message):
+    """What the handler of the topic declares, as the producer knows it. Each value is used only if the job has none of its own and
+    no such rule is stored for the topic yet (TopicService.DeclareTopics, SetTopic).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    max_attempts: _builtins.int
+    """0: not declared"""
+    @_builtins.property
+    def retry(self) -> Global___RetryPolicy: ...
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int | None = ...,
+        max_attempts: _builtins.int = ...,
+        retry: Global___RetryPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority", "retry", b"retry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "max_attempts", b"max_attempts", "priority", b"priority", "retry", b"retry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+
+Global___JobRules: _TypeAlias = JobRules  # noqa: Y015
 
 @_typing.final
 class Unique(_message.Message):
@@ -283,7 +325,7 @@ class ProducerFrame(_message.Message):
     def hello(self) -> Global___ProducerHello: ...
     @_builtins.property
     def plain(self) -> Global___PlainJobs:
-        """Jobs of one topic without options, as parallel arrays: id, payload and, if any is not 0, priority."""
+        """Jobs of one topic without options, as parallel arrays: id, payload and, if any has one, priority."""
 
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewJob]: ...
@@ -331,6 +373,8 @@ class PlainJobs(_message.Message):
     PAYLOADS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
     NEW_ID_FIELD_NUMBER: _builtins.int
+    UNSET_PRIORITIES_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     new_id: _builtins.bool
     @_builtins.property
@@ -339,7 +383,15 @@ class PlainJobs(_message.Message):
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """empty: all 0"""
+        """empty: all the topic's"""
+
+    @_builtins.property
+    def unset_priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indexes in `priorities` that are not set: the topic's"""
+
+    @_builtins.property
+    def declared(self) -> Global___JobRules:
+        """of all jobs of the frame"""
 
     def __init__(
         self,
@@ -349,10 +401,12 @@ class PlainJobs(_message.Message):
         payloads: _abc.Iterable[_builtins.bytes] | None = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
         new_id: _builtins.bool = ...,
+        unset_priorities: _abc.Iterable[_builtins.int] | None = ...,
+        declared: Global___JobRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "new_id", b"new_id", "payloads", b"payloads", "priorities", b"priorities", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "ids", b"ids", "new_id", b"new_id", "payloads", b"payloads", "priorities", b"priorities", "topic", b"topic", "unset_priorities", b"unset_priorities"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

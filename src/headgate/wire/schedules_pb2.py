@@ -26,7 +26,7 @@ from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 from headgate.wire import producer_pb2 as headgate_dot_v1_dot_producer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadgate/v1/schedules.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\x1a\x1aheadgate/v1/producer.proto\"(\n\x05\x41\x66ter\x12\x10\n\x08\x64\x65lay_ms\x18\x01 \x01(\x03\x12\r\n\x05\x61t_us\x18\x02 \x01(\x03\"/\n\x05\x45very\x12\x13\n\x0binterval_ms\x18\x01 \x01(\x03\x12\x11\n\tanchor_us\x18\x02 \x01(\x03\"(\n\x04\x43ron\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\"\x8e\x01\n\x06Timing\x12\x0f\n\x05\x61t_us\x18\x01 \x01(\x03H\x00\x12#\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.headgate.v1.AfterH\x00\x12#\n\x05\x65very\x18\x03 \x01(\x0b\x32\x12.headgate.v1.EveryH\x00\x12!\n\x04\x63ron\x18\x04 \x01(\x0b\x32\x11.headgate.v1.CronH\x00\x42\x06\n\x04kind\"\xcc\x03\n\x0cScheduleSpec\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.headgate.v1.Timing\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x14\n\x0cmax_attempts\x18\x05 \x01(\r\x12\'\n\x05retry\x18\x06 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x37\n\x07headers\x18\x07 \x03(\x0b\x32&.headgate.v1.ScheduleSpec.HeadersEntry\x12\x0c\n\x04tags\x18\x08 \x03(\t\x12%\n\x07overlap\x18\t \x01(\x0e\x32\x14.headgate.v1.Overlap\x12&\n\x08\x63\x61tch_up\x18\n \x01(\x0e\x32\x14.headgate.v1.CatchUp\x12\x15\n\rcatch_up_most\x18\x0b \x01(\r\x12\x0f\n\x07\x65nds_us\x18\x0c \x01(\x03\x12(\n\twhen_full\x18\x0e \x01(\x0e\x32\x15.headgate.v1.WhenFull\x12\x0e\n\x06source\x18\r \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xff\x02\n\x08Schedule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.headgate.v1.ScheduleSpec\x12\x0f\n\x07next_us\x18\x04 \x01(\x03\x12\x0f\n\x07last_us\x18\x05 \x01(\x03\x12\x13\n\x0blast_job_id\x18\x06 \x01(\x0c\x12\r\n\x05\x66ired\x18\x07 \x01(\x04\x12\x0f\n\x07skipped\x18\x08 \x01(\x04\x12\x11\n\tlast_skip\x18\t \x01(\t\x12\x14\n\x0clast_skip_us\x18\n \x01(\x03\x12\x12\n\nlast_error\x18\x0b \x01(\t\x12\x0e\n\x06paused\x18\x0c \x01(\x08\x12\x11\n\tpaused_by\x18\r \x01(\t\x12\x11\n\tpaused_us\x18\x0e \x01(\x03\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12\x12\n\ncreated_us\x18\x10 \x01(\x03\x12\x12\n\nchanged_us\x18\x11 \x01(\x03\x12\x12\n\nchanged_by\x18\x12 \x01(\t\x12\x15\n\rfull_since_us\x18\x13 \x01(\x03\"\x7f\n\x12PutScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.headgate.v1.ScheduleSpec\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"O\n\x13PutScheduleResponse\x12\'\n\x08schedule\x18\x01 \x01(\x0b\x32\x15.headgate.v1.Schedule\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"\"\n\x12GetScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"T\n\x14ListSchedulesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x13\n\x06source\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_source\"A\n\x15ListSchedulesResponse\x12(\n\tschedules\x18\x01 \x03(\x0b\x32\x15.headgate.v1.Schedule\"i\n\x15\x44\x65leteScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x13\n\x11_expected_version\"\x18\n\x16\x44\x65leteScheduleResponse\"4\n\x14PauseScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x15ResumeScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"J\n\x16TriggerScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\":\n\x17TriggerScheduleResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"r\n\x0bNextRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.headgate.v1.Timing\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08\x61\x66ter_us\x18\x04 \x01(\x03\x12\x0f\n\x07\x65nds_us\x18\x05 \x01(\x03\";\n\x0cNextResponse\x12\r\n\x05\x61t_us\x18\x01 \x03(\x03\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x0e\n\x06paused\x18\x03 \x01(\x08\"E\n\x13ScheduleJobsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tbefore_us\x18\x02 \x01(\x03\x12\r\n\x05limit\x18\x03 \x01(\r\"\x83\x01\n\x0cScheduledJob\x12\x0e\n\x06job_id\x18\x01 \x01(\x0c\x12\x15\n\roccurrence_us\x18\x02 \x01(\x03\x12\x16\n\x0e\x63overs_from_us\x18\x03 \x01(\x03\x12\x11\n\ttriggered\x18\x04 \x01(\x08\x12!\n\x05state\x18\x05 \x01(\x0e\x32\x12.headgate.v1.State\"?\n\x14ScheduleJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.headgate.v1.ScheduledJob*C\n\x07Overlap\x12\x11\n\rOVERLAP_ALLOW\x10\x00\x12\x10\n\x0cOVERLAP_SKIP\x10\x01\x12\x13\n\x0fOVERLAP_REPLACE\x10\x02*@\n\x07\x43\x61tchUp\x12\x10\n\x0c\x43\x41TCH_UP_ONE\x10\x00\x12\x10\n\x0c\x43\x41TCH_UP_ALL\x10\x01\x12\x11\n\rCATCH_UP_NONE\x10\x02*2\n\x08WhenFull\x12\x12\n\x0eWHEN_FULL_WAIT\x10\x00\x12\x12\n\x0eWHEN_FULL_SKIP\x10\x01\x32\xa4\x05\n\x0fScheduleService\x12H\n\x03Put\x12\x1f.headgate.v1.PutScheduleRequest\x1a .headgate.v1.PutScheduleResponse\x12=\n\x03Get\x12\x1f.headgate.v1.GetScheduleRequest\x1a\x15.headgate.v1.Schedule\x12M\n\x04List\x12!.headgate.v1.ListSchedulesRequest\x1a\".headgate.v1.ListSchedulesResponse\x12Q\n\x06\x44\x65lete\x12\".headgate.v1.DeleteScheduleRequest\x1a#.headgate.v1.DeleteScheduleResponse\x12\x41\n\x05Pause\x12!.headgate.v1.PauseScheduleRequest\x1a\x15.headgate.v1.Schedule\x12\x43\n\x06Resume\x12\".headgate.v1.ResumeScheduleRequest\x1a\x15.headgate.v1.Schedule\x12T\n\x07Trigger\x12#.headgate.v1.TriggerScheduleRequest\x1a$.headgate.v1.TriggerScheduleResponse\x12;\n\x04Next\x12\x18.headgate.v1.NextRequest\x1a\x19.headgate.v1.NextResponse\x12K\n\x04Jobs\x12 .headgate.v1.ScheduleJobsRequest\x1a!.headgate.v1.ScheduleJobsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bheadgate/v1/schedules.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\x1a\x1aheadgate/v1/producer.proto\"(\n\x05\x41\x66ter\x12\x10\n\x08\x64\x65lay_ms\x18\x01 \x01(\x03\x12\r\n\x05\x61t_us\x18\x02 \x01(\x03\"/\n\x05\x45very\x12\x13\n\x0binterval_ms\x18\x01 \x01(\x03\x12\x11\n\tanchor_us\x18\x02 \x01(\x03\"(\n\x04\x43ron\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\"\x8e\x01\n\x06Timing\x12\x0f\n\x05\x61t_us\x18\x01 \x01(\x03H\x00\x12#\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.headgate.v1.AfterH\x00\x12#\n\x05\x65very\x18\x03 \x01(\x0b\x32\x12.headgate.v1.EveryH\x00\x12!\n\x04\x63ron\x18\x04 \x01(\x0b\x32\x11.headgate.v1.CronH\x00\x42\x06\n\x04kind\"\xde\x03\n\x0cScheduleSpec\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.headgate.v1.Timing\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\x14\n\x0cmax_attempts\x18\x05 \x01(\r\x12\'\n\x05retry\x18\x06 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x37\n\x07headers\x18\x07 \x03(\x0b\x32&.headgate.v1.ScheduleSpec.HeadersEntry\x12\x0c\n\x04tags\x18\x08 \x03(\t\x12%\n\x07overlap\x18\t \x01(\x0e\x32\x14.headgate.v1.Overlap\x12&\n\x08\x63\x61tch_up\x18\n \x01(\x0e\x32\x14.headgate.v1.CatchUp\x12\x15\n\rcatch_up_most\x18\x0b \x01(\r\x12\x0f\n\x07\x65nds_us\x18\x0c \x01(\x03\x12(\n\twhen_full\x18\x0e \x01(\x0e\x32\x15.headgate.v1.WhenFull\x12\x0e\n\x06source\x18\r \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priority\"\xff\x02\n\x08Schedule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.headgate.v1.ScheduleSpec\x12\x0f\n\x07next_us\x18\x04 \x01(\x03\x12\x0f\n\x07last_us\x18\x05 \x01(\x03\x12\x13\n\x0blast_job_id\x18\x06 \x01(\x0c\x12\r\n\x05\x66ired\x18\x07 \x01(\x04\x12\x0f\n\x07skipped\x18\x08 \x01(\x04\x12\x11\n\tlast_skip\x18\t \x01(\t\x12\x14\n\x0clast_skip_us\x18\n \x01(\x03\x12\x12\n\nlast_error\x18\x0b \x01(\t\x12\x0e\n\x06paused\x18\x0c \x01(\x08\x12\x11\n\tpaused_by\x18\r \x01(\t\x12\x11\n\tpaused_us\x18\x0e \x01(\x03\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12\x12\n\ncreated_us\x18\x10 \x01(\x03\x12\x12\n\nchanged_us\x18\x11 \x01(\x03\x12\x12\n\nchanged_by\x18\x12 \x01(\t\x12\x15\n\rfull_since_us\x18\x13 \x01(\x03\"\x7f\n\x12PutScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.headgate.v1.ScheduleSpec\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"O\n\x13PutScheduleResponse\x12\'\n\x08schedule\x18\x01 \x01(\x0b\x32\x15.headgate.v1.Schedule\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"\"\n\x12GetScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"T\n\x14ListSchedulesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x13\n\x06source\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_source\"A\n\x15ListSchedulesResponse\x12(\n\tschedules\x18\x01 \x03(\x0b\x32\x15.headgate.v1.Schedule\"i\n\x15\x44\x65leteScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x13\n\x11_expected_version\"\x18\n\x16\x44\x65leteScheduleResponse\"4\n\x14PauseScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x15ResumeScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"J\n\x16TriggerScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\":\n\x17TriggerScheduleResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"r\n\x0bNextRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.headgate.v1.Timing\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08\x61\x66ter_us\x18\x04 \x01(\x03\x12\x0f\n\x07\x65nds_us\x18\x05 \x01(\x03\";\n\x0cNextResponse\x12\r\n\x05\x61t_us\x18\x01 \x03(\x03\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12\x0e\n\x06paused\x18\x03 \x01(\x08\"E\n\x13ScheduleJobsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tbefore_us\x18\x02 \x01(\x03\x12\r\n\x05limit\x18\x03 \x01(\r\"\x83\x01\n\x0cScheduledJob\x12\x0e\n\x06job_id\x18\x01 \x01(\x0c\x12\x15\n\roccurrence_us\x18\x02 \x01(\x03\x12\x16\n\x0e\x63overs_from_us\x18\x03 \x01(\x03\x12\x11\n\ttriggered\x18\x04 \x01(\x08\x12!\n\x05state\x18\x05 \x01(\x0e\x32\x12.headgate.v1.State\"?\n\x14ScheduleJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.headgate.v1.ScheduledJob*C\n\x07Overlap\x12\x11\n\rOVERLAP_ALLOW\x10\x00\x12\x10\n\x0cOVERLAP_SKIP\x10\x01\x12\x13\n\x0fOVERLAP_REPLACE\x10\x02*@\n\x07\x43\x61tchUp\x12\x10\n\x0c\x43\x41TCH_UP_ONE\x10\x00\x12\x10\n\x0c\x43\x41TCH_UP_ALL\x10\x01\x12\x11\n\rCATCH_UP_NONE\x10\x02*2\n\x08WhenFull\x12\x12\n\x0eWHEN_FULL_WAIT\x10\x00\x12\x12\n\x0eWHEN_FULL_SKIP\x10\x01\x32\xa4\x05\n\x0fScheduleService\x12H\n\x03Put\x12\x1f.headgate.v1.PutScheduleRequest\x1a .headgate.v1.PutScheduleResponse\x12=\n\x03Get\x12\x1f.headgate.v1.GetScheduleRequest\x1a\x15.headgate.v1.Schedule\x12M\n\x04List\x12!.headgate.v1.ListSchedulesRequest\x1a\".headgate.v1.ListSchedulesResponse\x12Q\n\x06\x44\x65lete\x12\".headgate.v1.DeleteScheduleRequest\x1a#.headgate.v1.DeleteScheduleResponse\x12\x41\n\x05Pause\x12!.headgate.v1.PauseScheduleRequest\x1a\x15.headgate.v1.Schedule\x12\x43\n\x06Resume\x12\".headgate.v1.ResumeScheduleRequest\x1a\x15.headgate.v1.Schedule\x12T\n\x07Trigger\x12#.headgate.v1.TriggerScheduleRequest\x1a$.headgate.v1.TriggerScheduleResponse\x12;\n\x04Next\x12\x18.headgate.v1.NextRequest\x1a\x19.headgate.v1.NextResponse\x12K\n\x04Jobs\x12 .headgate.v1.ScheduleJobsRequest\x1a!.headgate.v1.ScheduleJobsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCHEDULESPEC_HEADERSENTRY']._loaded_options = None
   _globals['_SCHEDULESPEC_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_OVERLAP']._serialized_start=2447
-  _globals['_OVERLAP']._serialized_end=2514
-  _globals['_CATCHUP']._serialized_start=2516
-  _globals['_CATCHUP']._serialized_end=2580
-  _globals['_WHENFULL']._serialized_start=2582
-  _globals['_WHENFULL']._serialized_end=2632
+  _globals['_OVERLAP']._serialized_start=2465
+  _globals['_OVERLAP']._serialized_end=2532
+  _globals['_CATCHUP']._serialized_start=2534
+  _globals['_CATCHUP']._serialized_end=2598
+  _globals['_WHENFULL']._serialized_start=2600
+  _globals['_WHENFULL']._serialized_end=2650
   _globals['_AFTER']._serialized_start=96
   _globals['_AFTER']._serialized_end=136
   _globals['_EVERY']._serialized_start=138
@@ -50,43 +50,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIMING']._serialized_start=230
   _globals['_TIMING']._serialized_end=372
   _globals['_SCHEDULESPEC']._serialized_start=375
-  _globals['_SCHEDULESPEC']._serialized_end=835
-  _globals['_SCHEDULESPEC_HEADERSENTRY']._serialized_start=789
-  _globals['_SCHEDULESPEC_HEADERSENTRY']._serialized_end=835
-  _globals['_SCHEDULE']._serialized_start=838
-  _globals['_SCHEDULE']._serialized_end=1221
-  _globals['_PUTSCHEDULEREQUEST']._serialized_start=1223
-  _globals['_PUTSCHEDULEREQUEST']._serialized_end=1350
-  _globals['_PUTSCHEDULERESPONSE']._serialized_start=1352
-  _globals['_PUTSCHEDULERESPONSE']._serialized_end=1431
-  _globals['_GETSCHEDULEREQUEST']._serialized_start=1433
-  _globals['_GETSCHEDULEREQUEST']._serialized_end=1467
-  _globals['_LISTSCHEDULESREQUEST']._serialized_start=1469
-  _globals['_LISTSCHEDULESREQUEST']._serialized_end=1553
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=1555
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=1620
-  _globals['_DELETESCHEDULEREQUEST']._serialized_start=1622
-  _globals['_DELETESCHEDULEREQUEST']._serialized_end=1727
-  _globals['_DELETESCHEDULERESPONSE']._serialized_start=1729
-  _globals['_DELETESCHEDULERESPONSE']._serialized_end=1753
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=1755
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=1807
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=1809
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=1862
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=1864
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=1938
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=1940
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=1998
-  _globals['_NEXTREQUEST']._serialized_start=2000
-  _globals['_NEXTREQUEST']._serialized_end=2114
-  _globals['_NEXTRESPONSE']._serialized_start=2116
-  _globals['_NEXTRESPONSE']._serialized_end=2175
-  _globals['_SCHEDULEJOBSREQUEST']._serialized_start=2177
-  _globals['_SCHEDULEJOBSREQUEST']._serialized_end=2246
-  _globals['_SCHEDULEDJOB']._serialized_start=2249
-  _globals['_SCHEDULEDJOB']._serialized_end=2380
-  _globals['_SCHEDULEJOBSRESPONSE']._serialized_start=2382
-  _globals['_SCHEDULEJOBSRESPONSE']._serialized_end=2445
-  _globals['_SCHEDULESERVICE']._serialized_start=2635
-  _globals['_SCHEDULESERVICE']._serialized_end=3311
+  _globals['_SCHEDULESPEC']._serialized_end=853
+  _globals['_SCHEDULESPEC_HEADERSENTRY']._serialized_start=794
+  _globals['_SCHEDULESPEC_HEADERSENTRY']._serialized_end=840
+  _globals['_SCHEDULE']._serialized_start=856
+  _globals['_SCHEDULE']._serialized_end=1239
+  _globals['_PUTSCHEDULEREQUEST']._serialized_start=1241
+  _globals['_PUTSCHEDULEREQUEST']._serialized_end=1368
+  _globals['_PUTSCHEDULERESPONSE']._serialized_start=1370
+  _globals['_PUTSCHEDULERESPONSE']._serialized_end=1449
+  _globals['_GETSCHEDULEREQUEST']._serialized_start=1451
+  _globals['_GETSCHEDULEREQUEST']._serialized_end=1485
+  _globals['_LISTSCHEDULESREQUEST']._serialized_start=1487
+  _globals['_LISTSCHEDULESREQUEST']._serialized_end=1571
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=1573
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=1638
+  _globals['_DELETESCHEDULEREQUEST']._serialized_start=1640
+  _globals['_DELETESCHEDULEREQUEST']._serialized_end=1745
+  _globals['_DELETESCHEDULERESPONSE']._serialized_start=1747
+  _globals['_DELETESCHEDULERESPONSE']._serialized_end=1771
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=1773
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=1825
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=1827
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=1880
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=1882
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=1956
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=1958
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=2016
+  _globals['_NEXTREQUEST']._serialized_start=2018
+  _globals['_NEXTREQUEST']._serialized_end=2132
+  _globals['_NEXTRESPONSE']._serialized_start=2134
+  _globals['_NEXTRESPONSE']._serialized_end=2193
+  _globals['_SCHEDULEJOBSREQUEST']._serialized_start=2195
+  _globals['_SCHEDULEJOBSREQUEST']._serialized_end=2264
+  _globals['_SCHEDULEDJOB']._serialized_start=2267
+  _globals['_SCHEDULEDJOB']._serialized_end=2398
+  _globals['_SCHEDULEJOBSRESPONSE']._serialized_start=2400
+  _globals['_SCHEDULEJOBSRESPONSE']._serialized_end=2463
+  _globals['_SCHEDULESERVICE']._serialized_start=2653
+  _globals['_SCHEDULESERVICE']._serialized_end=3329
 # @@protoc_insertion_point(module_scope)

@@ -233,6 +233,7 @@ class ScheduleSpec(_message.Message):
     topic: _builtins.str
     payload: _builtins.bytes
     priority: _builtins.int
+    """not set: the topic's"""
     max_attempts: _builtins.int
     """0: the topic's"""
     overlap: Global___Overlap.ValueType
@@ -260,7 +261,7 @@ class ScheduleSpec(_message.Message):
         topic: _builtins.str = ...,
         timing: Global___Timing | None = ...,
         payload: _builtins.bytes = ...,
-        priority: _builtins.int = ...,
+        priority: _builtins.int | None = ...,
         max_attempts: _builtins.int = ...,
         retry: _producer_pb2.RetryPolicy | None = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
@@ -272,11 +273,13 @@ class ScheduleSpec(_message.Message):
         when_full: Global___WhenFull.ValueType = ...,
         source: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority", "retry", b"retry", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up", b"catch_up", "catch_up_most", b"catch_up_most", "ends_us", b"ends_us", "headers", b"headers", "max_attempts", b"max_attempts", "overlap", b"overlap", "payload", b"payload", "priority", b"priority", "retry", b"retry", "source", b"source", "tags", b"tags", "timing", b"timing", "topic", b"topic", "when_full", b"when_full"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "catch_up", b"catch_up", "catch_up_most", b"catch_up_most", "ends_us", b"ends_us", "headers", b"headers", "max_attempts", b"max_attempts", "overlap", b"overlap", "payload", b"payload", "priority", b"priority", "retry", b"retry", "source", b"source", "tags", b"tags", "timing", b"timing", "topic", b"topic", "when_full", b"when_full"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___ScheduleSpec: _TypeAlias = ScheduleSpec  # noqa: Y015
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import producer_pb2 as headgate_dot_v1_dot_producer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headgate/v1/topics.proto\x12\x0bheadgate.v1\x1a\x1aheadgate/v1/producer.proto\"7\n\x04Rate\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tperiod_ms\x18\x02 \x01(\x03\x12\r\n\x05\x62urst\x18\x03 \x01(\r\"\xda\x04\n\rTopicSettings\x12\x19\n\x0cmax_attempts\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05retry\x18\x02 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x1b\n\x0e\x61geing_step_us\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x04rate\x18\x05 \x01(\x0b\x32\x11.headgate.v1.Rate\x12 \n\x13max_running_per_key\x18\x06 \x01(\rH\x03\x88\x01\x01\x12#\n\x08key_rate\x18\x07 \x01(\x0b\x32\x11.headgate.v1.Rate\x12\x1b\n\x0eordered_by_key\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x18\n\x0b\x66\x61ir_by_key\x18\t \x01(\x08H\x05\x88\x01\x01\x12\x18\n\x0bmax_backlog\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x1e\n\x11keep_completed_ms\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x19\n\x0ckeep_dead_ms\x18\x0c \x01(\x03H\x08\x88\x01\x01\x12\x1e\n\x11keep_cancelled_ms\x18\r \x01(\x03H\t\x88\x01\x01\x42\x0f\n\r_max_attemptsB\x11\n\x0f_ageing_step_usB\x0e\n\x0c_max_runningB\x16\n\x14_max_running_per_keyB\x11\n\x0f_ordered_by_keyB\x0e\n\x0c_fair_by_keyB\x0e\n\x0c_max_backlogB\x14\n\x12_keep_completed_msB\x0f\n\r_keep_dead_msB\x14\n\x12_keep_cancelled_ms\"\x94\x02\n\tTopicInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\x12\n\ncreated_us\x18\x03 \x01(\x03\x12\x12\n\nchanged_us\x18\x04 \x01(\x03\x12\x14\n\x07running\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x06\x63ounts\x18\x07 \x03(\x0b\x32\".headgate.v1.TopicInfo.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\n\n\x08_runningB\t\n\x07_tokens\"1\n\x11ListTopicsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"J\n\x12ListTopicsResponse\x12&\n\x06topics\x18\x01 \x03(\x0b\x32\x16.headgate.v1.TopicInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x1f\n\x0fGetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"l\n\x0fSetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\r\n\x05\x63lear\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xe1\x01\n\x0cTopicService\x12M\n\nListTopics\x12\x1e.headgate.v1.ListTopicsRequest\x1a\x1f.headgate.v1.ListTopicsResponse\x12@\n\x08GetTopic\x12\x1c.headgate.v1.GetTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12@\n\x08SetTopic\x12\x1c.headgate.v1.SetTopicRequest\x1a\x16.headgate.v1.TopicInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headgate/v1/topics.proto\x12\x0bheadgate.v1\x1a\x1aheadgate/v1/producer.proto\"7\n\x04Rate\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\tperiod_ms\x18\x02 \x01(\x03\x12\r\n\x05\x62urst\x18\x03 \x01(\r\"\xac\x05\n\rTopicSettings\x12\x19\n\x0cmax_attempts\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05retry\x18\x02 \x01(\x0b\x32\x18.headgate.v1.RetryPolicy\x12\x1b\n\x0e\x61geing_step_us\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bmax_running\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x04rate\x18\x05 \x01(\x0b\x32\x11.headgate.v1.Rate\x12 \n\x13max_running_per_key\x18\x06 \x01(\rH\x03\x88\x01\x01\x12#\n\x08key_rate\x18\x07 \x01(\x0b\x32\x11.headgate.v1.Rate\x12\x1b\n\x0eordered_by_key\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x18\n\x0b\x66\x61ir_by_key\x18\t \x01(\x08H\x05\x88\x01\x01\x12\x18\n\x0bmax_backlog\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x1e\n\x11keep_completed_ms\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x19\n\x0ckeep_dead_ms\x18\x0c \x01(\x03H\x08\x88\x01\x01\x12\x1e\n\x11keep_cancelled_ms\x18\r \x01(\x03H\t\x88\x01\x01\x12\x15\n\x08priority\x18\x0e \x01(\x11H\n\x88\x01\x01\x12\x1a\n\rtime_limit_ms\x18\x0f \x01(\x03H\x0b\x88\x01\x01\x42\x0f\n\r_max_attemptsB\x11\n\x0f_ageing_step_usB\x0e\n\x0c_max_runningB\x16\n\x14_max_running_per_keyB\x11\n\x0f_ordered_by_keyB\x0e\n\x0c_fair_by_keyB\x0e\n\x0c_max_backlogB\x14\n\x12_keep_completed_msB\x0f\n\r_keep_dead_msB\x14\n\x12_keep_cancelled_msB\x0b\n\t_priorityB\x10\n\x0e_time_limit_ms\"m\n\nRuleOrigin\x12#\n\x06origin\x18\x01 \x01(\x0e\x32\x13.headgate.v1.Origin\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\r\n\x05\x61t_us\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\"{\n\x0b\x44\x65\x63laration\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\r\n\x05\x61t_us\x18\x04 \x01(\x03\x12,\n\x08settings\x18\x05 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\"\xeb\x03\n\tTopicInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\x12\n\ncreated_us\x18\x03 \x01(\x03\x12\x12\n\nchanged_us\x18\x04 \x01(\x03\x12\x14\n\x07running\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tokens\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x06\x63ounts\x18\x07 \x03(\x0b\x32\".headgate.v1.TopicInfo.CountsEntry\x12\x34\n\x07origins\x18\x08 \x03(\x0b\x32#.headgate.v1.TopicInfo.OriginsEntry\x12*\n\x08\x64\x65\x63lared\x18\t \x01(\x0b\x32\x18.headgate.v1.Declaration\x12*\n\x08\x63onflict\x18\n \x01(\x0b\x32\x18.headgate.v1.Declaration\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1aG\n\x0cOriginsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.headgate.v1.RuleOrigin:\x02\x38\x01\x42\n\n\x08_runningB\t\n\x07_tokens\"1\n\x11ListTopicsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"J\n\x12ListTopicsResponse\x12&\n\x06topics\x18\x01 \x03(\x0b\x32\x16.headgate.v1.TopicInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x1f\n\x0fGetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"l\n\x0fSetTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\x12\r\n\x05\x63lear\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"E\n\x13ReleaseTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08settings\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"h\n\x14\x44\x65\x63lareTopicsRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12-\n\x06topics\x18\x03 \x03(\x0b\x32\x1d.headgate.v1.TopicDeclaration\"N\n\x10TopicDeclaration\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08settings\x18\x02 \x01(\x0b\x32\x1a.headgate.v1.TopicSettings\"C\n\x15\x44\x65\x63lareTopicsResponse\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.headgate.v1.DeclaredTopic\"\x7f\n\rDeclaredTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\x12\n\noverridden\x18\x04 \x03(\t\x12*\n\x08\x63onflict\x18\x05 \x01(\x0b\x32\x18.headgate.v1.Declaration*F\n\x06Origin\x12\x12\n\x0eORIGIN_DEFAULT\x10\x00\x12\x13\n\x0fORIGIN_DECLARED\x10\x01\x12\x13\n\x0fORIGIN_OPERATOR\x10\x02\x32\x83\x03\n\x0cTopicService\x12M\n\nListTopics\x12\x1e.headgate.v1.ListTopicsRequest\x1a\x1f.headgate.v1.ListTopicsResponse\x12@\n\x08GetTopic\x12\x1c.headgate.v1.GetTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12@\n\x08SetTopic\x12\x1c.headgate.v1.SetTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12H\n\x0cReleaseTopic\x12 .headgate.v1.ReleaseTopicRequest\x1a\x16.headgate.v1.TopicInfo\x12V\n\rDeclareTopics\x12!.headgate.v1.DeclareTopicsRequest\x1a\".headgate.v1.DeclareTopicsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOPICINFO_COUNTSENTRY']._loaded_options = None
   _globals['_TOPICINFO_COUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_TOPICINFO_ORIGINSENTRY']._loaded_options = None
+  _globals['_TOPICINFO_ORIGINSENTRY']._serialized_options = b'8\001'
+  _globals['_ORIGIN']._serialized_start=2268
+  _globals['_ORIGIN']._serialized_end=2338
   _globals['_RATE']._serialized_start=69
   _globals['_RATE']._serialized_end=124
   _globals['_TOPICSETTINGS']._serialized_start=127
-  _globals['_TOPICSETTINGS']._serialized_end=729
-  _globals['_TOPICINFO']._serialized_start=732
-  _globals['_TOPICINFO']._serialized_end=1008
-  _globals['_TOPICINFO_COUNTSENTRY']._serialized_start=940
-  _globals['_TOPICINFO_COUNTSENTRY']._serialized_end=985
-  _globals['_LISTTOPICSREQUEST']._serialized_start=1010
-  _globals['_LISTTOPICSREQUEST']._serialized_end=1059
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=1061
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=1135
-  _globals['_GETTOPICREQUEST']._serialized_start=1137
-  _globals['_GETTOPICREQUEST']._serialized_end=1168
-  _globals['_SETTOPICREQUEST']._serialized_start=1170
-  _globals['_SETTOPICREQUEST']._serialized_end=1278
-  _globals['_TOPICSERVICE']._serialized_start=1281
-  _globals['_TOPICSERVICE']._serialized_end=1506
+  _globals['_TOPICSETTINGS']._serialized_end=811
+  _globals['_RULEORIGIN']._serialized_start=813
+  _globals['_RULEORIGIN']._serialized_end=922
+  _globals['_DECLARATION']._serialized_start=924
+  _globals['_DECLARATION']._serialized_end=1047
+  _globals['_TOPICINFO']._serialized_start=1050
+  _globals['_TOPICINFO']._serialized_end=1541
+  _globals['_TOPICINFO_COUNTSENTRY']._serialized_start=1400
+  _globals['_TOPICINFO_COUNTSENTRY']._serialized_end=1445
+  _globals['_TOPICINFO_ORIGINSENTRY']._serialized_start=1447
+  _globals['_TOPICINFO_ORIGINSENTRY']._serialized_end=1518
+  _globals['_LISTTOPICSREQUEST']._serialized_start=1543
+  _globals['_LISTTOPICSREQUEST']._serialized_end=1592
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=1594
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=1668
+  _globals['_GETTOPICREQUEST']._serialized_start=1670
+  _globals['_GETTOPICREQUEST']._serialized_end=1701
+  _globals['_SETTOPICREQUEST']._serialized_start=1703
+  _globals['_SETTOPICREQUEST']._serialized_end=1811
+  _globals['_RELEASETOPICREQUEST']._serialized_start=1813
+  _globals['_RELEASETOPICREQUEST']._serialized_end=1882
+  _globals['_DECLARETOPICSREQUEST']._serialized_start=1884
+  _globals['_DECLARETOPICSREQUEST']._serialized_end=1988
+  _globals['_TOPICDECLARATION']._serialized_start=1990
+  _globals['_TOPICDECLARATION']._serialized_end=2068
+  _globals['_DECLARETOPICSRESPONSE']._serialized_start=2070
+  _globals['_DECLARETOPICSRESPONSE']._serialized_end=2137
+  _globals['_DECLAREDTOPIC']._serialized_start=2139
+  _globals['_DECLAREDTOPIC']._serialized_end=2266
+  _globals['_TOPICSERVICE']._serialized_start=2341
+  _globals['_TOPICSERVICE']._serialized_end=2728
 # @@protoc_insertion_point(module_scope)

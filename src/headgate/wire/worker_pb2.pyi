@@ -457,6 +457,7 @@ class Jobs(_message.Message):
     CREATED_US_FIELD_NUMBER: _builtins.int
     LEASE_UNTIL_US_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    TIME_LIMITS_MS_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     lease_until_us: _builtins.int
     """for all jobs of the frame"""
@@ -488,6 +489,12 @@ class Jobs(_message.Message):
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobHeaders]:
         """only for jobs that have headers"""
 
+    @_builtins.property
+    def time_limits_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Time limits of attempts by topic, parallel to topic_names: -1 no rule (the worker's own applies), 0 no limit. Empty: no
+        topic of the frame has a rule.
+        """
+
     def __init__(
         self,
         *,
@@ -502,11 +509,12 @@ class Jobs(_message.Message):
         created_us: _abc.Iterable[_builtins.int] | None = ...,
         lease_until_us: _builtins.int = ...,
         headers: _abc.Iterable[Global___JobHeaders] | None = ...,
+        time_limits_ms: _abc.Iterable[_builtins.int] | None = ...,
         seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_us", b"created_us", "epochs", b"epochs", "headers", b"headers", "ids", b"ids", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payloads", b"payloads", "priorities", b"priorities", "seq", b"seq", "topic_names", b"topic_names", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_us", b"created_us", "epochs", b"epochs", "headers", b"headers", "ids", b"ids", "lease_until_us", b"lease_until_us", "max_attempts", b"max_attempts", "payloads", b"payloads", "priorities", b"priorities", "seq", b"seq", "time_limits_ms", b"time_limits_ms", "topic_names", b"topic_names", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

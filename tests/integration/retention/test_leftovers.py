@@ -40,6 +40,7 @@ NEVER_CLEARED = {
     "epoch_floors": 0,  # one for each restore of a backup
     "arrivals_floor": 1,  # how far arrivals are forgotten
     "topic_limits": 1,
+    "topic_rules": 1,
     "dispatch_control": 2,
     "state_counts": None,  # one row for each topic and state
 }

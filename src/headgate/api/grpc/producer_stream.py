@@ -123,6 +123,7 @@ class ProducerStream:
                         self._account,
                         done=reply.done,
                         failed=reply.failed,
+                        declared=submit_codec.declared_of(frame.plain),
                     )
                 except HeadgateError as error:
                     reply.failed(error)

@@ -59,7 +59,7 @@ def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
         topic=spec.topic,
         timing=timing_of(spec.timing),
         payload=spec.payload,
-        priority=spec.priority,
+        priority=spec.priority if spec.HasField("priority") else None,
         max_attempts=spec.max_attempts or None,
         policy=retry_policy(spec.retry) if spec.HasField("retry") else None,
         headers=dict(spec.headers),

@@ -13,7 +13,7 @@ from headgate.control.submit import SubmitResult
 from headgate.domain.dependencies import Needs, OnConflict, OnParentFailure, Unique
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import ID_BYTES, JobId, TenantName, TopicName, parse_job_id
-from headgate.domain.jobs import Submission
+from headgate.domain.jobs import JobRules, Submission
 from headgate.domain.states import Word
 from headgate.domain.validation import check_deadline, check_run_at
 from headgate.wire import producer_pb2 as pb
@@ -40,12 +40,13 @@ def submission_of(
         sees=sees,
         id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, make_id),
         payload=job.payload,
-        priority=job.priority,
+        priority=job.priority if job.HasField("priority") else None,
         delay=delay,
         run_at=run_at,
         deadline=_deadline(job, run_at or delay),
         max_attempts=job.max_attempts or None,
         policy=retry_policy(job.retry) if job.HasField("retry") else None,
+        declared=declared_of(job),
         headers=dict(job.headers),
         tags=tuple(job.tags),
         key=job.key or None,
@@ -57,6 +58,18 @@ def submission_of(
         needs=needs_of(job.needs).label,
         on_parent_failure=on_failure_of(job.on_parent_failure).label,
         batch=id_of(job.batch, field="batch") if job.batch else None,
+    )
+
+
+def declared_of(jobs: pb.NewJob | pb.PlainJobs) -> JobRules | None:
+    """What the producer knows as declared by the handler of the topic; raises InvalidInput."""
+    if not jobs.HasField("declared"):
+        return None
+    rules = jobs.declared
+    return JobRules(
+        priority=rules.priority if rules.HasField("priority") else None,
+        max_attempts=rules.max_attempts or None,
+        policy=retry_policy(rules.retry) if rules.HasField("retry") else None,
     )
 
 

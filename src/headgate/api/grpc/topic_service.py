@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
@@ -11,18 +12,19 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.topics import Topics
+from headgate.domain.backoff import RetryPolicy
 from headgate.domain.topic_limits import Rate
+from headgate.domain.topic_rules import LIMITS, RULES, Declaration
 from headgate.domain.views import TopicView
 from headgate.wire import topics_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-PLAIN: Final = ("max_attempts", "max_running", "max_running_per_key", "ordered_by_key", "fair_by_key", "max_backlog")
 _US: Final = timedelta(microseconds=1)
 _MS: Final = timedelta(milliseconds=1)
 
 
 class TopicService:
-    """ListTopics, GetTopic, SetTopic."""
+    """ListTopics, GetTopic, SetTopic, ReleaseTopic, DeclareTopics."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -43,6 +45,29 @@ class TopicService:
         )
         return topic_info(view)
 
+    async def release_topic(self, request: pb.ReleaseTopicRequest, _call: Call) -> pb.TopicInfo:
+        """Take back what operators have set."""
+        return topic_info(
+            await self._topics.release(caller(), request.name, list(request.settings), reason=request.reason)
+        )
+
+    async def declare_topics(self, request: pb.DeclareTopicsRequest, _call: Call) -> pb.DeclareTopicsResponse:
+        """Store what the handlers of a worker declare."""
+        declared = [(one.name, changes_of(one.settings)) for one in request.topics]
+        answers = await self._topics.declare(caller(), declared, source=request.source, worker=request.worker_id)
+        return pb.DeclareTopicsResponse(
+            topics=[
+                pb.DeclaredTopic(
+                    name=one.name,
+                    changed=one.changed,
+                    version=one.version,
+                    overridden=one.overridden,
+                    conflict=None if one.conflict is None else _declaration(one.conflict),
+                )
+                for one in answers
+            ]
+        )
+
 
 def methods(service: TopicService) -> grpc.GenericRpcHandler:
     """The service's methods."""
@@ -52,34 +77,36 @@ def methods(service: TopicService) -> grpc.GenericRpcHandler:
             "ListTopics": unary(service.list_topics, pb.ListTopicsRequest, pb.ListTopicsResponse),
             "GetTopic": unary(service.get_topic, pb.GetTopicRequest, pb.TopicInfo),
             "SetTopic": unary(service.set_topic, pb.SetTopicRequest, pb.TopicInfo),
+            "ReleaseTopic": unary(service.release_topic, pb.ReleaseTopicRequest, pb.TopicInfo),
+            "DeclareTopics": unary(service.declare_topics, pb.DeclareTopicsRequest, pb.DeclareTopicsResponse),
         },
     )
 
 
 def changes_of(settings: pb.TopicSettings) -> dict[str, object]:
     """The settings that are set, by their names in the domain; raises InvalidInput."""
-    changes: dict[str, object] = {name: getattr(settings, name) for name in PLAIN if settings.HasField(name)}
-    if settings.HasField("retry"):
-        changes["retry"] = retry_policy(settings.retry)
-    if settings.HasField("ageing_step_us"):
-        changes["ageing_step"] = settings.ageing_step_us * _US if settings.ageing_step_us else None
-    if settings.HasField("keep_completed_ms"):
-        changes["keep_completed"] = span(settings.keep_completed_ms, "keep_completed_ms")
-    if settings.HasField("keep_dead_ms"):
-        changes["keep_dead"] = span(settings.keep_dead_ms, "keep_dead_ms")
-    if settings.HasField("keep_cancelled_ms"):
-        changes["keep_cancelled"] = span(settings.keep_cancelled_ms, "keep_cancelled_ms")
-    for name in ("rate", "key_rate"):
-        if settings.HasField(name):
-            rate: pb.Rate = getattr(settings, name)
-            period = span(rate.period_ms, f"{name}.period_ms")
-            changes[name] = Rate(count=rate.count, period=period, burst=rate.burst or None)
+    changes: dict[str, object] = {}
+    for described, value in settings.ListFields():
+        name, _, unit = described.name.rpartition("_")
+        if described.name == "retry":
+            changes["retry"] = retry_policy(value)
+        elif isinstance(value, pb.Rate):
+            period = span(value.period_ms, f"{described.name}.period_ms")
+            changes[described.name] = Rate(count=value.count, period=period, burst=value.burst or None)
+        elif unit == "us":
+            changes[name] = value * _US if value else None
+        elif unit == "ms":
+            changes[name] = span(value, described.name)
+        else:
+            changes[described.name] = value
     return changes
 
 
 def topic_info(view: TopicView) -> pb.TopicInfo:
     """A topic as read."""
-    rules, limits = view.rules, view.limits
+    rules, limits, sources = view.rules, view.limits, view.sources
+    values = {name: getattr(limits, name) for name in LIMITS}
+    values |= {name: getattr(rules, "policy" if name == "retry" else name) for name in RULES}
     return pb.TopicInfo(
         name=view.name,
         created_us=at_us(view.created_at),
@@ -87,27 +114,47 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
         running=view.running,
         tokens=view.tokens,
         counts={state.label: count for state, count in view.counts.items()},
-        settings=pb.TopicSettings(
-            max_attempts=rules.max_attempts,
-            retry=policy_message(rules.policy),
-            ageing_step_us=None if rules.ageing_step is None else rules.ageing_step // _US,
-            max_running=limits.max_running,
-            rate=_rate(limits.rate),
-            max_running_per_key=limits.max_running_per_key,
-            key_rate=_rate(limits.key_rate),
-            ordered_by_key=limits.ordered_by_key or None,
-            fair_by_key=limits.fair_by_key or None,
-            max_backlog=limits.max_backlog,
-            keep_completed_ms=_ms(rules.keep_completed),
-            keep_dead_ms=_ms(rules.keep_dead),
-            keep_cancelled_ms=_ms(rules.keep_cancelled),
-        ),
+        settings=settings_message(values),
+        origins={
+            name: pb.RuleOrigin(
+                origin=pb.Origin.ValueType(int(one.origin)),
+                by=one.by,
+                version=one.version,
+                at_us=at_us(one.at),
+                reason=one.reason,
+            )
+            for name, one in sources.origins().items()
+        },
+        declared=None if sources.declared is None else _declaration(sources.declared),
+        conflict=None if view.conflict is None else _declaration(view.conflict),
     )
 
 
-def _ms(span: timedelta | None) -> int | None:
-    return None if span is None else span // _MS
+def _declaration(one: Declaration) -> pb.Declaration:
+    return pb.Declaration(
+        source=one.source,
+        version=one.version,
+        worker=one.workers[0] if one.workers else "",
+        at_us=at_us(one.at),
+        settings=settings_message(one.rules),
+    )
 
 
-def _rate(rate: Rate | None) -> pb.Rate | None:
-    return None if rate is None else pb.Rate(count=rate.count, period_ms=rate.period // _MS, burst=rate.burst or 0)
+def settings_message(values: Mapping[str, Any]) -> pb.TopicSettings:
+    """Settings by their names in the domain, as a message; what is None, or a flag that is off, is not set."""
+    message = pb.TopicSettings()
+    for name, value in values.items():
+        match value:
+            case None | False:
+                continue
+            case RetryPolicy():
+                message.retry.CopyFrom(policy_message(value))
+            case Rate():
+                rate = pb.Rate(count=value.count, period_ms=value.period // _MS, burst=value.burst or 0)
+                getattr(message, name).CopyFrom(rate)
+            case timedelta():
+                unit, suffix = (_US, "us") if name == "ageing_step" else (_MS, "ms")
+                setattr(message, f"{name}_{suffix}", value // unit)
+            case _:
+                setattr(message, name, value)
+    return message

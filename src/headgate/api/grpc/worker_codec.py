@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
 from headgate.api.grpc.codec import at_us, span, state_of
@@ -24,6 +24,7 @@ from headgate.wire import jobs_pb2, worker_pb2
 
 Uuids: TypeAlias = Callable[[Sequence[bytes]], list[UUID]]
 """Turns many ids of 16 bytes into UUIDs at once."""
+_NO_RULE: Final = -1
 _LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
@@ -200,20 +201,28 @@ def progress_values(progress: jobs_pb2.Progress) -> dict[str, object]:
 # ---------------------------------------------------------------------- to workers
 
 
-def jobs_frame(
-    delivery: Delivery, topic_name: Callable[[int], str], receipts: ControlFrame | None = None
-) -> worker_pb2.ServerFrame:
+class TopicFacts(Protocol):
+    """What workers are sent about the topics of their jobs."""
+
+    def topic_name(self, topic_no: int, /) -> str: ...
+    def time_limit_ms(self, topic_no: int, /) -> int | None: ...
+
+
+def jobs_frame(delivery: Delivery, topics: TopicFacts, receipts: ControlFrame | None = None) -> worker_pb2.ServerFrame:
     """Jobs as parallel arrays, and the receipts that go with them."""
     numbers = delivery.topic_nos
     distinct = sorted(set(numbers))
     indexes = {number: index for index, number in enumerate(distinct)}
+    limits_ms = [topics.time_limit_ms(number) for number in distinct]
+    ruled = any(one is not None for one in limits_ms)
     return worker_pb2.ServerFrame(
         receipts=None if receipts is None else _receipts(receipts),
         jobs=worker_pb2.Jobs(
             ids=raw_ids(delivery.ids),
             epochs=delivery.epochs,
             payloads=delivery.payloads,
-            topic_names=[topic_name(number) for number in distinct],
+            topic_names=[topics.topic_name(number) for number in distinct],
+            time_limits_ms=[_NO_RULE if one is None else one for one in limits_ms] if ruled else [],
             topics=[] if len(distinct) == 1 else [indexes[number] for number in numbers],
             attempts=delivery.attempts,
             max_attempts=delivery.max_attempts,
@@ -243,13 +252,14 @@ def _job_headers(index: int, found: dict[str, str], claimed_us: int) -> worker_p
     )
 
 
-def job_messages(delivery: Delivery, topic_name: Callable[[int], str], tenant: str) -> list[jobs_pb2.Job]:
+def job_messages(delivery: Delivery, topics: TopicFacts, tenant: str) -> list[jobs_pb2.Job]:
     """Jobs as messages, for the simple streams."""
     found = [json.loads(text) if text else {} for text in delivery.headers]
     return [
         jobs_pb2.Job(
             id=delivery.ids[index].bytes,
-            topic=topic_name(delivery.topic_nos[index]),
+            topic=topics.topic_name(delivery.topic_nos[index]),
+            time_limit_ms=topics.time_limit_ms(delivery.topic_nos[index]),
             payload=delivery.payloads[index],
             epoch=delivery.epochs[index],
             attempt=delivery.attempts[index],

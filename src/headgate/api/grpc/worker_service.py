@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -38,12 +38,12 @@ class WorkerService:
         rules: SessionRules,
         *,
         uuids: worker_codec.Uuids,
-        topic_name: Callable[[int], str],
+        topics: worker_codec.TopicFacts,
         instance: str,
         version: str,
     ) -> None:
         self._rules, self._calls = rules, WorkerCalls(rules)
-        self._uuids, self._topic_name = uuids, topic_name
+        self._uuids, self._topics = uuids, topics
         self._instance, self._version = instance, version
 
     # ------------------------------------------------------------------ Work
@@ -166,7 +166,7 @@ class WorkerService:
     async def _write(self, session: WorkerSession, stream: WorkStream) -> None:
         while (part := await session.next_part()) is not None:
             if isinstance(part, Delivery):
-                await stream.write(worker_codec.jobs_frame(part, self._topic_name, session.take_receipts()))
+                await stream.write(worker_codec.jobs_frame(part, self._topics, session.take_receipts()))
                 session.written()  # at once: the session may end before the next part is asked for
                 if failpoints.armed:
                     await failpoints.armed.reach("deliver.after_send")
@@ -193,7 +193,7 @@ class WorkerService:
         while (part := await session.next_part()) is not None:
             batch = worker_pb2.JobBatch()
             if isinstance(part, Delivery):
-                batch.jobs.extend(worker_codec.job_messages(part, self._topic_name, session.identity.tenant))
+                batch.jobs.extend(worker_codec.job_messages(part, self._topics, session.identity.tenant))
             else:
                 batch.lost.CopyFrom(worker_codec.held_of(part.lost))
                 batch.cancel.CopyFrom(worker_codec.held_of(part.cancel))
@@ -253,7 +253,7 @@ class WorkerService:
         )
         if delivery is None:
             return worker_pb2.ClaimResponse()
-        return worker_pb2.ClaimResponse(jobs=worker_codec.job_messages(delivery, self._topic_name, identity.tenant))
+        return worker_pb2.ClaimResponse(jobs=worker_codec.job_messages(delivery, self._topics, identity.tenant))
 
 
 def worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:

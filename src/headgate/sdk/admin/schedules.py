@@ -49,8 +49,8 @@ class ScheduleInfo:
     overlap: str
     catch_up: str
     when_full: str
-    priority: int
-    max_attempts: int
+    priority: int | None  # None: its topic's
+    max_attempts: int  # 0: its topic's
     payload: bytes
     tags: tuple[str, ...]
     headers: dict[str, str] = field(hash=False)
@@ -240,7 +240,7 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
         overlap=pb.Overlap.Name(made.overlap).removeprefix("OVERLAP_").lower(),
         catch_up=f"all up to {made.catch_up_most}" if catch_up == "all" else catch_up,
         when_full=pb.WhenFull.Name(made.when_full).removeprefix("WHEN_FULL_").lower(),
-        priority=made.priority,
+        priority=made.priority if made.HasField("priority") else None,
         max_attempts=made.max_attempts,
         payload=made.payload,
         tags=tuple(made.tags),

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
-from headgate.domain.validation import check_ageing_step, check_integer, check_topic, shown
+from headgate.domain.validation import (
+    check_ageing_step,
+    check_integer,
+    check_priority,
+    check_time_limit,
+    check_topic,
+    shown,
+)
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.options import wire_policy
@@ -22,6 +29,8 @@ from headgate.wire import topics_pb2 as pb
 LIST: Final = Method("TopicService/ListTopics", pb.ListTopicsRequest, pb.ListTopicsResponse)
 GET: Final = Method("TopicService/GetTopic", pb.GetTopicRequest, pb.TopicInfo)
 SET: Final = Method("TopicService/SetTopic", pb.SetTopicRequest, pb.TopicInfo)
+RELEASE: Final = Method("TopicService/ReleaseTopic", pb.ReleaseTopicRequest, pb.TopicInfo)
+_ORIGINS: Final[tuple[Literal["default", "declared", "operator"], ...]] = ("default", "declared", "operator")
 _US: Final = timedelta(microseconds=1)
 _MS: Final = timedelta(milliseconds=1)
 
@@ -31,6 +40,8 @@ class TopicSettings(TypedDict, total=False):
 
     max_attempts: int | None
     retry: RetryPolicy | None
+    priority: int | None
+    time_limit: timedelta | None  # of one attempt; timedelta(0): none, whatever the handler declares
     ageing_step: timedelta | None
     max_running: int | None
     rate: Rate | None
@@ -44,6 +55,44 @@ class TopicSettings(TypedDict, total=False):
     keep_cancelled: timedelta | None
 
 
+_NOT_SET: Final[dict[str, Any]] = {
+    **dict.fromkeys(TopicSettings.__annotations__),
+    "ordered_by_key": False,
+    "fair_by_key": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOrigin:
+    """Where a setting comes from: default, declared (by a program), or operator."""
+
+    origin: Literal["default", "declared", "operator"] = "default"
+    by: str = ""
+    version: int = 0  # of the declaration
+    at: datetime | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        match self.origin:
+            case "declared":
+                return f"declared by {self.by}, version {self.version}"
+            case "operator":
+                return f"set by {self.by}" + (f": {self.reason}" if self.reason else "")
+            case _:
+                return "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a program declares for a topic."""
+
+    source: str
+    version: int
+    worker: str  # the last one that declared it
+    at: datetime | None
+    settings: Mapping[str, object] = field(hash=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
     """A topic: its rules and limits, what its limits count now, and its jobs by state."""
@@ -53,6 +102,8 @@ class TopicInfo:
     changed_at: datetime | None
     max_attempts: int
     retry: RetryPolicy
+    priority: int
+    time_limit: timedelta | None  # None: no rule, the worker's own applies; 0: no limit
     ageing_step: timedelta | None
     max_running: int | None
     rate: Rate | None
@@ -67,6 +118,10 @@ class TopicInfo:
     running: int | None
     tokens: float | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    origins: Mapping[str, RuleOrigin] = field(default_factory=dict, hash=False)
+    """Where each setting comes from, by its name."""
+    declared: Declaration | None = None  # what its handler declares
+    conflict: Declaration | None = None  # what another connected worker declares
 
 
 class TopicsAdmin:
@@ -111,11 +166,23 @@ class TopicsAdmin:
             if value is None:
                 request.clear.append(one)
             else:
-                _put(request.settings, one, value)
+                put_setting(request.settings, one, value)
         return _info(await self._connection.call(SET, request, about=("topic", name)))
 
+    async def release(self, name: str, *settings: str, reason: str = "") -> TopicInfo:
+        """Take back what operators have set, of these settings or of all: what is declared counts again."""
+        unknown = sorted(set(settings) - TopicSettings.__annotations__.keys())
+        if unknown:
+            known = ", ".join(TopicSettings.__annotations__)
+            raise InvalidInput("settings", f"has no {', '.join(unknown)}", hint=f"there are {known}")
+        request = pb.ReleaseTopicRequest(
+            name=check_topic(name), settings=settings, reason=utf8_text(reason, field="reason")
+        )
+        return _info(await self._connection.call(RELEASE, request, about=("topic", name)))
 
-def _put(settings: pb.TopicSettings, name: str, value: object) -> None:
+
+def put_setting(settings: pb.TopicSettings, name: str, value: object) -> None:
+    """Set one by its name; raises InvalidInput."""
     if name in ("rate", "key_rate"):
         if not isinstance(value, Rate):
             raise InvalidInput(
@@ -127,6 +194,10 @@ def _put(settings: pb.TopicSettings, name: str, value: object) -> None:
         settings.retry.CopyFrom(wire_policy(value))
     elif name == "ageing_step":
         settings.ageing_step_us = check_ageing_step(value) // _US
+    elif name == "priority":
+        settings.priority = check_priority(value)
+    elif name == "time_limit":
+        settings.time_limit_ms = check_time_limit(value) // _MS
     elif name in KEEP_RULES:
         setattr(settings, f"{name}_ms", check_keep(value, field=name) // _MS)
     elif name in ("ordered_by_key", "fair_by_key"):
@@ -138,35 +209,57 @@ def _put(settings: pb.TopicSettings, name: str, value: object) -> None:
 
 
 def _info(topic: pb.TopicInfo) -> TopicInfo:
-    found = topic.settings
-    policy = found.retry
     return TopicInfo(
         name=topic.name,
         created_at=time_of(topic.created_us),
         changed_at=time_or_none(topic.changed_us),
-        max_attempts=found.max_attempts,
-        retry=RetryPolicy(
-            kind=BackoffKind(policy.kind),
-            base_ms=policy.base_ms,
-            cap_ms=policy.cap_ms,
-            delays_ms=tuple(policy.delays_ms),
-        ),
-        ageing_step=found.ageing_step_us * _US if found.HasField("ageing_step_us") else None,
-        max_running=found.max_running if found.HasField("max_running") else None,
-        rate=_rate(found.rate) if found.HasField("rate") else None,
-        max_running_per_key=found.max_running_per_key if found.HasField("max_running_per_key") else None,
-        key_rate=_rate(found.key_rate) if found.HasField("key_rate") else None,
-        ordered_by_key=found.ordered_by_key,
-        fair_by_key=found.fair_by_key,
-        max_backlog=found.max_backlog if found.HasField("max_backlog") else None,
-        keep_completed=found.keep_completed_ms * _MS if found.HasField("keep_completed_ms") else None,
-        keep_dead=found.keep_dead_ms * _MS if found.HasField("keep_dead_ms") else None,
-        keep_cancelled=found.keep_cancelled_ms * _MS if found.HasField("keep_cancelled_ms") else None,
         running=topic.running if topic.HasField("running") else None,
         tokens=topic.tokens if topic.HasField("tokens") else None,
         counts=dict(topic.counts),
+        origins={name: _origin(topic.origins[name]) for name in TopicSettings.__annotations__},
+        declared=declaration_of(topic.declared) if topic.HasField("declared") else None,
+        conflict=declaration_of(topic.conflict) if topic.HasField("conflict") else None,
+        **{**_NOT_SET, **_values(topic.settings)},
     )
 
 
-def _rate(rate: pb.Rate) -> Rate:
-    return Rate(count=rate.count, period=rate.period_ms * _MS, burst=rate.burst or None)
+def _values(settings: pb.TopicSettings) -> dict[str, Any]:
+    """The settings that are set, by their names."""
+    values: dict[str, Any] = {}
+    for described, value in settings.ListFields():
+        name, _, unit = described.name.rpartition("_")
+        if unit in ("us", "ms"):
+            values[name] = value * (_US if unit == "us" else _MS)
+        elif described.name == "retry":
+            values["retry"] = RetryPolicy(
+                kind=BackoffKind(value.kind),
+                base_ms=value.base_ms,
+                cap_ms=value.cap_ms,
+                delays_ms=tuple(value.delays_ms),
+            )
+        elif isinstance(value, pb.Rate):
+            values[described.name] = Rate(count=value.count, period=value.period_ms * _MS, burst=value.burst or None)
+        else:
+            values[described.name] = value
+    return values
+
+
+def _origin(found: pb.RuleOrigin) -> RuleOrigin:
+    return RuleOrigin(
+        origin=_ORIGINS[found.origin],
+        by=found.by,
+        version=found.version,
+        at=time_or_none(found.at_us),
+        reason=found.reason,
+    )
+
+
+def declaration_of(found: pb.Declaration) -> Declaration:
+    """Read a declaration off the wire; of its settings only those that are declared."""
+    return Declaration(
+        source=found.source,
+        version=found.version,
+        worker=found.worker,
+        at=time_or_none(found.at_us),
+        settings=_values(found.settings),
+    )

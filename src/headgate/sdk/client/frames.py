@@ -129,7 +129,11 @@ def next_frame(waiting: deque[PendingSubmit], *, seq: int, now: float) -> tuple[
             break
         waiting.popleft()
         jobs, size = jobs + len(submit.ids), size + submit.size
-        alike = not plain or (submit.topic == plain[0].topic and submit.new_id == plain[0].new_id)
+        alike = not plain or (
+            submit.topic == plain[0].topic
+            and submit.new_id == plain[0].new_id
+            and submit.options.declared is plain[0].options.declared
+        )
         (plain if submit.options.plain and alike else others).append(submit)
     if not jobs:
         return None
@@ -149,6 +153,11 @@ def _fill_plain(arrays: pb.PlainJobs, submits: list[PendingSubmit]) -> None:
     for submit in submits:
         arrays.ids.extend(submit.ids)
         arrays.payloads.extend(submit.payloads)
-    if any(submit.options.priority for submit in submits):
+    if (declared := submits[0].options.declared) is not None:
+        arrays.declared.CopyFrom(declared.message)
+    if any(submit.options.priority is not None for submit in submits):
         for submit in submits:
-            arrays.priorities.extend([submit.options.priority] * len(submit.ids))
+            priority, count = submit.options.priority, len(submit.ids)
+            if priority is None:
+                arrays.unset_priorities.extend(range(len(arrays.priorities), len(arrays.priorities) + count))
+            arrays.priorities.extend([priority or 0] * count)

@@ -71,6 +71,8 @@ class Attempt:
             self,
             self.task,
         )
+        if task.time_limit is not None:
+            self.job.time_limit = task.time_limit
         deadline_us = 0 if stored.deadline is None else unix_us(stored.deadline)
         self.job.set_extras(stored.headers, deadline_us=deadline_us)
 

@@ -17,16 +17,17 @@ from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.jobs import SubmitAnswer, TopicRules
+from headgate.domain.jobs import SubmitAnswer, TopicRules, changed_rules
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome, kind_of
 from headgate.domain.states import SubmitReceipt
+from headgate.domain.topic_rules import RULES
 from headgate.domain.validation import MILLISECOND, shown
 from headgate.sdk.client.frames import Answer
 from headgate.sdk.codec import encode_result
 from headgate.sdk.connection import Target
 from headgate.sdk.errors import NotDrained
 from headgate.sdk.ids import id_from_bytes
-from headgate.sdk.options import HasId, JobOptions, Prepared
+from headgate.sdk.options import HasId, Prepared
 from headgate.sdk.outcomes import Outcome as WireOutcome
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Answered, Asked, Method
@@ -304,12 +305,8 @@ class Box:
     def _rules(self, topic: str) -> TopicRules:
         """The rules of a topic: what its handler declares, else the defaults."""
         task = self._app.tasks.get(topic)
-        declared: JobOptions = {} if task is None else task.options.given
-        defaults = TopicRules()
-        return TopicRules(
-            max_attempts=declared.get("max_attempts", defaults.max_attempts),
-            policy=declared.get("retry", defaults.policy),
-        )
+        declared = {} if task is None else task.rules
+        return changed_rules(TopicRules(), {name: value for name, value in declared.items() if name in RULES})
 
     def _view(self, job: StoredJob) -> BoxJob:
         return BoxJob(job, self._app.tasks)

@@ -36,7 +36,7 @@ def submission_of(job: producer.NewJob) -> Submission:
         topic=TopicName(job.topic),
         id=id_from_bytes(job.id),
         payload=job.payload,
-        priority=job.priority,
+        priority=job.priority if job.HasField("priority") else None,
         delay=_span(job.delay_ms),
         run_at=from_unix_us(job.run_at_us) if job.run_at_us else None,
         deadline=deadline,

@@ -208,8 +208,9 @@ class BoxStore:
             state = State.RETRYING if kept else State.SCHEDULED
         record = replace(holder.record, state=state, run_at=run_at)
         if mode is OnConflict.REPLACE:
-            step = self._rules(holder.topic).ageing_step
-            record = lifecycle.reprioritise(replace(record, attempt=0), asked.priority, ageing_step=step).job
+            rules = self._rules(holder.topic)
+            priority = rules.priority if asked.priority is None else asked.priority
+            record = lifecycle.reprioritise(replace(record, attempt=0), priority, ageing_step=rules.ageing_step).job
             holder.payload, holder.edited = asked.payload, True
         self._put(holder, record)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from headgate.sdk.codec import encode_result
+from headgate.sdk.errors import UndecodablePayload, UnstorableResult
 from headgate.sdk.hooks import Middleware
 from headgate.sdk.outcomes import Cancelled, Outcome, failure, outcome_of
 from headgate.sdk.tasks import Task
@@ -27,16 +28,16 @@ async def attempt_async(
             value = result_of(*await run_around(middleware, job, call, awaited=True))
         else:
             value = await task.arguments.call(task.function, job)
-        return b"" if value is None else encode_result(value)
+        return b"" if value is None else encode_result(value, loose=task.arguments.loose_result)
     except GeneratorExit:
         raise
     except asyncio.CancelledError as error:
         # If the slot was cancelled, and not because of the job, the loop is ending: hand the job back.
         if slot is not None and slot.cancelling() and not job.cancel_requested:
             return abandoned()
-        return _ended(error, job)
+        return _ended(error, task, job)
     except BaseException as error:  # noqa: BLE001 -- SystemExit too: it ends the attempt, not the worker
-        return _ended(error, job)
+        return _ended(error, task, job)
 
 
 def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middleware] = ()) -> Outcome:
@@ -53,13 +54,19 @@ def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middle
             if inspect.iscoroutine(value):
                 value.close()
             return failure("TypeError", f"{task.name} returned an awaitable; register it as an async function")
-        return encode_result(value)
+        return encode_result(value, loose=task.arguments.loose_result)
     except BaseException as error:  # noqa: BLE001 -- as above
-        return _ended(error, job)
+        return _ended(error, task, job)
 
 
-def _ended(error: BaseException, job: HeldJob) -> Outcome:
+def _ended(error: BaseException, task: Task[Any, Any], job: HeldJob) -> Outcome:
     if job.timed_out and isinstance(error, asyncio.CancelledError | Cancelled):
         return out_of_time(job)
     job.error = error  # for the hooks, until the server has answered
-    return outcome_of(error, cancelled=job.cancel_requested)
+    match error:
+        case UndecodablePayload():  # the handler did not run, and no other attempt would get further
+            return failure("PayloadError", str(error), permanent=task.bad_payload == "fail")
+        case UnstorableResult():  # the handler has done its work: another attempt would do it again, and end the same
+            return failure("PayloadError", str(error), permanent=True)
+        case _:
+            return outcome_of(error, cancelled=job.cancel_requested)

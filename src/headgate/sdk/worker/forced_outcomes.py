@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
 from headgate.domain.outcomes import DEADLINE_EXCEEDED
 from headgate.sdk.outcomes import failure
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.wire import jobs_pb2 as jobs
-
-if TYPE_CHECKING:
-    from headgate.sdk.tasks import Task
 
 
 def abandoned() -> jobs.Outcome:
@@ -27,8 +22,8 @@ def out_of_time(job: HeldJob) -> jobs.Outcome:
     """The handler ran longer than its task or its job allows."""
     if job.past_deadline:
         return deadline_exceeded(job)
-    limit = cast("Task[Any, Any]", job.handler).time_limit
-    return failure("TimeLimitExceeded", f"the handler of {job.topic} ran longer than its time limit of {limit:g} s")
+    text = f"the handler of {job.topic} ran longer than its time limit of {job.time_limit:g} s"
+    return failure("TimeLimitExceeded", text)
 
 
 def deadline_exceeded(job: HeldJob) -> jobs.Outcome:

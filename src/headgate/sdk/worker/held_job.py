@@ -36,11 +36,13 @@ class HeldJob(Job):
         "slot_task",
         "stage",
         "started_at",
+        "time_limit",  # set when it is exceeded, and read then
         "timed_out",
     )
 
     if TYPE_CHECKING:
         raw_id: bytes
+        time_limit: float
     else:
         raw_id = Job._raw_id  # the same slot under a name for the worker
 

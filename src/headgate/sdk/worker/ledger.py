@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from headgate.sdk.job import Reports
 from headgate.sdk.outcomes import Outcome
@@ -60,6 +60,8 @@ class Ledger:
         """Active jobs with a timer for their deadline or their time limit, to be cancelled when they end."""
         self.unreported: list[tuple[HeldJob, Outcome]] = []
         """Failures of handlers that are not sent, because the lease of their job was lost."""
+        self.time_rules: dict[str, float] = {}
+        """By topic, as last delivered: how many seconds an attempt may take; 0: no limit."""
         self.tenant = ""
         self.refused_topics: set[str] = set()
         self._tasks, self._timers, self._reports = tasks, timers, reports
@@ -112,6 +114,8 @@ class Ledger:
         count = len(ids)
         self.asked = max(0, self.asked - count)
         tasks = [self._tasks.get(name) for name in names]
+        if frame.time_limits_ms or self.time_rules:
+            self._set_time_rules(names, frame.time_limits_ms)
         topics = frame.topics or [0] * count
         if count and (not names or max(topics) >= len(names)):
             raise ValueError("a job's topic is not in the frame's table")
@@ -161,6 +165,18 @@ class Ledger:
                 if extra.deadline_us:
                     deadlines.append((found, extra.deadline_in_ms / 1000))
         return new, replaced, deadlines
+
+    def _set_time_rules(self, names: list[str], limits_ms: Sequence[int]) -> None:
+        for name, limit_ms in zip(names, limits_ms or [-1] * len(names), strict=True):
+            if limit_ms < 0:  # no rule, or none any more
+                self.time_rules.pop(name, None)
+            else:
+                self.time_rules[name] = limit_ms / 1000
+
+    def time_limit(self, job: HeldJob) -> float | None:
+        """Seconds that an attempt may take: by the rule of its topic as last delivered, or as its handler declares."""
+        ruled = self.time_rules.get(job.topic)
+        return cast("Task[Any, Any]", job.handler).time_limit if ruled is None else ruled or None
 
     def _refuse(self, job: HeldJob) -> None:
         """Hand back what has no handler here, and ask for that topic no more: another worker may have one."""

@@ -160,7 +160,7 @@ class WorkerProtocol:
     def _start_waiting(self, now: float) -> None:
         if batch := self.ledger.start_waiting(now):
             self.actions.start += batch
-            if self._has_time_limits:
+            if self._has_time_limits or self.ledger.time_rules:
                 self._time_limits.started(batch, now)
 
     def _answered(self, receipts: pb.Receipts, now: float) -> None:

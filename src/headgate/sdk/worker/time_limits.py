@@ -9,16 +9,13 @@ later is not waited for: its attempt fails, and its slot stays taken until it re
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Final
 
 from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.forced_outcomes import deadline_exceeded, out_of_time
 from headgate.sdk.worker.held_job import FINISHED, WAITING, HeldJob
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.timers import Timers
-
-if TYPE_CHECKING:
-    from headgate.sdk.tasks import Task
 
 log = logging.getLogger("headgate.worker")
 
@@ -42,7 +39,7 @@ class TimeLimits:
     def started(self, jobs: list[HeldJob], now: float) -> None:
         """These jobs were given to their slots."""
         for job in jobs:
-            limit = cast("Task[Any, Any]", job.handler).time_limit
+            limit = self._ledger.time_limit(job)
             if limit is not None:
                 self._ledger.timed.add(job)
                 self._timers.set((job, "limit"), now + limit, self._at_limit, job, limit)
@@ -61,6 +58,7 @@ class TimeLimits:
         if left > 0:
             self._timers.set((job, "limit"), now + left, self._at_limit, job, limit)
         else:
+            job.time_limit = limit
             self._stop(job, f"time limit of {limit:g} s", now)
 
     def _stop(self, job: HeldJob, why: str, now: float) -> None:

@@ -171,6 +171,11 @@ class Worker:
         return failures + (WORKER_HOOK_SECONDS if self._hooks.on_stop else 0.0)
 
     @property
+    def tasks(self) -> dict[str, Task[Any, Any]]:
+        """The tasks that it runs, by topic."""
+        return dict(self._tasks)
+
+    @property
     def connected(self) -> bool:
         """True while a stream to a server is open."""
         return self._stream is not None and self._stream.protocol.connected

@@ -102,16 +102,17 @@ BEGIN
 
     IF cardinality(v_jobs) > 0 THEN
         SELECT array_agg(s.tenant_no ORDER BY u.n), array_agg(s.topic_no ORDER BY u.n),
-               array_agg(s.payload ORDER BY u.n), array_agg(s.priority ORDER BY u.n),
-               array_agg(CASE WHEN t.ageing_step_us IS NULL THEN -1 - s.priority ELSE -1 END ORDER BY u.n),
-               array_agg(-coalesce(s.priority * t.ageing_step_us, 0) ORDER BY u.n),
+               array_agg(s.payload ORDER BY u.n), array_agg(p.priority ORDER BY u.n),
+               array_agg(CASE WHEN t.ageing_step_us IS NULL THEN -1 - p.priority ELSE -1 END ORDER BY u.n),
+               array_agg(-coalesce(p.priority * t.ageing_step_us, 0) ORDER BY u.n),
                array_agg(coalesce(s.max_attempts, t.max_attempts) ORDER BY u.n),
                array_agg(coalesce(s.policy_no, t.policy_no) ORDER BY u.n),
                array_agg(headgate.made_by_v1(s.headers, s.name, v_ats[u.n]) ORDER BY u.n)
           INTO v_tenants, v_topics, v_payloads, v_priorities, v_classes, v_offsets, v_attempts, v_policies, v_headers
           FROM unnest(v_nos) WITH ORDINALITY AS u(no, n)
           JOIN headgate.schedules s ON s.schedule_no = u.no
-          JOIN headgate.topics t ON t.topic_no = s.topic_no;
+          JOIN headgate.topics t ON t.topic_no = s.topic_no
+         CROSS JOIN LATERAL (SELECT coalesce(s.priority, t.priority, 0) AS priority) AS p;
         SELECT coalesce(array_agg(u.n::int), '{}'), coalesce(array_agg(g.tag), '{}') INTO v_tag_ords, v_tags
           FROM unnest(v_nos) WITH ORDINALITY AS u(no, n)
           JOIN headgate.schedules s ON s.schedule_no = u.no

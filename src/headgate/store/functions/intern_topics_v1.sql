@@ -1,5 +1,6 @@
 CREATE FUNCTION headgate.intern_topics_v1(tenant_ int, names_ text[])
-RETURNS TABLE (name text, topic_no int, ageing_step_us bigint, max_attempts int, policy_no int, keyed boolean, quota int)
+RETURNS TABLE (name text, topic_no int, ageing_step_us bigint, max_attempts int, policy_no int, priority int, time_limit_ms bigint,
+               keyed boolean, quota int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_new  text[];
@@ -10,7 +11,8 @@ BEGIN
     IF cardinality(v_new) > 0 THEN
         SELECT t.max_topics INTO v_most FROM headgate.tenants t WHERE t.tenant_no = tenant_;
         IF cardinality(v_new) + (SELECT count(*) FROM headgate.topics k WHERE k.tenant_no = tenant_) > v_most THEN
-            RETURN QUERY SELECT NULL::text, NULL::int, NULL::bigint, NULL::int, NULL::int, NULL::boolean, v_most;
+            RETURN QUERY SELECT NULL::text, NULL::int, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::bigint,
+                                NULL::boolean, v_most;
         ELSE      -- or there is no such tenant, and the key says so
             -- Sorted, so that two callers with the same new names wait for each other in one order.
             INSERT INTO headgate.topics AS t (tenant_no, name)
@@ -18,8 +20,8 @@ BEGIN
             ON CONFLICT ON CONSTRAINT topics_tenant_no_name_key DO NOTHING;
         END IF;
     END IF;
-    RETURN QUERY SELECT t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, coalesce(l.keyed, false),
-                        NULL::int
+    RETURN QUERY SELECT t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, t.priority,
+                        t.time_limit_ms, coalesce(l.keyed, false), NULL::int
                    FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
                   WHERE t.tenant_no = tenant_ AND t.name = ANY (names_);
 END $$;

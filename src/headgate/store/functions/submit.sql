@@ -2,7 +2,7 @@
 --     SELECT headgate.submit('send-email', '{"to": "a@b.example"}'::jsonb, priority => 10);
 -- Returns the job's id; all else is said in submit_returning.sql.
 CREATE FUNCTION headgate.submit(
-    topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
+    topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT NULL, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
     limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL, unique_key text DEFAULT NULL,
@@ -19,7 +19,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION headgate.submit(
-    topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
+    topic text, payload jsonb, tenant text DEFAULT 'default', priority int DEFAULT NULL, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
     limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL, unique_key text DEFAULT NULL,

@@ -6,16 +6,17 @@
 -- submit of it that the snapshot does not show is a serialization failure (40001), and the retry finds it. A unique key,
 -- depends_on and batch need READ COMMITTED (add_dependencies_v1), and lock the jobs they name until the transaction ends.
 -- PostgreSQL sends the notification that wakes servers at the commit (ADR 33). SET headgate.wake = off leaves it out.
+-- Attempts, retries and priority are the topic's unless given: what an operator has set, or its handler declares.
 -- A role may call it for the tenants that the owner of the schema has allowed it:
 --     SELECT headgate.allow_submit('app', 'acme');
 CREATE FUNCTION headgate.submit_returning(
-    topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT 0, delay interval DEFAULT NULL,
+    topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT NULL, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,
     key_window interval DEFAULT '24 hours', id uuid DEFAULT NULL, headers jsonb DEFAULT NULL, tags text[] DEFAULT '{}',
     limit_key text DEFAULT NULL, deadline timestamptz DEFAULT NULL, unique_key text DEFAULT NULL,
     on_conflict text DEFAULT 'keep', debounce_max interval DEFAULT NULL, depends_on uuid[] DEFAULT '{}',
     needs text DEFAULT 'succeeded', on_parent_failure text DEFAULT 'cancel', batch uuid DEFAULT NULL,
-    retry jsonb DEFAULT NULL)
+    retry jsonb DEFAULT NULL, declared jsonb DEFAULT NULL)
 RETURNS TABLE (job_id uuid, created boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -51,7 +52,6 @@ BEGIN
         WHEN payload IS NULL THEN 'payload: is missing; pass an empty value for a job without one'
         WHEN octet_length(payload) > 1048576 THEN
             format('payload: %s bytes is over the limit of 1048576 bytes', octet_length(payload))
-        WHEN priority IS NULL THEN 'priority: must be an int32'
         WHEN delay IS NOT NULL AND run_at IS NOT NULL THEN 'delay: give either delay or run_at, not both'
         WHEN v_delay < 0 OR v_delay > 157680000000 THEN 'delay: must be between 0 and 1825 days'
         -- In hours: a day of the caller's time zone may have 23 or 25.
@@ -63,6 +63,8 @@ BEGIN
             'deadline: must be between 2000-01-01 and 1825 days from now'
         WHEN deadline <= run_at OR (id IS NULL AND deadline <= v_now + v_delay::float8 * interval '1 ms') THEN
             'deadline: must be after the time the job is due (run_at or delay)'
+        WHEN jsonb_typeof(declared) <> 'object' OR (declared ->> 'max_attempts')::int NOT BETWEEN 1 AND 10000 THEN
+            'declared: must be a JSON object with priority, max_attempts (1 to 10000) and retry'
         WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
         WHEN length(key) NOT BETWEEN 1 AND 255 OR key ~ v_unfit THEN
             'key: must be 1 to 255 characters, none of them a control character'
@@ -128,6 +130,13 @@ BEGIN
     -- For what this statement makes claimable, whichever function writes it (the trigger of headgate.arrivals).
     PERFORM set_config('headgate.submits', CASE WHEN coalesce(lower(current_setting('headgate.wake', true)), '')
         IN ('off', 'false', 'no', '0') THEN '' ELSE 'wake' END, true);
+    -- What the caller leaves out, the rules of the topic say; where there is none, what the caller knows as declared by the
+    -- handler; and else submit_v1.
+    priority := coalesce(priority, v_topic.priority, (declared ->> 'priority')::int, 0);
+    max_attempts := coalesce(max_attempts, v_topic.max_attempts, (declared ->> 'max_attempts')::int);
+    IF retry IS NULL AND v_topic.policy_no IS NULL THEN
+        retry := declared -> 'retry';
+    END IF;
     v_policy := CASE WHEN retry IS NULL THEN v_topic.policy_no ELSE headgate.intern_retry_v1(v_tenant, retry) END;
     IF unique_key IS NOT NULL OR batch IS NOT NULL OR cardinality(v_parents) > 0 THEN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -188,7 +197,7 @@ BEGIN
         ARRAY[CASE WHEN v_topic.ageing_step_us IS NULL THEN -1 - priority ELSE -1 END],
         ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
         ARRAY[v_delay::bigint], ARRAY[run_at],
-        ARRAY[coalesce(max_attempts, v_topic.max_attempts)], ARRAY[v_policy],
+        ARRAY[max_attempts], ARRAY[v_policy],
         ARRAY[CASE WHEN deadline IS NULL THEN headers ELSE coalesce(headers, '{}') || jsonb_build_object(
                   '.deadline_us', (extract(epoch FROM deadline) * 1000000)::bigint::text) END],
         CASE WHEN v_known THEN ARRAY[1] ELSE '{}'::int[] END,

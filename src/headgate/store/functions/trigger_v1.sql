@@ -12,7 +12,8 @@ DECLARE
     v_receipt smallint;
 BEGIN
     -- The lock makes two calls with one request come one after the other.
-    SELECT s.topic_no, s.payload, s.priority, headgate.made_by_v1(s.headers, s.name, v_now) AS headers, s.tags, t.ageing_step_us,
+    SELECT s.topic_no, s.payload, coalesce(s.priority, t.priority, 0) AS priority,
+           headgate.made_by_v1(s.headers, s.name, v_now) AS headers, s.tags, t.ageing_step_us,
            coalesce(s.max_attempts, t.max_attempts) AS max_attempts, coalesce(s.policy_no, t.policy_no) AS policy_no
       INTO v_made FROM headgate.schedules s JOIN headgate.topics t ON t.topic_no = s.topic_no
      WHERE s.tenant_no = tenant_ AND s.schedule_no = schedule_ FOR UPDATE OF s;

@@ -33,8 +33,12 @@ CREATE TABLE headgate.topics (
     name            text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
     -- NULL: strict priority. Else each unit of priority is worth this much waiting; the cap keeps int32 × step in int64.
     ageing_step_us  bigint CHECK (ageing_step_us BETWEEN 1000 AND 3600000000),
-    max_attempts    int NOT NULL DEFAULT 20 CHECK (max_attempts BETWEEN 1 AND 10000),
-    policy_no       int NOT NULL DEFAULT 1 REFERENCES headgate.retry_policies,
+    -- Of jobs submitted without one. NULL: neither declared by a handler nor set by an operator (headgate.topic_rules).
+    max_attempts    int CHECK (max_attempts BETWEEN 1 AND 10000),
+    policy_no       int REFERENCES headgate.retry_policies,
+    priority        int,
+    -- Of one attempt, sent to workers. NULL: as for the others; 0: no limit.
+    time_limit_ms   bigint CHECK (time_limit_ms BETWEEN 0 AND 157680000000),
     -- How long finished jobs are kept; NULL: as headgate.retention says.
     keep_completed_ms  bigint CHECK (keep_completed_ms BETWEEN 86400000 AND 315360000000),
     keep_dead_ms       bigint CHECK (keep_dead_ms BETWEEN 86400000 AND 315360000000),
@@ -97,6 +101,17 @@ CREATE TABLE headgate.topic_limits (
 );
 -- Nearly always empty: that is how a submit sees that no topic bounds its backlog.
 CREATE INDEX topic_limits_backlog ON headgate.topic_limits (topic_no) WHERE max_backlog IS NOT NULL;
+
+-- Where the rules and limits of a topic come from: what handlers declare and what operators have set, beside each other
+-- (domain/topic_rules.py). Read by people only: the values that count are in the two tables above, which is where
+-- submits and claims find them.
+CREATE TABLE headgate.topic_rules (
+    topic_no      int PRIMARY KEY REFERENCES headgate.topics,
+    declarations  jsonb NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(declarations) = 'array'),   -- newest first; that one counts
+    settings      jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),      -- by name; they win
+    reported      text NOT NULL DEFAULT '',              -- the last conflict of declarations that was logged
+    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 
 -- One row per server process that ever served: the owner number on a running job points here.
 CREATE TABLE headgate.instances (

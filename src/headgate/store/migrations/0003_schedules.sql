@@ -11,7 +11,7 @@ CREATE TABLE headgate.schedules (
     version         int NOT NULL DEFAULT 1,              -- grows with every change by a person; firing is no change
     -- what it makes
     topic_no        int NOT NULL REFERENCES headgate.topics,
-    priority        int NOT NULL,
+    priority        int,                                 -- NULL: its topic's, as the next two
     max_attempts    int CHECK (max_attempts BETWEEN 1 AND 10000),   -- NULL: the topic's
     policy_no       int REFERENCES headgate.retry_policies,         -- NULL: the topic's
     payload         bytea NOT NULL,
