@@ -1,8 +1,8 @@
 """Idle pickup: from before `submit` to the start of the handler, on an idle machine, one job at a time.
 
 Server, producer and worker are processes of their own; all read the machine's monotonic clock. Also once poll-only: on
-one instance notifications must not matter. And once in transactions of the producer's own, from before they begin:
-there, only the notification tells the server.
+one instance notifications must not matter. And once in transactions of the producer's own, from before the submit, so
+with the commit: there, only the notification tells the server.
 """
 
 from __future__ import annotations

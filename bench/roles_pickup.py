@@ -41,9 +41,8 @@ async def produce_in_transactions(addresses: str, count: int) -> None:
     cpu = wait_for_go()
     started = time.monotonic()
     for _ in range(WARM_UP + count):
-        moment = time.monotonic()
         async with connection.transaction():
-            await hg.submit_in(connection, TOPIC, MOMENT.pack(moment) + PADDING)
+            await hg.submit_in(connection, TOPIC, MOMENT.pack(time.monotonic()) + PADDING)
         await asyncio.sleep(APART_SECONDS)
     tell(cpu, started=started, ended=time.monotonic())
     await connection.close()
