@@ -165,6 +165,6 @@ async def test_a_job_that_cannot_be_promoted_or_reaped_keeps_no_other_and_is_nam
     assert await promoted(still) == set(ids) - {ids[1]}
     assert await promoted(still) == await promoted(still) == set()
     assert caplog.text.count("job_stuck") == 1
-    assert f"job={ids[1]} error=XX001 invalid page in block 7" in caplog.text
+    assert f"job_id={ids[1]} error=XX001 invalid page in block 7" in caplog.text
     await db.execute("DROP FUNCTION public.poison CASCADE")
     assert await promoted(still) == {ids[1]}

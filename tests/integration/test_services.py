@@ -22,6 +22,7 @@ from headgate.dispatch import maintenance
 from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.locked import LockedWrite
+from headgate.dispatch.lost_workers import _Lost
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InstanceForgotten, InternalError
@@ -47,6 +48,7 @@ CALLS = {
     "submits": ("submitter.writer", "_take"),
     "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
+    "lost workers": ("lost_workers", "run_once"),
     "results": ("jobs", "finished"),
     "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
@@ -134,6 +136,10 @@ async def poke(server: Server, session: WorkerSession) -> None:
     server.unblocker.wake()
     server.bulk_runner.wake()
     server.scheduler.wake()
+    now = time.monotonic()
+    lost = _Lost(session, [(uuid4(), 1)], at=now, looked_at=now)
+    server.lost_workers._lost.setdefault((session.tenant_no, "lost"), lost)
+    server.lost_workers._added.set()
     with suppress(InternalError):
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
     rows = await server.store.fill([job(server)])
