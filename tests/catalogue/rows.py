@@ -256,7 +256,7 @@ ROWS: list[Row] = [
         "a handler that returns rubbish, or raises anything",
         "its job fails with the reason; the worker lives",
         _UNIT + "test_sdk_outcomes.py::test_whatever_else_is_raised_fails_the_attempt_and_nothing_more",
-        _UNIT + "test_sdk_outcomes.py::test_a_result_that_cannot_be_encoded_fails_the_attempt",
+        _UNIT + "test_sdk_outcomes.py::test_a_result_that_cannot_be_encoded_fails_for_good",
         _SDK + "test_a_handler_that_does_its_worst_costs_its_own_job_only",
     ),
     _row(
