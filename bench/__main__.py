@@ -102,6 +102,7 @@ KEYS = frozenset(
         "schedules_due_s",
         "limit_used_least",
         "token_revoked_s",
+        "interrupt_s",
     ]
 )
 SETTINGS: Report = {

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -60,6 +64,7 @@ async def run(*, quick: bool = False) -> dict[str, object]:
         report["limits_used"] = {name: spread([one[name] for one in shares], 3) for name in LIMITS}
         report["limit_used_least"] = spread([min(one.values()) for one in shares], 3)
     report["token_revoked_s"] = spread([await revoked() for _ in range(rounds)], 2)
+    report["interrupt_s"] = spread([await asyncio.to_thread(interrupted) for _ in range(rounds)], 2)
     return report
 
 
@@ -197,3 +202,17 @@ async def _until_connected(worker: Worker, *, connected: bool) -> None:
     async with asyncio.timeout(60):
         while worker.connected is not connected:
             await asyncio.sleep(0.01)
+
+
+def interrupted() -> float:
+    """Seconds from Ctrl-C to the end of a submit that waits for a server which never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        host, port = deaf.getsockname()
+        command = [sys.executable, "-m", "headgate.cli", "submit", "greet", "{}", "--url", f"{host}:{port}"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "no_answer" in process.stderr.readline()  # it waits
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 128 + signal.SIGINT
+            return time.monotonic() - began

@@ -181,6 +181,7 @@ BOUNDS: Final = (
         at_most=True,
         proves=("W5",),
     ),
+    Bound(figure="Ctrl-C while a server does not answer, s", where=("interrupt_s",), bound=1.0, aim=0.5, at_most=True),
     Bound(
         figure="store / yardstick, µs at 500",
         where=("store_to_yardstick",),

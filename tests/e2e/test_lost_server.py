@@ -65,7 +65,9 @@ def test_a_refused_loopback_fails_within_a_second_with_the_command_that_starts_a
     ]
 
 
-def test_ctrl_c_ends_who_waits_for_a_server_within_a_second(deaf: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_command_that_waits_for_a_server(deaf: str, tmp_path: Path) -> None:
+    """`make bench` measures that it takes less than a second. Without its guards it takes 5 s (submit) or 3 to 10 s
+    (worker), so this bound tells the two apart on a busy machine, where an interpreter may need a second to end."""
     (tmp_path / "app.py").write_text(APP)
     environ = {**clean_environ(), "HEADGATE_URL": deaf, "PYTHONPATH": str(tmp_path)}
 
@@ -84,6 +86,4 @@ def test_ctrl_c_ends_who_waits_for_a_server_within_a_second(deaf: str, tmp_path:
             began = time.monotonic()
             process.signal(signal.SIGINT)
             assert process.wait() == code, process.shown()
-            # Not asserted as one second: the interpreter itself takes that long to end on a busy machine.
-            # Without the guards it is 5 s (submit), and 3 to 10 s (worker).
             assert time.monotonic() - began < ENDS_SECONDS, process.shown()
