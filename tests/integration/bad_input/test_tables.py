@@ -118,7 +118,7 @@ def submission_cases(w: World) -> list[Case]:
             "payload", "1048577 bytes is over the limit of 1048576", lambda: call(payload=b"x" * (2**20 + 1)), TooLarge
         ),
         *(Case("id", "UUID", lambda value=value: call(id=value)) for value in (5, "x", uuid4(), UUID(int=0), None)),
-        *bad_integers("priority", -(2**31), 2**31 - 1, lambda value: call(priority=value)),
+        *bad_integers("priority", -(2**31), 2**31 - 1, lambda value: call(priority="none" if value is None else value)),
         *bad_spans("delay", "0:00:00 to 1825 days", [-DAY, 1826 * DAY], lambda value: call(delay=value or 0)),
         Case("run_at", "time zone", lambda: call(run_at=NAIVE)),
         Case("run_at", "time zone", lambda: call(run_at="tomorrow")),
