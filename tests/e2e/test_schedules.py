@@ -437,6 +437,25 @@ def test_the_command_line_syncs_an_application(shell: Shell, tmp_path: Path) -> 
     assert shell.run("sync", "void:hg", "--source", "shop", "--prune") == "deleted  stock\n"
 
 
+def test_a_program_neither_names_nor_prunes_the_schedules_of_another_one(shell: Shell, tmp_path: Path) -> None:
+    text = "from headgate import Headgate\nhg = Headgate({})\n@hg.every(hours=1)\n@hg.job('{}')\ndef f() -> None: ...\n"
+    for module, app, topic in (
+        ("mails", "", "send"),
+        ("bills", "", "print"),
+        ("sums", "app='bills'", "sum"),
+        ("pruned", "app='bills'", "sum"),
+    ):
+        (tmp_path / f"{module}.py").write_text(text.format(app, topic))
+    assert shell.run("sync", "mails:hg") == "stored  send\n"
+    assert shell.run("sync", "bills:hg") == "stored  print\n"
+    assert shell.run("list", "--source", "mails", "-o", "name") == "send\n"
+    assert "no longer declared  print" in shell.run("sync", "sums:hg")  # the name that is given counts
+    assert shell.run("sync", "pruned:hg", "--prune") == "unchanged  sum\ndeleted  print\n"
+    assert shell.run("list", "-o", "name") == "send\nsum\n"
+    for name in ("send", "sum"):
+        shell.run("delete", name)
+
+
 # ---------------------------------------------------------------------- the documentation
 
 HOWTO = Path(__file__).parents[2] / "docs/howto/schedules.md"

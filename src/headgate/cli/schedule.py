@@ -229,9 +229,9 @@ def sync_command(
     app: shared.App,
     *,
     source: Annotated[
-        str, Parameter(help="Name of the declaring application; give each application its own.")
-    ] = "code",
-    prune: Annotated[bool, Parameter(help="Delete schedules of this source that are no longer declared.")] = False,
+        str, Parameter(help="Name of the declaring application. Default: `app` of the object, else the module's.")
+    ] = "",
+    prune: Annotated[bool, Parameter(help="Delete schedules of this application that are no longer declared.")] = False,
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Store the schedules that an application declares.

@@ -28,7 +28,7 @@ from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rules import Declared, HandlerOptions, check_source, declare, handler_options, source_of
 from headgate.sdk.schedule_specs import ScheduleOptions, timing
-from headgate.sdk.schedules import SOURCE, DeclaredSchedule, ScheduleDecorator, SyncReport, sync
+from headgate.sdk.schedules import DeclaredSchedule, ScheduleDecorator, SyncReport, sync
 from headgate.sdk.submitting import Bound, submit, submit_many
 from headgate.sdk.tasks import AsyncTask, BadPayload, PlainTask, RunIn, Task, is_async
 
@@ -119,6 +119,10 @@ class Headgate(HookDecorators):
         A payload that does not fit the parameters never will: the job is dead at once. With `bad_payload="retry"` it
         is retried like any failure, for a new version of the worker to accept it.
         """
+        if callable(topic):  # @hg.job without parentheses
+            name = getattr(topic, "__name__", "topic")
+            raise InvalidInput("topic", "is missing", hint=f'write @hg.job("{name}")')
+        check_topic(topic)
         kind = _Kind(run_in=run_in, time_limit=time_limit, bad_payload=bad_payload)
         return JobDecorator(self, topic, kind, handler_options(options, time_limit=time_limit))
 
@@ -169,9 +173,12 @@ class Headgate(HookDecorators):
         span = interval if interval is not None else timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         return ScheduleDecorator(self._schedules, timing(every=span, anchor=anchor), name, arguments, options)
 
-    async def sync_schedules(self, *, source: str = SOURCE, prune: bool = False) -> SyncReport:
-        """Store the schedules declared in code; with `prune`, delete those of `source` that no longer are."""
-        return await sync(self._connection, self._schedules, source=source, prune=prune)
+    async def sync_schedules(self, *, source: str = "", prune: bool = False) -> SyncReport:
+        """Store the schedules declared in code; with `prune`, delete those of `source` that no longer are.
+
+        `source` is the name of this program (default: `app`, else the module that its handlers share).
+        """
+        return await sync(self._connection, self._schedules, source=source or self._source, prune=prune)
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
@@ -315,8 +322,11 @@ class Headgate(HookDecorators):
         return worker
 
     async def _declare(self, worker: Worker) -> list[pb.DeclaredTopic]:
-        source = source_of(self._tasks.values(), self._app)
-        return await declare(self._connection, worker.tasks, source=source, worker_id=worker.worker_id)
+        return await declare(self._connection, worker.tasks, source=self._source, worker_id=worker.worker_id)
+
+    @property
+    def _source(self) -> str:
+        return source_of(self._tasks.values(), self._app)
 
     async def work(self, **options: Unpack[WorkerOptions]) -> None:
         """Run the registered tasks until this call is cancelled, or fails with an error that a retry cannot fix."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import check_schedule_name
@@ -24,7 +24,6 @@ from headgate.wire import schedules_pb2 as pb
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 
 log = logging.getLogger("headgate.schedules")
-SOURCE: Final = "code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,8 @@ class DeclaredSchedule:
 class SyncReport:
     """What a sync did, by name. `removed`: stored from code once, declared no longer; `deleted` of these on request."""
 
+    source: str = ""
+    """The program that declares them."""
     changed: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -73,15 +74,18 @@ class ScheduleDecorator:
         payload = task.payload_of(self._arguments or {})
         self._declared[name] = DeclaredSchedule(
             name=name,
-            spec=spec(task.topic, self._when, payload, self._options, defaults=task.options, source=SOURCE),
+            spec=spec(task.topic, self._when, payload, self._options, defaults=task.options),
         )
         return task
 
 
 async def sync(
-    connection: Connection, declared: Mapping[str, DeclaredSchedule], *, source: str = SOURCE, prune: bool = False
+    connection: Connection, declared: Mapping[str, DeclaredSchedule], *, source: str, prune: bool = False
 ) -> SyncReport:
-    """Store what is declared, and find what no longer is; safe to run from many workers at once."""
+    """Store what is declared, and find what no longer is; safe to run from many workers at once.
+
+    Schedules of other programs in the tenant, which have another `source`, are neither reported nor deleted.
+    """
     schedules = Schedules(connection)
     changed: list[str] = []
     unchanged: list[str] = []
@@ -96,6 +100,7 @@ async def sync(
         for name in removed:
             await schedules.delete(name, reason=f"no longer declared by {source}")
     return SyncReport(
+        source=source,
         changed=tuple(changed),
         unchanged=tuple(unchanged),
         removed=tuple(removed),
@@ -109,6 +114,7 @@ def report(done: SyncReport) -> None:
         log.info("schedules_stored names=%s", ", ".join(done.changed))
     if done.removed:
         log.warning(
-            'schedules_no_longer_declared names=%s hint="headgate schedule sync APP --prune deletes them"',
-            ", ".join(done.removed),
+            'schedules_no_longer_declared app=%s names=%s hint="headgate schedule sync APP --prune deletes them; if '
+            'another program declares them, give each its own name: Headgate(app=NAME)"',
+            *(done.source, ", ".join(done.removed)),
         )
