@@ -43,16 +43,41 @@ def test_an_app_that_does_not_exist_is_one_line(tmp_path: Path, capsys: pytest.C
     assert err.count("\n") == 1
 
 
-def test_a_refusal_of_ours_at_import_is_its_sentence_and_the_module(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+HEAD = "from headgate import Headgate\nhg = Headgate()\n"
+REFUSED = {
+    "address": ("from headgate import Headgate\nhg = Headgate('http://x/y')\n", 2, "url: is not an address"),
+    "attempts": (HEAD + "@hg.job('a', max_attempts=0)\ndef a() -> None: ...\n", 3, "max_attempts: must be "),
+    "twice": (
+        HEAD + "@hg.job('a')\ndef a() -> None: ...\n@hg.job('a')\ndef b() -> None: ...\n",
+        5,
+        'topic: "a" is handled by',
+    ),
+    "option": (HEAD + "@hg.job('a', retries=3)\ndef a() -> None: ...\n", 3, "options: has no retries"),
+    "annotation": (HEAD + "@hg.job('a')\ndef a(x: 'Missing') -> None: ...\n", 3, "Missing"),
+    "parentheses": (HEAD + "@hg.job\ndef greet() -> None: ...\n", 3, 'topic: is missing; write @hg.job("greet")'),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refusal_of_ours_at_import_shows_the_file_and_line_of_the_user(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "refused_app.py").write_text("from headgate import Headgate\nhg = Headgate('http://x/y')\n")
+    code, line, says = REFUSED[kind]
+    (tmp_path / f"refused_{kind}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["schedule", "sync", "refused_app:hg"]) in (2, 78)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("error: url: is not an address")
-    assert lines[1] == 'error: raised while importing "refused_app"'
+    assert main(["schedule", "sync", f"refused_{kind}:hg"]) == 1
+    err = capsys.readouterr().err
+    assert f'refused_{kind}.py", line {line}, in <module>' in err
+    assert says in err.splitlines()[-1]
+    assert err.count("  File ") == 1  # no frame of ours
+
+
+def test_a_wrong_address_on_the_command_line_is_an_error_of_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["schedule", "sync", "any:hg", "--url", "http://x/y"]) == 2
+    assert capsys.readouterr().err.startswith("error: url: is not an address")
 
 
 def test_an_error_below_the_users_code_is_the_users_and_one_of_ours_is_not() -> None:

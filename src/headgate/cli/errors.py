@@ -18,6 +18,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 
@@ -136,6 +137,14 @@ def missing_server_text(error: BaseException | None) -> str:
 def traceback_text(error: BaseException) -> str:
     """The traceback of an error of the user's module, without the frames that import it."""
     return _format(error, _from_first(error.__traceback__, but=_OURS))
+
+
+def refusal_text(error: HeadgateError) -> str:
+    """The traceback of a check of ours that refuses the user's module: down to the user's line, without our frames."""
+    shown = traceback.TracebackException(type(error), error, _from_first(error.__traceback__, but=_OURS))
+    users = takewhile(lambda frame: not frame.filename.startswith(_OURS[0]), shown.stack)
+    shown.stack[:] = [frame for frame in users if not frame.filename.startswith(_OURS)]
+    return "".join(shown.format(chain=False)).rstrip("\n")
 
 
 def users_traceback_text(error: BaseException) -> str:

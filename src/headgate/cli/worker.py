@@ -13,12 +13,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headgate.cli.errors import UserCodeFailed, traceback_text
+from headgate.cli.errors import UserCodeFailed, refusal_text, traceback_text
 from headgate.cli.options import DEFAULT_SERVER, App, LogFormat, LogLevel, Server
 from headgate.cli.values import level_of
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.ops import logs
 from headgate.sdk import Headgate, JobFields, WorkerOptions
+from headgate.sdk.addresses import addresses_of, trust_of
 
 
 def worker_command(
@@ -53,6 +54,8 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
 
     The application creates its client when it is imported, and finds address and token in the environment.
     """
+    if server.url:
+        addresses_of(server.url, trust_of())  # here, so that a wrong --url is an error of the command line
     for variable, value in (("HEADGATE_URL", server.url), ("HEADGATE_TOKEN", server.token)):
         if value:
             os.environ[variable] = value
@@ -63,9 +66,8 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except HeadgateError as error:  # its text says what to do
-        error.add_note(f'raised while importing "{module_name}"')
-        raise
+    except HeadgateError as error:  # its text says what to do, and the traceback where
+        raise UserCodeFailed(refusal_text(error)) from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise InvalidInput(
