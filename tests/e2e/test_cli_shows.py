@@ -195,7 +195,10 @@ def test_a_command_takes_its_server_and_token_as_options(
     monkeypatch.delenv("HEADGATE_TOKEN")
     assert run("schedule", "list", "--url", address, "--token", TOKEN) == (0, "no schedules\n", "")
     refused = run("schedule", "list", "--url", address)
-    assert (refused.code, "token is missing or not valid" in refused.err) == (4, True)
+    says = f"error: {address} refused: {{}}; check HEADGATE_TOKEN\n"
+    assert refused == (4, "", says.format("a token is required, and none was given"))
+    wrong = run("schedule", "list", "--url", address, "--token", "wrong")
+    assert wrong == (4, "", says.format("the token is not valid"))
 
 
 def test_a_watched_status_is_drawn_on_a_terminal_in_colour_until_ctrl_c(run: Shell, address: str, topic: str) -> None:

@@ -94,7 +94,7 @@ class StaticTokens:
             # A dict is safe here: the caller cannot choose the digest, so the time of the lookup reveals nothing.
             known = self._by_digest.get(digest_of(token))
             if known is None:
-                raise Unauthenticated("unknown token" if token else "no token")
+                raise Unauthenticated("unknown token" if token else "no token", missing=not token)
             self._accepted[token] = known
         if known.expires_at is not None and known.expires_at <= self._clock():
             raise Unauthenticated(f"token of {known.identity.subject} has expired")

@@ -25,13 +25,13 @@ class Scope(StrEnum):
 
 
 class Unauthenticated(HeadgateError):
-    """No token, or one that is not valid. The text is the same for every reason; the log knows which."""
+    """No token, or one that is not valid. The text is the same for every invalid token; the log knows the reason."""
 
     code = "unauthenticated"
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: str = "", *, missing: bool = False) -> None:
         """`reason` is for the log only."""
-        super().__init__("the token is missing or not valid; pass one that this server knows (HEADGATE_TOKEN)")
+        super().__init__("a token is required, and none was given" if missing else "the token is not valid")
         self.reason = reason
 
 

@@ -185,7 +185,7 @@ def explain(
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return NotConnected(f"{address} did not answer in time; see whether the server is overloaded or hangs")
         case grpc.StatusCode.UNAUTHENTICATED:
-            return Unauthenticated(f"{address} does not accept the token ({details}); check HEADGATE_TOKEN")
+            return Unauthenticated(f"{address} refused: {details}; check HEADGATE_TOKEN")
         case grpc.StatusCode.PERMISSION_DENIED:
             return Forbidden(f"{address} refused: {details}; use a token that allows it")
         case grpc.StatusCode.NOT_FOUND:

@@ -49,7 +49,7 @@ class TenantPerToken:
 
     def identify(self, token: str) -> Identity:
         if not token:
-            raise Unauthenticated("no token")
+            raise Unauthenticated("no token", missing=True)
         return _administrator(check_tenant(token))
 
     def recheck(self, identity: Identity) -> Identity:
