@@ -541,6 +541,13 @@ async def test_results_are_decoded_as_the_function_says_and_failures_are_typed()
         stands(jobs_pb2.STATE_RUNNING)
         with pytest.raises(ResultTimeout, match="still running"):
             await handle.result(timeout=0.05)
+        stands(jobs_pb2.STATE_RETRYING, last_error="ValueError: no\nline", run_at_us=1_800_000_000_000_000)
+        with pytest.raises(ResultTimeout) as late:
+            await handle.result(timeout=0.05)
+        assert str(late.value) == (
+            f"job {handle.id} is still retrying after 0.05 s; last error: ValueError: no line; "
+            f"next try at 2027-01-15T08:00:00Z; ask again, allow more time, or see `headgate job get {handle.id}`"
+        )
 
 
 async def test_reads_survive_a_server_that_comes_back() -> None:

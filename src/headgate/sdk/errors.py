@@ -7,6 +7,7 @@ the network wherever it can be.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -25,6 +26,8 @@ RETRIED: Final = frozenset(
     }
 )
 """Codes of the server after which the same request may succeed."""
+LAST_ERROR_CHARS: Final = 300
+"""As much of a job's last error is part of the text of another error."""
 
 
 class PayloadError(InvalidInput):
@@ -184,13 +187,23 @@ class SubmitManyError(HeadgateError):
 
 
 class ResultTimeout(HeadgateError):
-    """The job did not finish within the time the caller allowed; it goes on."""
+    """The job did not finish within the time the caller allowed; it goes on.
+
+    `last_error` is the error of its last attempt, and `next_try` when it is tried again, if it failed before.
+    """
 
     code = "result_timeout"
 
-    def __init__(self, job_id: UUID, *, state: str, seconds: float) -> None:
-        super().__init__(f"job {job_id} is still {state} after {seconds:g} s; ask again, or allow more time")
-        self.job_id, self.state = job_id, state
+    def __init__(
+        self, job_id: UUID, *, state: str, seconds: float, last_error: str = "", next_try: datetime | None = None
+    ) -> None:
+        parts = [f"job {job_id} is still {state} after {seconds:g} s"]
+        if last_error:
+            parts.append(f"last error: {' '.join(last_error.split())[:LAST_ERROR_CHARS]}")
+        if next_try is not None:
+            parts.append(f"next try at {next_try:%Y-%m-%dT%H:%M:%SZ}")
+        super().__init__("; ".join([*parts, f"ask again, allow more time, or see `headgate job get {job_id}`"]))
+        self.job_id, self.state, self.last_error, self.next_try = job_id, state, last_error, next_try
 
 
 class JobDead(HeadgateError):

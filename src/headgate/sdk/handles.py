@@ -218,7 +218,14 @@ def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float)
         case jobs.STATE_CANCELLED:
             raise JobCancelled(job_id)
         case _:
-            raise ResultTimeout(job_id, state=state_word(found.state), seconds=seconds)
+            retrying = found.state == jobs.STATE_RETRYING
+            raise ResultTimeout(
+                job_id,
+                state=state_word(found.state),
+                seconds=seconds,
+                last_error=found.last_error,
+                next_try=time_or_none(found.run_at_us) if retrying else None,
+            )
 
 
 def error_of(receipt: producer.SubmitReceipt, *, key: str) -> HeadgateError | None:
