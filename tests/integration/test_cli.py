@@ -169,8 +169,17 @@ def test_the_option_wins_over_the_environment_and_the_direct_url_over_the_pooled
     assert PENDING.search(direct.stdout)
 
 
-def test_without_an_address_it_migrates_the_embedded_database_and_stops_it_again(shell: Shell) -> None:
-    answer = shell.run("migrate")
+@pytest.mark.parametrize("command", ["migrate", "serve", "restore-fence"])
+def test_a_forgotten_address_is_an_error_and_creates_no_database(shell: Shell, command: str) -> None:
+    del shell.environ["HEADGATE_DATA"]
+    error = one_line_of_error(shell.run(command), 78)
+    assert error.startswith("error: HEADGATE_DATABASE_URL: is not set; set it, or pass --database-url")
+    assert "--embedded" in error
+    assert not (shell.folder / ".headgate").exists()
+
+
+def test_asked_to_it_migrates_the_embedded_database_and_stops_it_again(shell: Shell) -> None:
+    answer = shell.run("migrate", "--embedded")
     assert answer.returncode == 0, answer
     assert MIGRATED.search(answer.stdout)
     assert "embedded PostgreSQL" in answer.stdout

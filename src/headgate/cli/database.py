@@ -1,4 +1,4 @@
-"""The database of a command: the given one, else the embedded PostgreSQL, started for the duration of the command."""
+"""The database of a command: the given one, or the embedded PostgreSQL, started for the duration of the command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headgate import embedded
+from headgate.domain.errors import InvalidInput, InvalidSetting
+from headgate.ops.settings import Settings
 from headgate.store.connect import Connection, connect, describe
 from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
@@ -27,6 +29,21 @@ class Database:
     def title(self) -> str:
         """The address without user and password."""
         return describe(self.url) if self.cluster is None else f"embedded PostgreSQL in {self.cluster.data}"
+
+
+def require_choice(url: str | None, settings: Settings, *, embedded: bool) -> None:
+    """Refuse to select the embedded PostgreSQL silently: an operator who forgot the URL would see a success.
+
+    HEADGATE_DATA, which names its folder, is a choice as well.
+    """
+    if embedded and url is not None:
+        raise InvalidInput("--embedded", "and the URL of a database are both given", hint="pass only one of them")
+    if url is None and not embedded and settings.data is None:
+        raise InvalidSetting(
+            "HEADGATE_DATABASE_URL",
+            "is not set",
+            hint="set it, or pass --database-url; --embedded uses the embedded PostgreSQL",
+        )
 
 
 @asynccontextmanager

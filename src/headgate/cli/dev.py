@@ -19,7 +19,7 @@ from headgate import embedded
 from headgate.cli.database import Database, chosen_database, connected
 from headgate.cli.found_apps import find_apps
 from headgate.cli.migrate import reporter
-from headgate.cli.options import LogFormat, LogLevel, ServedDatabaseUrl
+from headgate.cli.options import DevDatabaseUrl, LogFormat, LogLevel
 from headgate.cli.values import level_of
 from headgate.domain.errors import InvalidInput
 from headgate.domain.release import version
@@ -39,7 +39,7 @@ def dev_command(
         Parameter(help="Folder of the embedded PostgreSQL. Default: HEADGATE_DATA, else ./.headgate/postgres."),
     ] = "",
     unsafe: Annotated[bool, Parameter(help="Accept database settings that can lose acknowledged jobs.")] = False,
-    database_url: ServedDatabaseUrl = None,
+    database_url: DevDatabaseUrl = None,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
 ) -> None:

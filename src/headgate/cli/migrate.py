@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from headgate.cli.database import chosen_database, connected
-from headgate.cli.options import DatabaseUrl, Output
+from headgate.cli.database import chosen_database, connected, require_choice
+from headgate.cli.options import DatabaseUrl, Embedded, Output
 from headgate.cli.output import Columns, iso, print_lines, print_list
 from headgate.ops.settings import Settings
 from headgate.store.migrate import Phase, Progress, migrate, plan
@@ -27,14 +27,16 @@ def migrate_command(
         bool, Parameter(help="Also apply steps that are incompatible with servers running now.")
     ] = False,
     database_url: DatabaseUrl = None,
+    embedded: Embedded = False,
     output: Output = "table",
 ) -> None:
     """Create or upgrade the database schema. Safe to repeat, and to run on several hosts at once."""
-    asyncio.run(_run(only_plan=plan, break_running=break_running, database_url=database_url, output=output))
-
-
-async def _run(*, only_plan: bool, break_running: bool, database_url: str | None, output: str) -> None:
     settings = Settings.from_environ(os.environ).with_database(database_url)
+    require_choice(settings.url_for_migrations, settings, embedded=embedded)
+    asyncio.run(_run(settings, only_plan=plan, break_running=break_running, output=output))
+
+
+async def _run(settings: Settings, *, only_plan: bool, break_running: bool, output: str) -> None:
     async with (
         chosen_database(settings.url_for_migrations, data=settings.data) as database,
         connected(database, command="migrate") as connection,

@@ -25,13 +25,19 @@ DEFAULT_SERVER: Final = Server()
 DatabaseUrl = Annotated[
     str | None,
     Parameter(
-        help="postgresql://user@host/database. Default: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL, else "
-        "the embedded PostgreSQL."
+        help="postgresql://user@host/database. Default: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL."
     ),
 ]
 ServedDatabaseUrl = Annotated[
+    str | None, Parameter(help="postgresql://user@host/database. Default: HEADGATE_DATABASE_URL.")
+]
+DevDatabaseUrl = Annotated[
     str | None,
     Parameter(help="postgresql://user@host/database. Default: HEADGATE_DATABASE_URL, else the embedded PostgreSQL."),
+]
+Embedded = Annotated[
+    bool,
+    Parameter(help="Use the embedded PostgreSQL, in the folder HEADGATE_DATA, else ./.headgate/postgres."),
 ]
 Output = Annotated[
     Literal["table", "json", "ndjson", "name"],

@@ -6,22 +6,23 @@ import asyncio
 import getpass
 import os
 
-from headgate.cli.database import chosen_database, connected
-from headgate.cli.options import DatabaseUrl
+from headgate.cli.database import chosen_database, connected, require_choice
+from headgate.cli.options import DatabaseUrl, Embedded
 from headgate.ops.settings import Settings
 from headgate.store.restore_fence import fence_restore
 
 
-def restore_fence_command(*, database_url: DatabaseUrl = None) -> None:
+def restore_fence_command(*, database_url: DatabaseUrl = None, embedded: Embedded = False) -> None:
     """Run once after restoring a backup, or after a failover that lost commits, before starting servers.
 
     From then on, outcomes of runs from before the restore are refused, and servers that still run end.
     """
-    asyncio.run(_run(database_url))
-
-
-async def _run(database_url: str | None) -> None:
     settings = Settings.from_environ(os.environ).with_database(database_url)
+    require_choice(settings.url_for_migrations, settings, embedded=embedded)
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
     async with (
         chosen_database(settings.url_for_migrations, data=settings.data) as database,
         connected(database, command="restore-fence") as connection,

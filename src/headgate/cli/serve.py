@@ -12,8 +12,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headgate.cli.database import chosen_database
-from headgate.cli.options import LogFormat, LogLevel, ServedDatabaseUrl
+from headgate.cli.database import chosen_database, require_choice
+from headgate.cli.options import Embedded, LogFormat, LogLevel, ServedDatabaseUrl
 from headgate.cli.values import level_of, seconds
 from headgate.domain import limits
 from headgate.domain.release import version
@@ -70,6 +70,7 @@ def serve_command(
     ] = 1,
     name: Annotated[str, Parameter(help="Name of this instance. Default: host name and process id.")] = "",
     database_url: ServedDatabaseUrl = None,
+    embedded: Embedded = False,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
 ) -> None:
@@ -78,6 +79,7 @@ def serve_command(
     check_text(name, field="--name", low=0, high=limits.WORKER_ID_MAX_CHARS)
     logs.configure(level_of(log_level), format=log_format)
     settings = Settings.from_environ(os.environ).with_database(database_url)
+    require_choice(settings.database_url, settings, embedded=embedded)
     options: dict[str, object] = {
         "host": host,
         "port": port,

@@ -1,6 +1,6 @@
 """Settings from environment variables, read and checked once at start.
 
-HEADGATE_DATABASE_URL          the PostgreSQL to use. Default: the embedded one
+HEADGATE_DATABASE_URL          the PostgreSQL to use. Default: the embedded one in `headgate dev`, else none
 HEADGATE_DIRECT_DATABASE_URL   the same database without a transaction pooler, for migrations and LISTEN
 HEADGATE_DATA                  the folder of the embedded PostgreSQL. Default: .headgate/postgres in the current folder
 HEADGATE_REDACT                names of keys whose values are masked where payloads and results are shown
