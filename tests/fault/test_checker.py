@@ -25,6 +25,20 @@ def life(story: Story) -> Story:
     return story.submitted(A, 1).greeted("w1", 2).completed(A)
 
 
+def released_after_the_grace(story: Story) -> Story:
+    """One job that is given to another worker after the reconnect grace, long before its lease is over."""
+    return (
+        story.note(0, "lab", "world", seed=1, servers=2, lease_ms=3_000, grace_ms=1_000, tenants=["red", "blue"])
+        .submitted(A, 1)
+        .assigned(A, 1, 10)
+        .fact(A, 3, 1_050, claimed=10)
+        .assigned(A, 2, 1_100, proc="w2", attempt=2)
+        .said(A, 2, 1_110, proc="w2")
+        .answered(A, 2, 1_111, proc="w2")
+        .row(A, epoch=2, attempt=2, claimed=1_100, finished=1_111)
+    )
+
+
 def counted(story: Story, n: int = 1, *, topic: str = "fast", state: int = 5) -> Story:
     return story.note(90_000, "lab", "final_count", tenant="red", topic=topic, state=state, n=n)
 
@@ -48,6 +62,9 @@ HOLDS: dict[str, Tell] = {
         .fact(A, 3, 3_015, claimed=10)
         .row(A, epoch=2, attempt=2, claimed=3_020, finished=3_031)
         .submitted(A, 1)
+    ),
+    "I2 the grace of a killed worker is over": lambda s: released_after_the_grace(
+        s.note(20, "lab", "fault", phase="stop", what="kill w1")
     ),
     "I2 its holder had spoken": lambda s: (
         s.submitted(A, 1)
@@ -286,6 +303,10 @@ BROKEN: dict[str, Tell] = {
         .assigned(A, 2, 500, proc="w2", attempt=2)
         .said(A, 2, 510, proc="w2")
         .row(A, epoch=2, attempt=2, claimed=500, finished=520)
+    ),
+    "I2 released after the grace while its worker was connected": released_after_the_grace,
+    "I2 released after the grace of another worker": lambda s: released_after_the_grace(
+        s.note(20, "lab", "fault", phase="stop", what="kill w2")
     ),
     "I2 one epoch for two": lambda s: life(s).assigned(A, 1, 11, proc="w2"),
     "I2 an epoch that runs twice": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 1, 15, 16),

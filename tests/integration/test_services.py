@@ -137,7 +137,7 @@ async def poke(server: Server, session: WorkerSession) -> None:
     server.bulk_runner.wake()
     server.scheduler.wake()
     now = time.monotonic()
-    lost = _Lost(session, [(uuid4(), 1)], at=now, looked_at=now)
+    lost = _Lost(session, [(uuid4(), 1)], at=now, looked_at=now, due=0.0)
     server.lost_workers._lost.setdefault((session.tenant_no, "lost"), lost)
     server.lost_workers._added.set()
     with suppress(InternalError):

@@ -166,8 +166,11 @@ class WatchedStore(DispatchStore):
         self.renewals.append({tenant_no: len(ids) for (tenant_no, _), (ids, _) in held.items()})
         return await self._watched("renew", super().renew(held, for_call=for_call, declared=declared))
 
-    async def expire_lost(self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int) -> Any:
-        return await self._watched("expire_lost", super().expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms))
+    async def expire_lost(
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int, end: bool
+    ) -> Any:
+        verb = "expire_lost" if end else "look_for_lost"
+        return await self._watched(verb, super().expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms, end=end))
 
     async def notify(self, wakes: Collection[Wake]) -> None:
         await self._watched("notify", super().notify(wakes))

@@ -10,13 +10,13 @@ import pytest
 
 from headgate.sdk import worker
 from headgate.sdk.outcomes import failure
-from headgate.sdk.worker.beats import PROBE_SECONDS, PROGRESS_SECONDS, RESEND_SECONDS, silence_limit
+from headgate.sdk.worker.beats import PROGRESS_SECONDS, RESEND_SECONDS
 from headgate.sdk.worker.protocol import DRAIN_SECONDS, RESEND_SOON_SECONDS
 from headgate.sdk.worker.stop_sequence import FLUSH_SECONDS, UNWIND_SECONDS
 from headgate.sdk.worker.time_limits import UNWIND_SECONDS as TIMED_OUT_UNWIND_SECONDS
 from headgate.sdk.worker.timers import Timers
 from headgate.wire import jobs_pb2, worker_pb2
-from tests.support.worker_protocol import BEAT_SECONDS, Driver, held, ids_of, make_protocol, raw_ids
+from tests.support.worker_protocol import Driver, held, ids_of, make_protocol, raw_ids
 
 PURE = [
     *("actions", "beats", "forced_outcomes", "held_job", "ledger", "outbox", "protocol", "read_ahead"),
@@ -228,33 +228,6 @@ def test_a_delivery_that_is_held_already_is_ignored_and_a_newer_epoch_replaces_t
     driver.finish(new)
     (outcomes,) = driver.outcomes()
     assert list(outcomes.epochs) == [4]
-
-
-def test_beats_list_all_that_is_held_and_a_silent_server_is_left() -> None:
-    driver = Driver(make_protocol())
-    driver.connect()
-    (job,) = driver.deliver(*raw_ids(1))
-    driver.pass_time(BEAT_SECONDS)
-    (beat,) = [frame.beat for frame in driver.send() if frame.HasField("beat")]
-    assert list(beat.held.ids) == [job.raw_id]
-    driver.receive(beat_ack=worker_pb2.BeatAck())
-    driver.pass_time(silence_limit(BEAT_SECONDS))
-    assert driver.reconnects == 0
-    driver.pass_time(BEAT_SECONDS / 2)
-    assert driver.reconnects == 1
-
-
-def test_a_worker_that_holds_jobs_sends_an_empty_frame_when_it_has_sent_nothing_for_seconds() -> None:
-    """Then it notices in time that its connection is gone. An idle worker has nothing to lose by noticing late."""
-    idle, busy = Driver(make_protocol()), Driver(make_protocol())
-    for driver in (idle, busy):
-        driver.connect()
-        driver.send()
-    busy.deliver(*raw_ids(1))
-    for driver, sent in ((idle, []), (busy, [worker_pb2.WorkerFrame()])):
-        driver.pass_time(1.5 * PROBE_SECONDS)
-        assert driver.send() == sent
-        assert driver.send() == []
 
 
 def test_progress_of_many_calls_is_sent_once_a_second_and_extensions_at_once() -> None:

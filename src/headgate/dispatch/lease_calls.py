@@ -15,7 +15,7 @@ from uuid import UUID
 
 from headgate.dispatch.ports import LeaseStore
 from headgate.dispatch.turns import Turns
-from headgate.domain.dispatching import Renewal
+from headgate.domain.dispatching import LostLeases, Renewal
 
 ROWS_AT_ONCE: Final = 2_000
 
@@ -65,25 +65,29 @@ class LeaseCalls:
         tenant_no: int,
         held: Sequence[tuple[UUID, int]],
         *,
-        lost_ms: int,
+        lost_ms: Callable[[], int],
         is_lost: Callable[[], bool],
-    ) -> tuple[int, list[UUID]]:
-        """End the leases of a lost worker; returns how many, and the jobs that are locked.
+        end: bool,
+    ) -> LostLeases:
+        """End the leases of a lost worker, or only look; stops ending them when it is found on another instance.
 
-        `is_lost` is asked in the turn. If it says no, the worker is connecting, and what it declares must not be ended
-        after it was renewed: its renewals take their turns after this one.
+        `is_lost` and `lost_ms` are asked in the turn. If the first says no, the worker is connecting, and what it
+        declares must not be ended after it was renewed: its renewals take their turns after this one.
         """
-        expired, locked = 0, list[UUID]()
+        found = LostLeases()
         for start in range(0, len(held), ROWS_AT_ONCE):
             some = held[start : start + ROWS_AT_ONCE]
             async with self.turns.turn(tenant_no, len(some)):
                 if not is_lost():
                     break
                 ids, epochs = [job_id for job_id, _ in some], [epoch for _, epoch in some]
-                count, busy = await self._store.expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms)
-            expired += count
-            locked += busy
-        return expired, locked
+                part = await self._store.expire_lost(tenant_no, ids, epochs, lost_ms=lost_ms(), end=end)
+            found.lost += part.lost
+            found.locked |= part.locked
+            found.moved |= part.moved
+            if end and part.moved:
+                break
+        return found
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
         """What was sent to a worker that is back, and that it does not hold, goes back to its topic."""

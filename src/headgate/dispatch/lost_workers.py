@@ -5,6 +5,10 @@ worker that was killed does not, and its jobs would wait for the rest of their l
 remembered here. When its worker has not opened a session here within the grace, the leases end, except for jobs that
 were declared to another instance or renewed by anyone since (expire_lost_v1). The watchdog then ends the attempts.
 
+A worker declares many jobs in several statements, and a job that is locked at that moment later. So as soon as one of
+its jobs is found on another instance, the others get another grace. A job that was locked is ended only when it was
+free for some seconds, in which a worker that is back would have taken it.
+
 - Only a lost connection counts: the peer closed it, or did not answer the pings of gRPC; or another process connected
   under the same worker id. A session that was ended for its silence has an open connection, and its worker may have
   asked for a long lease because it cannot send anything meanwhile.
@@ -24,18 +28,21 @@ from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.lease_calls import LeaseCalls
+from headgate.dispatch.lease_calls import ROWS_AT_ONCE, LeaseCalls
 from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.session import ConnectionLost, Superseded, WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.domain.errors import HeadgateError, InvalidSetting
+from headgate.domain.dispatching import LostLeases
+from headgate.domain.errors import HeadgateError, InvalidSetting, Overloaded
 from headgate.domain.limits import RECONNECT_GRACE_DEFAULT
 
 log = logging.getLogger("headgate.dispatch")
 LOOK_SECONDS: Final = 0.5
 LOCKED_SECONDS: Final = 60.0
 """How long after the grace locked rows are tried again. Then their leases end by themselves."""
+FREE_SECONDS: Final = 2.0
+"""A row that was locked must have been free for this long: time for some renewals, which come twice a second."""
 SLACK_MS: Final = 100
 """By so much the time since a loss is taken for shorter, for clocks that run at different speeds."""
 
@@ -64,7 +71,9 @@ class _Lost:
     held: list[tuple[UUID, int]]
     at: float
     looked_at: float
+    due: float  # end its leases when so long was waited
     waited: float = 0.0
+    was_locked: bool = False
     expired: int = 0
 
 
@@ -96,18 +105,25 @@ class LostWorkers:
         is_lost = isinstance(session.ended, ConnectionLost | Superseded)
         if self._grace is None or not is_lost or session.return_credit is not None:
             return
-        if self._is_connected(session):  # it has connected again before its old connection was known to be lost
-            return
-        if not (held := session.undecided()):
+        held = dict(session.undecided())
+        newest = self._newest(session)
+        if newest is not None and newest.greeted:  # it was back before its old connection was known to be lost
+            held = _undeclared(held, newest)
+        elif (before := self._lost.get(_key(session))) is not None:  # it was lost again in its hello
+            held = dict(before.held) | held
+        if not held:
             return
         now = self._now()
-        self._lost[_key(session)] = _Lost(session, held, at=now, looked_at=now)
+        self._lost[_key(session)] = _Lost(session, list(held.items()), at=now, looked_at=now, due=self._grace)
         self._added.set()
 
     def came_back(self, session: WorkerSession) -> None:
         """A worker has connected, and what it declared is renewed: it is not lost."""
-        if self._lost:
-            self._lost.pop(_key(session), None)
+        session.greeted = True
+        if self._lost and (lost := self._lost.get(_key(session))) is not None:
+            lost.held = list(_undeclared(dict(lost.held), session).items())
+            if not lost.held:
+                del self._lost[_key(session)]
 
     async def run(self) -> None:
         """Look every half second while some are lost, until `stop`."""
@@ -130,13 +146,22 @@ class LostWorkers:
 
     async def run_once(self) -> int:
         """End the leases of those whose grace is over; returns how many."""
-        expired = 0
-        for key, lost in list(self._lost.items()):
-            if self._grace is not None and self._waited(lost) >= self._grace and self._is_lost(key, lost):
-                expired += await self._expire(key, lost)
-        if expired:
-            self._on_expired()
-        return expired
+        before = self.expired
+        try:
+            for key, lost in list(self._lost.items()):
+                if self._waited(lost) >= lost.due and self._is_lost(key, lost):
+                    try:
+                        await self._expire(key, lost)
+                    except HeadgateError as error:
+                        if self._lost.get(key) is lost:  # the last one at the next look
+                            self._lost[key] = self._lost.pop(key)
+                        if not isinstance(error, Overloaded):
+                            raise
+                        log.warning("expire_lost_failed worker=%s error=%s", lost.session.worker_id, error)
+        finally:
+            if self.expired > before:
+                self._on_expired()
+        return self.expired - before
 
     def _waited(self, lost: _Lost) -> float:
         """How long its worker could have come back, and has not."""
@@ -149,39 +174,78 @@ class LostWorkers:
             lost.waited += min(now - before, 2 * LOOK_SECONDS)
         return lost.waited
 
-    async def _expire(self, key: tuple[int, str], lost: _Lost) -> int:
+    async def _expire(self, key: tuple[int, str], lost: _Lost) -> None:
+        if lost.was_locked or len(lost.held) > ROWS_AT_ONCE:
+            seen = await self._ask(key, lost, end=False)
+            if self._moved(lost, seen):
+                return
+            if lost.was_locked:
+                lost.was_locked = bool(seen.locked)
+                self._try_later(key, lost)
+                return
+        ended = await self._ask(key, lost, end=True)
+        self.expired += ended.lost
+        lost.expired += ended.lost
+        if self._moved(lost, ended) or not self._is_lost(key, lost):
+            return
+        lost.held = [(job_id, epoch) for job_id, epoch in lost.held if job_id in ended.locked]
+        lost.was_locked = True
+        self._try_later(key, lost)
+
+    async def _ask(self, key: tuple[int, str], lost: _Lost, *, end: bool) -> LostLeases:
         session = lost.session
-        since = max(lost.at, session.renewed_at)  # a renewal that was under way when the session ended is no return
-        expired, locked = await self._calls.expire_lost(
-            session.tenant_no,
-            lost.held,
-            lost_ms=max(0, int(1000 * (self._now() - since)) - SLACK_MS),
-            is_lost=lambda: self._is_lost(key, lost),
+
+        def lost_ms() -> int:
+            since = max(lost.at, session.renewed_at)  # a renewal under way when the session ended is no return
+            return max(0, int(1000 * (self._now() - since)) - SLACK_MS)
+
+        return await self._calls.expire_lost(
+            session.tenant_no, lost.held, lost_ms=lost_ms, is_lost=lambda: self._is_lost(key, lost), end=end
         )
-        self.expired += expired
-        lost.expired += expired
-        if self._is_lost(key, lost):
-            busy = set(locked)
-            lost.held = [(job_id, epoch) for job_id, epoch in lost.held if job_id in busy]
-            if not lost.held or lost.waited > (self._grace or 0.0) + LOCKED_SECONDS:
-                del self._lost[key]
-                if lost.expired:
-                    log.warning(
-                        'worker_lost worker=%s tenant=%s jobs=%d effect="their attempts end as failed"',
-                        session.worker_id,
-                        session.identity.tenant,
-                        lost.expired,
-                    )
-        return expired
+
+    def _moved(self, lost: _Lost, found: LostLeases) -> bool:
+        """Whether its worker is on another instance: then wait once more for what it has not declared there so far."""
+        if found.moved:
+            lost.held = [(job_id, epoch) for job_id, epoch in lost.held if job_id not in found.moved]
+            lost.due = lost.waited + (self._grace or 0.0)
+        return bool(found.moved)
+
+    def _try_later(self, key: tuple[int, str], lost: _Lost) -> None:
+        """Wait for the rows that are locked, if any are left, and not for ever."""
+        lost.due = lost.waited + FREE_SECONDS
+        if self._is_lost(key, lost) and (not lost.held or lost.waited > (self._grace or 0.0) + LOCKED_SECONDS):
+            del self._lost[key]
+            if lost.expired:
+                log.warning(
+                    'worker_lost worker=%s tenant=%s jobs=%d effect="their attempts end as failed"',
+                    lost.session.worker_id,
+                    lost.session.identity.tenant,
+                    lost.expired,
+                )
 
     def _is_lost(self, key: tuple[int, str], lost: _Lost) -> bool:
         return self._lost.get(key) is lost and not self._is_connected(lost.session)
 
     def _is_connected(self, session: WorkerSession) -> bool:
-        """Whether the same process has a session here, or is about to get one."""
+        """Whether the same process has a session here, or is about to get one.
+
+        Without an incarnation it may be another process: one that is greeted has declared what it runs.
+        """
+        newest = self._newest(session)
+        return newest is not None and (not newest.greeted or newest.incarnation != 0)
+
+    def _newest(self, session: WorkerSession) -> WorkerSession | None:
         newest = self._sessions.find(session.tenant_no, session.worker_id)
-        return newest is not None and newest.ended is None and newest.claims_as == session.claims_as
+        is_same = newest is not None and newest.ended is None and newest.claims_as == session.claims_as
+        return newest if is_same else None
 
 
 def _key(session: WorkerSession) -> tuple[int, str]:
     return session.tenant_no, session.claims_as
+
+
+def _undeclared(held: dict[UUID, int], session: WorkerSession) -> dict[UUID, int]:
+    """What its worker may have lost. With an incarnation nothing: what it did not declare has gone back already."""
+    if session.incarnation:
+        return {}
+    return {job_id: epoch for job_id, epoch in held.items() if not session.holds(job_id, epoch)}

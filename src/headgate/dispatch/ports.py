@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol, Self
 from uuid import UUID
 
-from headgate.domain.dispatching import Claimed, ClaimRequest, Renewal, Settled, Tick
+from headgate.domain.dispatching import Claimed, ClaimRequest, LostLeases, Renewal, Settled, Tick
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
@@ -98,8 +98,8 @@ class LeaseStore(ProgressStore, Protocol):
         declared: bool = False,
     ) -> Mapping[tuple[int, UUID, int], Renewal]: ...
     async def expire_lost(
-        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int
-    ) -> tuple[int, list[UUID]]: ...
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int, end: bool
+    ) -> LostLeases: ...
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]: ...
     async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]: ...
 

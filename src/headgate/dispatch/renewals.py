@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TypeAlias
 from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame
@@ -35,6 +36,7 @@ from headgate.domain.errors import HeadgateError, StoreError
 
 log = logging.getLogger("headgate.dispatch")
 ROWS_AT_ONCE, STATEMENTS_A_PASS = 2_000, 10
+_Parts: TypeAlias = dict[tuple[int, int], tuple[list[UUID], list[int]]]
 SHORT_LEASE_MS = 4_000
 """Of a shorter one, half is soon over: it is renewed also when it is due before the next pass, not at or after it."""
 
@@ -136,12 +138,16 @@ class LeaseRenewer:
         return count
 
     async def _renew(self, due: Sequence[Due], now: float) -> int:
-        parts: dict[tuple[int, int], tuple[list[UUID], list[int]]] = {}
+        parts: _Parts = {}
+        declared: _Parts = {}  # locked when their worker declared them: their owner is yet to be written
         for _, session, job_id, epoch, lease_ms in due:
-            ids, epochs = parts.setdefault((session.tenant_no, lease_ms), ([], []))
+            into = declared if session.locked and job_id in session.locked else parts
+            ids, epochs = into.setdefault((session.tenant_no, lease_ms), ([], []))
             ids.append(job_id)
             epochs.append(epoch)
-        answers = await self._store.renew(parts)
+        answers = dict(await self._store.renew(parts)) if parts else {}
+        if declared:
+            answers |= await self._store.renew(declared, declared=True)
         renewed_at = self._now()
         for session in {one.session for one in due}:
             session.renewed_at = renewed_at  # also of one that has ended meanwhile: see lost_workers
@@ -161,6 +167,8 @@ class LeaseRenewer:
                 # Still due, but behind those that were not tried yet.
                 session.renew_later(job_id, epoch, lease_ms, now)
                 continue
+            if session.locked:
+                session.locked.discard(job_id)
             # Unless it was delivered again, or given a longer lease, while we asked.
             session.renew_later(job_id, epoch, lease_ms, now + lease_ms / 2000)
             if answer is not None and answer.cancel:
@@ -178,8 +186,8 @@ class LeaseRenewer:
     ) -> list[tuple[UUID, int]]:
         """A worker is back and says what it still holds: take it over here; returns what is no longer its own.
 
-        What is locked at this moment is taken over as well, and is due for renewal at once. A job of a topic that its
-        token does not permit is not its own. Raises Overloaded.
+        What is locked at this moment is taken over as well: it is due for renewal at once, as declared. A job of a
+        topic that its token does not permit is not its own. Raises Overloaded.
         """
         now = self._now()
         topics = session.identity.topics
@@ -190,7 +198,8 @@ class LeaseRenewer:
             if answer is not None and answer.lost:
                 lost[job_id, epoch] = None
             else:
-                skipped = answer is not None and answer.skipped
+                if skipped := answer is not None and answer.skipped:
+                    session.locked.add(job_id)
                 session.hold(job_id, epoch, lease_ms, now if skipped else now + lease_ms / 2000)
         session.excuse_once(len(lost))
         return list(lost)

@@ -131,6 +131,8 @@ class WorkerSession:
     _released_before: int = 0
     _released_since: float = 0.0
     _excused_once: int = 0  # jobs that it declared and that are not its own: it may list them in one more beat
+    greeted: bool = False  # what it declared in hello is taken over
+    locked: set[UUID] = field(default_factory=set)  # declared jobs that are not: others have locked them
     declaring: int = 0  # jobs that it has declared in hello and that are being looked up: counted like held ones
     listed_at: float = -math.inf  # when its last long list was looked at
     _parts: deque[Delivery | ControlFrame] = field(default_factory=deque)

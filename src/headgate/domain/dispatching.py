@@ -99,3 +99,15 @@ class Renewal:
     lost: bool
     cancel: bool
     skipped: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LostLeases:
+    """What became of the leases of a lost worker: how many are ended, or could be.
+
+    Locked: another transaction holds the row; ask again. Moved: the worker has declared it to another instance.
+    """
+
+    lost: int = 0
+    locked: set[UUID] = field(default_factory=set)
+    moved: set[UUID] = field(default_factory=set)

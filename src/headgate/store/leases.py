@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain import limits
-from headgate.domain.dispatching import Renewal
+from headgate.domain.dispatching import LostLeases, Renewal
 from headgate.domain.errors import RowLocked, TooLarge
 from headgate.domain.states import State
 from headgate.domain.validation import check_aware, check_integer
@@ -26,7 +26,7 @@ from headgate.store.verbs import states
 
 log = logging.getLogger("headgate.store")
 RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5, $6)"
-EXPIRE_LOST: Final = "SELECT id, locked FROM headgate.expire_lost_v1($1, $2, $3, $4, $5)"
+EXPIRE_LOST: Final = "SELECT id, what FROM headgate.expire_lost_v1($1, $2, $3, $4, $5, $6)"
 REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
 REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, problem FROM headgate.reap_v1($1, $2, true)"
 
@@ -133,14 +133,19 @@ class LeaseCalls(Database):
             )
 
     async def expire_lost(
-        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int
-    ) -> tuple[int, list[UUID]]:
-        """End leases of a lost worker; returns how many, and the jobs that were locked. See expire_lost_v1."""
+        self, tenant_no: int, ids: Sequence[UUID], epochs: Sequence[int], *, lost_ms: int, end: bool
+    ) -> LostLeases:
+        """End leases of a lost worker, or only look what would be ended. See expire_lost_v1."""
         async with self.lane("heartbeats").use() as db:
             with translating(writing=True):
-                rows = await db.fetch(EXPIRE_LOST, tenant_no, self.instance_no, list(ids), list(epochs), lost_ms)
-        locked = [job_id for job_id, is_locked in rows if is_locked]
-        return len(rows) - len(locked), locked
+                rows = await db.fetch(EXPIRE_LOST, tenant_no, self.instance_no, list(ids), list(epochs), lost_ms, end)
+        found = LostLeases()
+        for job_id, what in rows:
+            if what == "lost":
+                found.lost += 1
+            else:
+                (found.locked if what == "locked" else found.moved).add(job_id)
+        return found
 
     async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
         """Note how far jobs of a tenant are, in one statement: by job, its epoch and the newest report."""

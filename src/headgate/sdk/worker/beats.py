@@ -25,9 +25,11 @@ BEAT_MAX_JOBS: Final = 2_000
 PROGRESS_SECONDS: Final = 1.0
 """Progress of all jobs is sent together, at most this often."""
 RESEND_SECONDS: Final = 10.0
-PROBE_SECONDS: Final = 5.0
-"""A worker that holds jobs sends something about this often, an empty frame if need be: a connection that is gone
-without a sign then fails here in time to reconnect, for which servers wait for some seconds only."""
+PROBE_SECONDS, QUIET_SECONDS = 3.0, 6.0
+"""A worker that holds jobs and has received nothing for the first of these sends an empty beat, which every server
+answers at once. After the second it reconnects: its connection may be gone without a sign, and servers wait only 10 s
+for a worker to come back (ADR 34). Only time counts in which this process ran."""
+TICK_SECONDS: Final = 1.0
 
 
 def silence_limit(beat_seconds: float) -> float:
@@ -47,12 +49,14 @@ class Beats:
         self._lease_seconds = lease_seconds
         self.due = False
         self.probe = False
-        """True if a frame is due, even an empty one."""
-        self.last_frame_at = self.sent_at = 0.0
+        """True if a beat is due that only asks for an answer."""
+        self.last_frame_at = 0.0
         self.jobs_seen = 0
         """The number of the last delivery on this stream."""
         self._interval = BEAT_SECONDS
         self._next_at = 0.0
+        self._looked_at = self._quiet = 0.0  # the last look of the timer; for how long nothing has been received
+        self._patient = False  # the last stream was left as quiet: it may have been busy with something large
         self._progress_sent_at = 0.0
         self._progress: dict[bytes, tuple[HeldJob, int, int, str]] = {}  # the latest of each job; bounded by the slots
         self._extensions: dict[bytes, tuple[HeldJob, int]] = {}
@@ -63,7 +67,7 @@ class Beats:
         if self._lease_seconds:
             interval = min(interval, self._lease_seconds / 3)
         self._interval, self._next_at, self.last_frame_at, self.jobs_seen = interval, now + interval, now, 0
-        self.sent_at, self.probe = now, False
+        self._looked_at, self._quiet, self.probe = now, 0.0, False
         self._set_timer(now)
 
     def disconnect(self) -> None:
@@ -107,17 +111,36 @@ class Beats:
             self.due = True
 
     def _set_timer(self, now: float) -> None:
-        self._timers.set("beat", now + min(self._interval / 4, PROBE_SECONDS / 2), self._on_timer)
+        self._timers.set("beat", now + min(self._interval / 4, TICK_SECONDS), self._on_timer)
 
     def _on_timer(self, now: float) -> None:
         silent = now - self.last_frame_at
-        if silent > silence_limit(self._interval):
+        if silent > silence_limit(self._interval) or self._is_quiet(now):
             log.warning('server_silent seconds=%.1f effect="reconnecting"', silent)
             self._actions.reconnect = True
             return
         if now >= self._next_at - self._interval / 8:
             self.due = True
-        elif self._ledger.held and now - self.sent_at > PROBE_SECONDS * 0.9:
-            self.probe = True
         self._ledger.outbox.resend_sent_before(now - RESEND_SECONDS)
         self._set_timer(now)
+
+    def _is_quiet(self, now: float) -> bool:
+        """Whether a worker that holds jobs has asked for an answer in vain; asks for it first.
+
+        A large result on a slow network delays the answer. So after one stream was left, the next is left only when
+        the server is silent, until an answer was quick again.
+        """
+        before, self._looked_at = self._looked_at, now
+        if self.last_frame_at >= before or not self._ledger.held:
+            if PROBE_SECONDS <= self._quiet < QUIET_SECONDS:
+                self._patient = False
+            self._quiet = 0.0
+            return False
+        asked = self._quiet >= PROBE_SECONDS
+        self._quiet += min(now - before, 2 * TICK_SECONDS)  # not a longer gap: this process stood still
+        if self._quiet >= PROBE_SECONDS and not asked:
+            self.probe = True
+        if self._quiet < QUIET_SECONDS or self._patient:
+            return False
+        self._patient = True
+        return True

@@ -325,12 +325,13 @@ class WorkerProtocol:
         if self.beats.due:
             self.beats.fill(frame.beat, now)
             full = True
+        elif self.beats.probe:
+            frame.beat.SetInParent()  # without jobs_seen: what it does not list is not given up
+            full = True
+        self.beats.probe = False
         if not (ledger.resting or self.draining or self.actions.ended) and self._ask(frame):
             full = True
-        if not full and not self.beats.probe:
-            return None
-        self.beats.sent_at, self.beats.probe = now, False
-        return frame
+        return frame if full else None
 
     def _ask(self, frame: pb.WorkerFrame) -> bool:
         topics, refused = self._settings.topics, self.ledger.refused_topics

@@ -26,9 +26,12 @@ def surely_held_until(model: Model, assign: Assign) -> int:
 
     Cut short by whatever may have ended it: its own outcome as soon as that is about to be sent, a cancel, discard or
     redrive as soon as it is asked for, a later greeting under its worker's id that does not declare the job. Where
-    servers have a reconnect grace shorter than the lease, the connection may have been lost right after the claim.
+    servers have a reconnect grace shorter than the lease, and a stream or process of the worker ended after it got the
+    job, the connection may have been lost right after the claim.
     """
-    end = assign.lease_until - max(0, model.lease_us - model.grace_us)
+    end = assign.lease_until
+    if any(lost.t > assign.t and lost.w <= end + model.skew_us for lost in model.losses_of.get(assign.proc, ())):
+        end -= max(0, model.lease_us - model.grace_us)
     for said in model.said_of.get(assign.job, ()):
         if said.epoch == assign.epoch:
             end = min(end, said.w)

@@ -249,6 +249,18 @@ class Model:
         return dict(found)
 
     @cached_property
+    def losses_of(self) -> dict[str, list[Event]]:
+        """What tells of a lost connection, by process: streams that ended or were opened, faults and ends of it."""
+        found: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in (*self.of_kind["stream_end"], *self.of_kind["hello"]):
+            found[event.proc].append(event)
+        for event in self.of_kind["proc"]:
+            found[event.get("name", event.proc)].append(event)
+        for event in self.of_kind["fault"]:
+            found[event["what"].rpartition(" ")[2]].append(event)  # "kill w1"
+        return dict(found)
+
+    @cached_property
     def verbs_of(self) -> dict[str, list[Operation]]:
         """Cancels, redrives and discards by job; one that a bulk operation may have done has no certain time."""
         found: defaultdict[str, list[Operation]] = defaultdict(list)
