@@ -5,6 +5,7 @@ They are synchronous (but for `db`), because a session-wide fixture and a test's
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
@@ -12,6 +13,10 @@ import pytest
 
 from headgate.store.connect import connect
 from tests.support.database import Server, running_server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Run in the background of a shell without job control. Processes of tests would inherit that, and ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
