@@ -222,6 +222,8 @@ class BatchStore(TenantCalls):
 
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self._database.tenant_no(tenant)
+        if callback is not None:  # before the transaction, whose rollback would take back the number that is cached
+            await self._database.topics(tenant, [callback.topic])
         async with self._database.lane("admin").use("batch") as db:
             await open_batch(db, self._database.names, tenant_no, batch, callback=callback)
             return await batch_status(db, tenant_no, batch.id)

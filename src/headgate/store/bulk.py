@@ -299,6 +299,10 @@ class BulkStore(TenantCalls):
         tenant_no = await self._database.tenant_no(tenant)
         async with self._database.lane("list").use() as db:
             counted = await count(db, tenant_no, plan.effective, topics=topics)
+        if (
+            plan.topic is not None
+        ):  # behind a pooler, the call below is one transaction: a rollback takes its names back
+            await self._database.topics(tenant, [plan.topic])
         async with self._database.lane("admin").use() as db:
             return await start(
                 db,

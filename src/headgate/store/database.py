@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
 
+from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import ReadOnly, RowLocked, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection
@@ -22,7 +23,7 @@ from headgate.store.migration_files import load
 from headgate.store.names import Names, Topic
 from headgate.store.preflight import inspect, pin, require_still_durable
 
-_Interned = TypeVar("_Interned")
+_Answer = TypeVar("_Answer")
 SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
 LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 GIVE_UP_SECONDS: Final = 5.0
@@ -120,15 +121,27 @@ class Database:
             return known
         return await self.interned(lambda db: self.names.topics(db, tenant_no, names))
 
-    async def interned(self, intern: Callable[[Connection], Awaitable[_Interned]]) -> _Interned:
+    async def policy_no(self, tenant_no: int, policy: RetryPolicy) -> int:
+        """The number of a retry policy, made on first use. Raises QuotaExceeded."""
+        if self.names.unknown_policies(tenant_no, [policy]):
+            for refused in (await self.interned(lambda db: self.names.make_policies(db, tenant_no, [policy]))).values():
+                raise refused
+        return self.names.known_policy_no(tenant_no, policy)
+
+    async def interned(self, intern: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
         """Make names known. One that another open transaction has just made up is waited for, between tries:
         others' names and reads do not wait with it."""
+        return await self.tried("locked", intern, pause=LOCKED_PAUSE_SECONDS)
+
+    async def tried(self, lane: str, call: Callable[[Connection], Awaitable[_Answer]], *, pause: float) -> _Answer:
+        """Call it again, until nothing that it needs is locked by another open transaction. Between tries, others use
+        the lane. Raises RowLocked after GIVE_UP_SECONDS."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                async with self._lanes["locked"].use() as db:
-                    return await intern(db)
+                async with self._lanes[lane].use() as db:
+                    return await call(db)
             except RowLocked:
                 if time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(LOCKED_PAUSE_SECONDS)
+            await asyncio.sleep(pause)

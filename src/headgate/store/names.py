@@ -1,6 +1,7 @@
 """Names to numbers and back: tenants, topics and retry policies are interned once and cached for good.
 
-A number never changes its meaning, so a cached one cannot be wrong. The rules of a topic (ageing, attempts, policy) can
+A number never changes its meaning, so a cached one cannot be wrong; one that a transaction has made and may still take
+back is not cached. The rules of a topic (ageing, attempts, policy) can
 change at run time, and other processes make topics: `refresh()` reads what has changed since it was last called. An
 instance calls it when its tick says that something has. A tenant has a quota of topics and of policies, which the
 database checks (intern_topics_v1, intern_policies_v1).
@@ -8,7 +9,7 @@ database checks (intern_topics_v1, intern_policies_v1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -91,6 +92,12 @@ class _StoredRules(NamedTuple):
         if values == (None, None, None):
             return RULES_OF_JOBS  # one object for the many topics without rules
         return frozenset(name for name, value in zip(_JOB_RULES, values, strict=True) if value is None)
+
+
+def _policy_refused(quota: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        "retry: this policy", quota=quota, column="max_policies", hint="use one that other jobs or topics have"
+    )
 
 
 def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
@@ -228,11 +235,19 @@ class Names:
         return self._topics_by_no[no]
 
     async def policy_no(self, db: Connection, tenant_no: int, policy: RetryPolicy) -> int:
-        """The number of a retry policy for jobs of a tenant, made on first use. Raises QuotaExceeded."""
+        """The number of a retry policy for jobs of a tenant, made on first use. Raises QuotaExceeded.
+
+        Not cached inside a transaction: after a rollback, jobs would be stored with a number that has no policy.
+        """
         check_kind(policy, RetryPolicy, field="policy")
-        for refused in (await self.make_policies(db, tenant_no, [policy])).values():
-            raise refused
-        return self.known_policy_no(tenant_no, policy)
+        if not self.unknown_policies(tenant_no, [policy]):
+            return self.known_policy_no(tenant_no, policy)
+        made, quota = await self._make_policies(db, tenant_no, [policy])
+        if policy not in made:
+            raise _policy_refused(quota)
+        if not db.is_in_transaction():
+            self._remember_policies(tenant_no, made)
+        return made[policy]
 
     def known_policy_no(self, tenant_no: int, policy: RetryPolicy) -> int:
         """The number of a policy that was looked up before."""
@@ -249,10 +264,21 @@ class Names:
     async def make_policies(
         self, db: Connection, tenant_no: int, policies: Iterable[RetryPolicy]
     ) -> dict[RetryPolicy, QuotaExceeded]:
-        """Make those known that are not, in one round trip; why some cannot be made."""
+        """Make those known that are not, in one round trip; why some cannot be made.
+
+        The caller commits next, with nothing else in the transaction (Database.interned): they are cached at once.
+        """
         missing = self.unknown_policies(tenant_no, policies)
         if not missing:
             return {}
+        made, quota = await self._make_policies(db, tenant_no, missing)
+        self._remember_policies(tenant_no, made)
+        return {policy: _policy_refused(quota) for policy in missing if policy not in made}
+
+    async def _make_policies(
+        self, db: Connection, tenant_no: int, missing: Sequence[RetryPolicy]
+    ) -> tuple[dict[RetryPolicy, int], int]:
+        """Their numbers, and the quota that those without a number do not fit in."""
         check_tenant_no(tenant_no)
         with translating(writing=True):
             rows = await db.fetch(
@@ -263,20 +289,13 @@ class Names:
                 [policy.cap_ms for policy in missing],
                 [f"{{{','.join(map(str, policy.delays_ms))}}}" for policy in missing],
             )
-        quota = 0
-        for ord_, no, passed in rows:
-            if passed is not None:
-                quota = passed
-            else:
-                self._policies[tenant_no, missing[ord_ - 1]] = no
-                self._policies_by_no[no] = missing[ord_ - 1]
-        return {
-            policy: QuotaExceeded(
-                "retry: this policy", quota=quota, column="max_policies", hint="use one that other jobs or topics have"
-            )
-            for policy in missing
-            if (tenant_no, policy) not in self._policies
-        }
+        made = {missing[ord_ - 1]: no for ord_, no, quota in rows if quota is None}
+        return made, max((quota for _, _, quota in rows if quota is not None), default=0)
+
+    def _remember_policies(self, tenant_no: int, made: Mapping[RetryPolicy, int]) -> None:
+        for policy, no in made.items():
+            self._policies[tenant_no, policy] = no
+            self._policies_by_no[no] = policy
 
     async def policy_by_no(self, db: Connection, no: int) -> RetryPolicy:
         """The retry policy behind a number found in a row."""

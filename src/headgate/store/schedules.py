@@ -304,7 +304,7 @@ async def _found(db: Connection, names: Names, tenant_no: int, name: str, *, loc
 class ScheduleStore(TenantCalls):
     """Fits control/ports.ScheduleStore."""
 
-    put = named_call("admin", put)
+    _put = named_call("admin", put)
     get = named_call("read", get)
     listed = named_call("read", listed)
     delete = named_call("admin", delete)
@@ -312,6 +312,20 @@ class ScheduleStore(TenantCalls):
     resume = named_call("admin", resume)
     trigger = named_call("admin", trigger)
     jobs = named_call("read", jobs)
+
+    async def put(
+        self,
+        tenant: str,
+        name: str,
+        spec: ScheduleSpec,
+        *,
+        expected: int | None,
+        who: str,
+        topics: frozenset[str] | None = None,
+    ) -> tuple[ScheduleView, bool]:
+        """Create or replace. Its topic is made first: behind a pooler, a put that is refused takes its names back."""
+        await self._database.topics(tenant, [spec.topic])
+        return await self._put(tenant, name, spec, expected=expected, who=who, topics=topics)
 
     async def now(self) -> datetime:
         async with self._database.lane("read").use() as db:

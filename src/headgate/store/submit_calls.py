@@ -101,9 +101,7 @@ class SubmitCalls(Database):
         known = self.names.cached(tenant, topic) or (await self.topics(tenant, [topic]))[0]
         policy_no = None
         if declared is not None and (policy := own_policy(known, None, declared)) is not None:
-            if self.names.unknown_policies(known.tenant_no, [policy]):
-                await self.interned(lambda db: self.names.policy_no(db, known.tenant_no, policy))
-            policy_no = self.names.known_policy_no(known.tenant_no, policy)
+            policy_no = await self.policy_no(known.tenant_no, policy)
         flush = SubmitFlush(new_id_until=until)
         flush.add_plain(
             known,

@@ -42,8 +42,12 @@ BEGIN
                     WHEN t.kind IN (3, 4) /* abandon, snooze */ THEN coalesce(t.delay_ms, 0)                         -- abandon, snooze: free
                     WHEN t.permanent OR h.attempt >= h.max_attempts THEN NULL
                     WHEN t.kind = 2 /* nack */ THEN t.delay_ms                                            -- nack: its own delay
-                    ELSE (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
-                            FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no) END AS wait_ms,
+                    ELSE coalesce(
+                        (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
+                           FROM headgate.retry_policies p WHERE p.policy_no = h.policy_no),
+                        -- No foreign key guards the number. A job without its policy is retried, not given up.
+                        (SELECT headgate.retry_delay_ms_v1(p.kind, p.base_ms, p.cap_ms, p.delays_ms, h.attempt, h.id)
+                           FROM headgate.retry_policies p WHERE p.policy_no = 1 /* the default */)) END AS wait_ms,
                h.flags & 16 /* cancel_requested */ <> 0 AS cancelled,
                       h.flags & 2080 /* has_dependants | unique */ <> 0 AS related,
                              h.flags & 132 /* limit_key | counted */ <> 0 AS limited,
