@@ -134,6 +134,11 @@ class RuleSources:
         ]
         return replace(self, declarations=(new, *others[: DECLARATIONS_KEPT - 1])), True
 
+    def has(self, source: str, rules: Mapping[str, object], *, worker: str) -> bool:
+        """Whether this worker is known to declare this, and it is what counts."""
+        one = self.declared
+        return one is not None and (one.source, one.rules) == (source, rules) and worker in one.workers
+
     def conflict(self, connected: Collection[str]) -> Declaration | None:
         """What another worker declares that is connected now, if that is not what counts."""
         for one in self.declarations[1:]:

@@ -7,23 +7,32 @@ them there, and need not know where they come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final, overload
+from functools import partial
+from typing import Final
 
 from headgate.domain.errors import NotFound
 from headgate.domain.jobs import TopicRules, changed_rules
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.topic_limits import Rate, TopicLimits
-from headgate.domain.topic_rules import LIMITS, RULES, OperatorValue, RuleSources, default_of, plain_sources
+from headgate.domain.topic_rules import (
+    LIMITS,
+    RULES,
+    OperatorValue,
+    RuleSources,
+    default_of,
+    plain_sources,
+    sources_from_plain,
+)
 from headgate.domain.validation import MILLISECOND, check_topic
 from headgate.domain.views import TopicView
 from headgate.store import audit
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.names import Names
-from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
+from headgate.store.tenant_calls import Answer, R, TenantCalls, tenant_call
 from headgate.store.topic_views import described, ms_of, topic, topics
 
 # Only what changes: a value that was written by hand stays until something else is declared or set in its place.
@@ -40,7 +49,13 @@ UPDATE headgate.topics
  WHERE topic_no = $1"""
 SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
+LIMITS_PAUSE_SECONDS: Final = 0.4
+"""Between tries to set a limit. A try may hold rows of the topic's running jobs for 0.1 s (set_limits_v1)."""
 CLOCK: Final = "SELECT headgate.clock_v1()"
+SOURCES: Final = """
+SELECT r.declarations, r.settings, r.reported
+  FROM headgate.topics t JOIN headgate.topic_rules r ON r.topic_no = t.topic_no
+ WHERE t.tenant_no = $1 AND t.name = $2"""
 WRITE_SOURCES: Final = """
 INSERT INTO headgate.topic_rules AS r (topic_no, declarations, settings, reported, changed_at)
 VALUES ($1, $2, $3, $4, $5)
@@ -74,12 +89,12 @@ async def set_topic(
     """
     given = {**(rules or {}), **(changes or {})}
     async with db.transaction():
-        before, at = await _lock(db, tenant_no, name), await _now(db)
+        before, at = await _locked(db, tenant_no, name), await _now(db)
         own = {one: OperatorValue(value=value, by=actor, at=at, reason=reason) for one, value in given.items()}
         sources = replace(before.sources, settings={**before.sources.settings, **own})
-        after = await _write(db, names, tenant_no, before, sources, verb="configure_topic", actor=actor, reason=reason)
+        await _write(db, names, tenant_no, before, sources, verb="configure_topic", actor=actor, reason=reason)
     await names.refresh(db)
-    return after
+    return await topic(db, tenant_no, name)
 
 
 async def release_topic(
@@ -87,17 +102,14 @@ async def release_topic(
 ) -> TopicView:
     """Take back what operators have set for these, or for all if none is named; otherwise as `set_topic`."""
     async with db.transaction():
-        before = await _lock(db, tenant_no, name)
+        before = await _locked(db, tenant_no, name)
         released = set(settings or before.sources.settings)
         left = {one: value for one, value in before.sources.settings.items() if one not in released}
-        after = before
         if len(left) < len(before.sources.settings):
             sources = replace(before.sources, settings=left)
-            after = await _write(
-                db, names, tenant_no, before, sources, verb="release_topic", actor=actor, reason=reason
-            )
+            await _write(db, names, tenant_no, before, sources, verb="release_topic", actor=actor, reason=reason)
     await names.refresh(db)
-    return after
+    return await topic(db, tenant_no, name)
 
 
 async def declare_topic(
@@ -115,16 +127,21 @@ async def declare_topic(
 
     The newest declaration counts: a new release of a program must win over the old one that is still running.
     """
+    known = await _sources(db, tenant_no, name)
+    if not (rules or known.declarations):
+        return None
+    # Many workers start together, and declare what is stored already: that locks nothing and writes nothing.
+    if known.has(source, rules, worker=worker):
+        return known, False
     async with db.transaction():
-        before = await _lock(db, tenant_no, name, needed=bool(rules))
-        if before is None or not (rules or before.sources.declarations):
-            return None
-        sources, changed = before.sources.declare(source, rules, worker=worker, by=actor, at=await _now(db))
+        no, known = await _lock(db, tenant_no, name), await _sources(db, tenant_no, name)
+        sources, changed = known.declare(source, rules, worker=worker, by=actor, at=await _now(db))
         if changed:
+            before = await topic(db, tenant_no, name)
             await _write(db, names, tenant_no, before, sources, verb="declare_topic", actor=actor, reason="")
         else:  # which worker declared it last: nothing of the topic changes, and no instance reads it again
             with translating(writing=True):
-                await db.execute(SEEN, before.no, plain_sources(sources)[0])
+                await db.execute(SEEN, no, plain_sources(sources)[0])
     if changed:
         await names.refresh(db)
     return sources, changed
@@ -136,19 +153,26 @@ async def conflict_reported(db: Connection, tenant_no: int, name: str, pair: str
         return await db.fetchval(REPORTED, tenant_no, name, pair) is not None
 
 
-@overload
-async def _lock(db: Connection, tenant_no: int, name: str) -> TopicView: ...
-@overload
-async def _lock(db: Connection, tenant_no: int, name: str, *, needed: bool) -> TopicView | None: ...
-async def _lock(db: Connection, tenant_no: int, name: str, *, needed: bool = True) -> TopicView | None:
-    """A topic as it is and stays until the end of the transaction. Raises NotFound if it is needed."""
+async def _sources(db: Connection, tenant_no: int, name: str) -> RuleSources:
+    """What is declared and set for a topic; nothing for one that does not exist."""
+    with translating(writing=False):
+        row = await db.fetchrow(SOURCES, tenant_no, check_topic(name))
+    return RuleSources() if row is None else sources_from_plain(*row)
+
+
+async def _lock(db: Connection, tenant_no: int, name: str) -> int:
+    """Keep out other changes of a topic until the end of the transaction; its number. Raises NotFound."""
     with translating(writing=True):
-        no = await db.fetchval(LOCK, tenant_no, check_topic(name))
-    if no is not None:
-        return await topic(db, tenant_no, name)
-    if needed:
+        no: int | None = await db.fetchval(LOCK, tenant_no, check_topic(name))
+    if no is None:
         raise NotFound("topic", name)
-    return None
+    return no
+
+
+async def _locked(db: Connection, tenant_no: int, name: str) -> TopicView:
+    """A topic as it is and stays until the end of the transaction. Raises NotFound."""
+    await _lock(db, tenant_no, name)
+    return await topic(db, tenant_no, name)
 
 
 async def _write(
@@ -161,18 +185,29 @@ async def _write(
     verb: str,
     actor: str,
     reason: str,
-) -> TopicView:
-    await _write_values(db, names, tenant_no, before, sources)
+) -> None:
+    """Write the sources, and the values that change from those of `before`: to where submits and claims find them.
+
+    When this is committed, no claim goes by the old limits. Jobs that wait already keep the rank, attempts and policy
+    they were given.
+    """
+    old, new = before.sources.values(), sources.values()
+    changed = {name for name in {*old, *new} if (name in old, old.get(name)) != (name in new, new.get(name))}
+    await _write_rules(db, names, tenant_no, before.no, new, [name for name in RULES if name in changed])
+    limits = {name: new.get(name, default_of(name)) for name in LIMITS if name in changed}
+    wanted = replace(before.limits, **limits)  # type: ignore[arg-type]  # checked by the class
     declarations, settings = plain_sources(sources)
     at = await _now(db)
     with translating(writing=True):
         await db.execute(WRITE_SOURCES, before.no, declarations, settings, sources.reported, at)
-    after = await topic(db, tenant_no, before.name)
+    after = replace(await topic(db, tenant_no, before.name), limits=wanted)
     detail = {"old": described(before), "new": described(after)}
     await audit.record(
         db, tenant_no, actor=actor, verb=verb, target=f"topic {before.name}", reason=reason, detail=detail
     )
-    return after
+    # Last, for it keeps out all claims until the commit. Not for the same limits once more: a row costs every submit.
+    if wanted != before.limits:
+        await _write_limits(db, before.no, wanted)
 
 
 async def _now(db: Connection) -> datetime:
@@ -181,41 +216,28 @@ async def _now(db: Connection) -> datetime:
     return at
 
 
-async def _write_values(db: Connection, names: Names, tenant_no: int, before: TopicView, sources: RuleSources) -> None:
-    """Write the values that change from those of `before` to those of `sources`: to where submits and claims find them.
-
-    When this is committed, no claim goes by the old limits. Jobs that wait already keep the rank, attempts and policy
-    they were given.
-    """
-    old, new = before.sources.values(), sources.values()
-    changed = {name for name in {*old, *new} if (name in old, old.get(name)) != (name in new, new.get(name))}
-    rules = [name for name in RULES if name in changed]
-    if rules:
-        wanted = changed_rules(TopicRules(), {name: new[name] for name in rules if name in new})
-        policy_no = (
-            await names.policy_no(db, tenant_no, wanted.policy) if "retry" in new and "retry" in changed else None
+async def _write_rules(
+    db: Connection, names: Names, tenant_no: int, topic_no: int, new: Mapping[str, object], changed: Sequence[str]
+) -> None:
+    if not changed:
+        return
+    wanted = changed_rules(TopicRules(), {name: new[name] for name in changed if name in new})
+    policy_no = await names.policy_no(db, tenant_no, wanted.policy) if "retry" in new and "retry" in changed else None
+    step = wanted.ageing_step
+    with translating(writing=True):
+        await db.execute(
+            SET_RULES,
+            topic_no,
+            changed,
+            None if step is None else step // MICROSECOND,
+            wanted.max_attempts if "max_attempts" in new else None,
+            policy_no,
+            wanted.priority if "priority" in new else None,
+            ms_of(wanted.time_limit),
+            ms_of(wanted.keep_completed),
+            ms_of(wanted.keep_dead),
+            ms_of(wanted.keep_cancelled),
         )
-        step = wanted.ageing_step
-        with translating(writing=True):
-            await db.execute(
-                SET_RULES,
-                before.no,
-                rules,
-                None if step is None else step // MICROSECOND,
-                wanted.max_attempts if "max_attempts" in new else None,
-                policy_no,
-                wanted.priority if "priority" in new else None,
-                ms_of(wanted.time_limit),
-                ms_of(wanted.keep_completed),
-                ms_of(wanted.keep_dead),
-                ms_of(wanted.keep_cancelled),
-            )
-    limits_changed = {name: new.get(name, default_of(name)) for name in LIMITS if name in changed}
-    if limits_changed:
-        wanted_limits = replace(before.limits, **limits_changed)  # type: ignore[arg-type]  # checked by the class
-        # Not for the same limits once more: it keeps out all claims while it writes, and a row costs every submit.
-        if wanted_limits != before.limits:
-            await _write_limits(db, before.no, wanted_limits)
 
 
 async def _write_limits(db: Connection, topic_no: int, wanted: TopicLimits) -> None:
@@ -242,7 +264,6 @@ class TopicStore(TenantCalls):
 
     list_topics = tenant_call("read", topics)
     get_topic = tenant_call("read", topic)
-    release_topic = named_call("admin", release_topic)
     conflict_reported = tenant_call("admin", conflict_reported)
 
     async def set_topic(
@@ -257,11 +278,15 @@ class TopicStore(TenantCalls):
     ) -> TopicView:
         """Change a topic, made if need be."""
         await self._database.topics(tenant, [name])
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await set_topic(
-                db, self._database.names, tenant_no, name, rules=rules, changes=limits, actor=actor, reason=reason
-            )
+        change = partial(set_topic, rules=rules, changes=limits, actor=actor, reason=reason)
+        return await self._changed("admin", tenant, name, change)
+
+    async def release_topic(
+        self, tenant: str, name: str, *, settings: Sequence[str], actor: str, reason: str
+    ) -> TopicView:
+        """Take back what operators have set."""
+        change = partial(release_topic, settings=settings, actor=actor, reason=reason)
+        return await self._changed("admin", tenant, name, change)
 
     async def declare_topic(
         self, tenant: str, name: str, rules: Mapping[str, object], *, source: str, worker: str, actor: str
@@ -269,8 +294,12 @@ class TopicStore(TenantCalls):
         """Store a declaration. The topic is made if something is declared for it."""
         if rules:
             await self._database.topics(tenant, [name])
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use() as db:
-            return await declare_topic(
-                db, self._database.names, tenant_no, name, rules, source=source, worker=worker, actor=actor
-            )
+        change = partial(declare_topic, rules=rules, source=source, worker=worker, actor=actor)
+        # Not on the lane of operators: all workers of a release declare when they start.
+        return await self._changed("list", tenant, name, change)
+
+    async def _changed(self, lane: str, tenant: str, name: str, change: Callable[..., Answer[R]]) -> R:
+        names, tenant_no = self._database.names, await self._database.tenant_no(tenant)
+        return await self._database.tried(
+            lane, lambda db: change(db, names, tenant_no, name), pause=LIMITS_PAUSE_SECONDS
+        )

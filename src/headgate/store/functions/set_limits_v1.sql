@@ -1,5 +1,8 @@
 -- Writes a topic's limits. The pause lock waits for the claims in flight and keeps out new ones until this commits, so that
 -- what runs now is counted exactly, and no claim goes by the old limits afterwards. Nothing that runs is ended.
+--
+-- Never waits for long under the pause lock, for that stops the claims of all tenants: what another transaction holds is
+-- an error (55P03), and the caller tries again.
 CREATE FUNCTION headgate.set_limits_v1(
     topic_ int, max_running_ int, rate_count_ int, rate_period_ms_ bigint, rate_burst_ int, max_running_per_key_ int,
     key_rate_count_ int, key_rate_period_ms_ bigint, key_rate_burst_ int, ordered_by_key_ boolean, fair_by_key_ boolean,
@@ -11,8 +14,23 @@ DECLARE
     v_was    boolean;
     v_is     boolean;
     v_ids    uuid[];
+    v_patience text := current_setting('lock_timeout');
 BEGIN
+    PERFORM set_config('lock_timeout', '100ms', true);
+    IF (max_running_ IS NOT NULL OR rate_count_ IS NOT NULL)
+       AND NOT EXISTS (SELECT FROM headgate.topic_limits l WHERE l.topic_no = topic_ AND l.counted) THEN
+        -- Are the jobs that run free? An application's transaction may hold one for as long as it is open. The locks are
+        -- given back: held until the pause lock is there, they could be what a claim in flight waits for.
+        BEGIN
+            PERFORM FROM (SELECT j.id FROM headgate.jobs j WHERE j.state = 1 /* running */ AND j.topic_no = topic_  -- index: jobs_running
+                           ORDER BY j.id FOR UPDATE) AS r;
+            RAISE EXCEPTION USING ERRCODE = 'HG003', MESSAGE = 'the jobs that run are free';
+        EXCEPTION WHEN SQLSTATE 'HG003' THEN
+        END;
+    END IF;
+    PERFORM set_config('lock_timeout', v_patience, true);      -- claims in flight are waited for as by a pause
     PERFORM pg_advisory_xact_lock(4847423, 1 /* dispatch */);
+    PERFORM set_config('lock_timeout', '100ms', true);         -- all tenants' claims wait for this
     SELECT t.tenant_no INTO STRICT v_tenant FROM headgate.topics t WHERE t.topic_no = topic_;
     SELECT l.counted INTO v_was FROM headgate.topic_limits l WHERE l.topic_no = topic_;
     INSERT INTO headgate.topic_limits AS l (topic_no, tenant_no, max_running, rate_count, rate_period_ms, rate_burst,
@@ -39,4 +57,5 @@ BEGIN
         VALUES (v_tenant, topic_, '', coalesce(cardinality(v_ids), 0))
         ON CONFLICT (topic_no, limit_key) DO UPDATE SET running = excluded.running;
     END IF;
+    PERFORM set_config('lock_timeout', v_patience, true);
 END $$;
