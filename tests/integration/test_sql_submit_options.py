@@ -259,3 +259,30 @@ async def test_a_job_cannot_wait_for_itself(db: Connection) -> None:
     own: UUID = new_id()
     with pytest.raises(asyncpg.InvalidParameterValueError, match="cannot wait for itself"):
         await sql_submit(db, id=own, depends_on=[own])
+
+
+DECLARED = "SELECT job_id FROM headgate.submit_returning('mail', 'x'::bytea, declared => $1)"
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        ("[]", "must be a JSON object"),
+        ('{"max_attempts": "3"}', "max_attempts must be a whole number from 1 to 10000"),
+        ('{"max_attempts": 1.5}', "max_attempts must be a whole number from 1 to 10000"),
+        ('{"max_attempts": 1e30}', "max_attempts must be a whole number from 1 to 10000"),
+        ('{"priority": "high"}', "priority must be a whole number"),
+        ('{"priority": 2147483648}', "priority must be a whole number"),
+    ],
+)
+async def test_a_bad_declaration_is_refused_with_its_name(db: Connection, declared: str, problem: str) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError) as refused:
+        await db.fetchval(DECLARED, declared)
+    assert refused.value.args[0].startswith(f"declared: {problem}")
+    assert refused.value.hint == "headgate code: invalid_input"
+
+
+async def test_what_is_declared_as_null_is_not_declared(db: Connection) -> None:
+    job_id = await db.fetchval(DECLARED, '{"priority": 7.0, "max_attempts": null, "retry": null}')
+    row = await db.fetchrow("SELECT priority, max_attempts, policy_no FROM headgate.jobs WHERE id = $1", job_id)
+    assert tuple(row) == (7, 20, 1)

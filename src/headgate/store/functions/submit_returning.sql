@@ -63,8 +63,15 @@ BEGIN
             'deadline: must be between 2000-01-01 and 1825 days from now'
         WHEN deadline <= run_at OR (id IS NULL AND deadline <= v_now + v_delay::float8 * interval '1 ms') THEN
             'deadline: must be after the time the job is due (run_at or delay)'
-        WHEN jsonb_typeof(declared) <> 'object' OR (declared ->> 'max_attempts')::int NOT BETWEEN 1 AND 10000 THEN
-            'declared: must be a JSON object with priority, max_attempts (1 to 10000) and retry'
+        WHEN jsonb_typeof(declared) <> 'object' THEN 'declared: must be a JSON object with priority, max_attempts and retry'
+        WHEN CASE jsonb_typeof(declared -> 'priority') WHEN 'null' THEN false WHEN 'number' THEN
+                 (declared ->> 'priority')::numeric NOT BETWEEN -2147483648 AND 2147483647
+                 OR (declared ->> 'priority')::numeric % 1 <> 0 ELSE declared ? 'priority' END THEN
+            'declared: priority must be a whole number from -2147483648 to 2147483647'
+        WHEN CASE jsonb_typeof(declared -> 'max_attempts') WHEN 'null' THEN false WHEN 'number' THEN
+                 (declared ->> 'max_attempts')::numeric NOT BETWEEN 1 AND 10000
+                 OR (declared ->> 'max_attempts')::numeric % 1 <> 0 ELSE declared ? 'max_attempts' END THEN
+            'declared: max_attempts must be a whole number from 1 to 10000'
         WHEN max_attempts < 1 OR max_attempts > 10000 THEN 'max_attempts: must be between 1 and 10000'
         WHEN length(key) NOT BETWEEN 1 AND 255 OR key ~ v_unfit THEN
             'key: must be 1 to 255 characters, none of them a control character'
@@ -132,10 +139,10 @@ BEGIN
         IN ('off', 'false', 'no', '0') THEN '' ELSE 'wake' END, true);
     -- What the caller leaves out, the rules of the topic say; where there is none, what the caller knows as declared by the
     -- handler; and else submit_v1.
-    priority := coalesce(priority, v_topic.priority, (declared ->> 'priority')::int, 0);
-    max_attempts := coalesce(max_attempts, v_topic.max_attempts, (declared ->> 'max_attempts')::int);
+    priority := coalesce(priority, v_topic.priority, (declared ->> 'priority')::numeric::int, 0);
+    max_attempts := coalesce(max_attempts, v_topic.max_attempts, (declared ->> 'max_attempts')::numeric::int);
     IF retry IS NULL AND v_topic.policy_no IS NULL THEN
-        retry := declared -> 'retry';
+        retry := nullif(declared -> 'retry', 'null');
     END IF;
     v_policy := CASE WHEN retry IS NULL THEN v_topic.policy_no ELSE headgate.intern_retry_v1(v_tenant, retry) END;
     IF unique_key IS NOT NULL OR batch IS NOT NULL OR cardinality(v_parents) > 0 THEN
