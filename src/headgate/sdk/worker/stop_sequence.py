@@ -2,7 +2,7 @@
 
 ask for no more jobs → hand back what no handler has begun, also what still arrives → let handlers finish within the
 grace → stop those that run on, and hand their jobs back → have every outcome acknowledged → close the stream.
-A second request to stop (`hurry`) skips the waiting, never the handing back.
+A second request to stop (`hurry`) skips the grace, never the time to clean up and the handing back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StopSequence:
         self._ledger, self._timers, self._actions = ledger, timers, actions
         self._step = RUNNING
         self._due = 0.0
-        self._grace = 0.0
+        self._began = 0.0
         self._hurried = False
         self._given_up: list[HeldJob] = []
 
@@ -44,7 +44,7 @@ class StopSequence:
         """Start to stop; harmless when repeated."""
         if self._step != RUNNING:
             return
-        self._step, self._grace, self._due = TAKING_BACK, grace, now + grace
+        self._step, self._began, self._due = TAKING_BACK, now, now + grace
         self._ledger.rest()
         self._ledger.hand_back_waiting()
         self._actions.take_back = True
@@ -78,9 +78,11 @@ class StopSequence:
 
     def advance(self, now: float) -> None:
         """Take the steps that are possible now: called after every change, and when the time of a step is over."""
-        if self._step == FINISHING and self._need_not_wait(now):
+        over = not self._ledger.active or now >= self._due
+        if self._step == FINISHING and (over or self._hurried):
             self._stop_running(now)
-        if self._step == UNWINDING and self._need_not_wait(now):
+        # In a later call: a handler that was cancelled just now has had no chance to run.
+        elif self._step == UNWINDING and over:
             self._hand_back(now)
         # Not before the server has confirmed that no more jobs come: each would cost an attempt if we had gone.
         if self._step == FLUSHING:
@@ -105,9 +107,6 @@ class StopSequence:
         )
         self._timers.set("draining", now + DRAINING_SECONDS, self._log_draining)
 
-    def _need_not_wait(self, now: float) -> bool:
-        return not self._ledger.active or self._hurried or now >= self._due
-
     def _enter(self, step: int, due: float) -> None:
         self._step, self._due = step, due
         self._timers.set("stop", due, self.advance)
@@ -117,9 +116,11 @@ class StopSequence:
         if not running:
             self._flush(now)
             return
-        log.warning(
-            'handlers_not_finished handlers=%d seconds=%g effect="their jobs are abandoned"', len(running), self._grace
-        )
+        if not self._hurried:  # else `stopping_at_once` has said it
+            log.warning(
+                'handlers_not_finished handlers=%d seconds=%.0f effect="their jobs are abandoned"',
+                *(len(running), now - self._began),
+            )
         for job in running:
             job.abandoned = True  # from here on only a success of its handler is sent: it was cut short
             job.request_cancel()

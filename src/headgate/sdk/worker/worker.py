@@ -255,9 +255,9 @@ def _signals(io: IoThread, stop: Callable[[], None]) -> Iterator[None]:
         return
 
     def asked(number: int, _frame: FrameType | None) -> None:
-        stop()
         # Not here: a second signal may come in the middle of the first one's line, and a log cannot be entered twice.
         io.soon(log.info, "stopping signal=%s", signal.Signals(number).name)
+        stop()
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
