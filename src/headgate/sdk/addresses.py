@@ -114,6 +114,7 @@ class Rotation:
         self._at = chance.randrange(len(addresses))
         self._first, self._longest = first_wait, longest
         self._failures = 0
+        self._answered: set[Address] = set()
 
     @property
     def current(self) -> Address:
@@ -128,6 +129,11 @@ class Rotation:
     def succeeded(self) -> None:
         """The current address answered."""
         self._failures = 0
+        self._answered.add(self.current)
+
+    def has_answered(self, address: Address) -> bool:
+        """Whether a Headgate server has answered there before: then the address and its form are right."""
+        return address in self._answered
 
     def move_on(self) -> float:
         """Go to the next address; returns how many seconds to wait before trying it."""

@@ -166,11 +166,15 @@ LASTING: Final = frozenset(
 
 
 def explain(
-    error: grpc.aio.AioRpcError | Exception, address: Address, *, about: tuple[str, str] | None = None
+    error: grpc.aio.AioRpcError | Exception,
+    address: Address,
+    *,
+    about: tuple[str, str] | None = None,
+    answered: bool = False,
 ) -> HeadgateError:
     """Turn a failed call into one sentence with the address and the next step; `about` is what it asked for.
 
-    A missing ("schedule", "nightly") is a NotFound of that name.
+    A missing ("schedule", "nightly") is a NotFound of that name. `answered`: a server has answered there before.
     """
     if isinstance(error, HeadgateError):
         return error
@@ -181,7 +185,7 @@ def explain(
         return Superseded(f"{address} disconnected this worker: {details}; give every worker an id of its own")
     match status:
         case grpc.StatusCode.UNAVAILABLE:
-            return not_connected(address, details)
+            return not_connected(address, details, answered=answered)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return NotConnected(f"{address} did not answer in time; see whether the server is overloaded or hangs")
         case grpc.StatusCode.UNAUTHENTICATED:
@@ -232,12 +236,26 @@ _HANDSHAKES: Final = (
 """By TLS or not, what gRPC says, and what that means."""
 
 
-def not_connected(address: Address, details: str = "") -> NotConnected:
+_UNKNOWN_HOST: Final = ("errors resolving", "DNS resolution failed")
+
+
+def not_connected(address: Address, details: str = "", *, answered: bool = False) -> NotConnected:
     """The error for a server that does not answer, or not as a Headgate server."""
+    if any(mark in details for mark in _UNKNOWN_HOST):
+        host = address.target.rpartition(":")[0]
+        return NotConnected(
+            f'cannot resolve the host name "{host}"; check its spelling in HEADGATE_URL or --url, and DNS'
+        )
     for tls, mark, sentence in _HANDSHAKES:
-        if tls == address.tls and mark in details:
+        # A connection that worked before ends this way when its server is killed.
+        if tls == address.tls and mark in details and not (answered and mark == "Socket closed"):
             return NotConnected(f"cannot connect to Headgate at {address}: {sentence}")
-    reason = "connection refused" if "refused" in details.lower() else details[:160] or "no answer"
+    if "refused" in details.lower():
+        reason = "connection refused"
+    elif "Socket closed" in details or "reset by peer" in details:
+        reason = "connection closed"
+    else:
+        reason = details[:160] or "no answer"
     if address.is_loopback:
         advice = "start one with `headgate dev`, or set HEADGATE_URL to the address of another"
     else:

@@ -107,7 +107,9 @@ class Calls:
                 try:
                     found = await ask(channel, max(0.1, min(GIVE_UP_SECONDS, deadline - _now())))
                 except grpc.aio.AioRpcError as error:
-                    explained: HeadgateError = rpc.explain(error, address, about=about)
+                    explained: HeadgateError = rpc.explain(
+                        error, address, about=about, answered=self._rotation.has_answered(address)
+                    )
                     if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
                         raise explained from None
                 else:

@@ -135,7 +135,7 @@ class Producer:
                 self._resend_later()
                 if failed is None:
                     continue
-                self._trouble = rpc.explain(failed, address)
+                self._trouble = rpc.explain(failed, address, answered=self._rotation.has_answered(address))
                 if rpc.is_final(failed):
                     self._refuse(self._drain_all(), self._trouble)
                 await asyncio.sleep(self._rotation.move_on())

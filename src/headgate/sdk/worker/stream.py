@@ -8,7 +8,6 @@ and the loop is woken unless it is woken already: many handlers that end togethe
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from headgate.sdk.io_thread import IoThread
 from headgate.sdk.job import Job
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.worker.attempt_log import AttemptLog, Settled
+from headgate.sdk.worker.connection_log import ConnectionLog
 from headgate.sdk.worker.final_report import report_without_stream
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.protocol import WorkerProtocol
@@ -33,7 +33,6 @@ from headgate.sdk.worker.slots import Slots
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
-log = logging.getLogger("headgate.worker")
 T = TypeVar("T")
 
 SILENT_SECONDS: Final = 1.0
@@ -69,6 +68,7 @@ class WorkerStream:
         self._io, self._addresses, self._slots, self._attempts = io, addresses, slots, attempts
         self._worker_id, self._token = worker_id, token
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
+        self._connection_log = ConnectionLog()
         self._reported: deque[tuple[HeldJob, Outcome | None]] = deque()  # bounded by the slots
         self._signalled = False
         self._progressed: dict[bytes, tuple[HeldJob, tuple[int, int, str]]] = {}  # the latest of each running job
@@ -249,7 +249,8 @@ class WorkerStream:
             if failed is not None:
                 if rpc.is_final(failed) and not self._was_accepted_lately(failed):
                     raise rpc.explain(failed, address)
-                log.warning("stream_lost error=%s", rpc.explain(failed, address))
+                explained = rpc.explain(failed, address, answered=self._rotation.has_answered(address))
+                self._connection_log.failed(address, explained, now=time.monotonic())
             wait = self._rotation.move_on()
             if protocol.draining and not self._rotation.single:
                 wait = 0.0  # the next address is another server
@@ -273,7 +274,7 @@ class WorkerStream:
         protocol = self.protocol
         try:
             try:
-                silence = self._io.loop.call_later(SILENT_SECONDS, self._warn_of_silence, address)
+                silence = self._io.loop.call_later(SILENT_SECONDS, self._connection_log.silent, address)
                 try:
                     first = await self._unless_ended(self._greet(channel, call))
                 finally:
@@ -283,7 +284,7 @@ class WorkerStream:
             if first is None or not first.HasField("hello_ack"):
                 return rpc.not_connected(address, "it did not answer the Hello")
             ack = first.hello_ack
-            log.info("connected server=%s instance=%s version=%s", address, ack.instance, ack.server)
+            self._connection_log.connected(address, instance=ack.instance, version=ack.server, now=time.monotonic())
             self._rotation.succeeded()
             self._call = call
             protocol.connect(ack, time.monotonic())
@@ -315,9 +316,6 @@ class WorkerStream:
         async with asyncio.timeout(HELLO_SECONDS):
             await rpc.say_hello(call, self.protocol.hello())
             return await rpc.next_frame(call)
-
-    def _warn_of_silence(self, address: Address) -> None:
-        log.warning('no_answer server=%s effect="no jobs are received"', address)
 
     async def _unless_ended(self, greeting: Coroutine[Any, Any, T]) -> T | None:
         """What it returns; None if the worker ends meanwhile, which does not wait for a server that says nothing."""
