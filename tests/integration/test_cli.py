@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -319,6 +320,16 @@ def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, bl
     finally:
         process.kill()
         process.communicate()
+
+
+def test_dev_on_a_busy_port_creates_no_cluster_and_prints_one_line(shell: Shell) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        error = one_line_of_error(shell.run("dev", "--port", str(port)), 78)
+    assert f"cannot listen on 127.0.0.1:{port}" in error
+    assert not list(shell.folder.rglob("pgdata"))
 
 
 def test_dev_refuses_a_database_that_can_lose_jobs_unless_forced(shell: Shell) -> None:

@@ -24,7 +24,7 @@ from headgate.cli.errors import (
     usage_text,
     users_traceback_text,
 )
-from headgate.cli.polling import poll_with_one_thread
+from headgate.cli.grpc_settings import configure_grpc
 from headgate.domain.errors import HeadgateError
 from headgate.domain.release import version
 from headgate.ops.settings import unknown_settings
@@ -87,7 +87,7 @@ def _warn_of_unknown_settings(command: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
-    poll_with_one_thread()
+    configure_grpc()
     tokens = [*_with_stdin(sys.argv[1:] if arguments is None else arguments)]
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -25,6 +25,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.release import version
 from headgate.ops import logs
 from headgate.ops.drain_log import log_second_signal
+from headgate.ops.port import ReservedPort
 from headgate.ops.settings import Settings
 from headgate.server import Server, ServerOptions
 from headgate.store.migrate import migrate, plan
@@ -54,6 +55,8 @@ def dev_command(
     folder = embedded.whole_path(Path(data)) if data else settings.data or embedded.default_data_dir()
     with ExitStack() as held:
         reservation = held.enter_context(embedded.reserved(folder)) if settings.database_url is None else None
+        if port:  # before a cluster is created and migrated
+            ReservedPort("127.0.0.1", port).close()
         asyncio.run(_run(settings, folder, reservation, port=port, unsafe=unsafe))
 
 
