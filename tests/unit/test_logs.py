@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
+from headgate.cli.client_warnings import sentence
+from headgate.domain.log_fields import VALUE_MAX_CHARS, quoted
 from headgate.ops import logs
-from headgate.ops.logs import FORMAT, VALUE_MAX_CHARS, JsonFormatter, LineFormatter, quoted
+from headgate.ops.logs import FORMAT, JsonFormatter, LineFormatter
+from headgate.sdk.log_quoting import LOGGERS
 
 SOURCE = Path(__file__).parents[2] / "src/headgate"
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
@@ -210,3 +213,19 @@ def test_only_one_place_says_how_lines_are_written() -> None:
         if re.search(r"logging\.(basicConfig|StreamHandler|Formatter)\b", path.read_text())
     ]
     assert configured == ["ops/logs.py"]
+
+
+def test_the_quotes_of_an_sdk_line_do_not_depend_on_the_formatter(caplog: pytest.LogCaptureFixture) -> None:
+    """An application configures its own log, and pytest shows what it captured."""
+    logging.getLogger("headgate.client").warning("no_answer server=%s error=%s jobs=%d", "a:1", "it is gone", 2)
+    (record,) = caplog.records
+    assert logging.Formatter("%(message)s").format(record) == 'no_answer server=a:1 error="it is gone" jobs=2'
+    assert LineFormatter("%(message)s").format(record) == 'no_answer server=a:1 error="it is gone" jobs=2'
+    written = json.loads(JsonFormatter().format(record))
+    assert (written["server"], written["error"], written["jobs"]) == ("a:1", "it is gone", 2)
+    assert sentence(record) == "no answer from a:1 (it is gone)"
+
+
+def test_the_sdk_quotes_the_values_of_all_its_loggers() -> None:
+    text = "".join(path.read_text() for path in (SOURCE / "sdk").rglob("*.py"))
+    assert set(re.findall(r'^log = .*getLogger\("([\w.]+)"\)', text, re.MULTILINE)) == set(LOGGERS)

@@ -251,8 +251,8 @@ async def test_without_an_answer_the_error_has_the_address_and_the_next_step(
         "HEADGATE_URL to the address of another"
     )
     warnings = [record.getMessage() for record in caplog.records if record.name == "headgate.client"]
-    assert sum(line.startswith(f"no_answer server={GONE} jobs=1 error=cannot reach") for line in warnings) == 1
-    assert sum(line.startswith(f"no_answer server={GONE} error=cannot reach") for line in warnings) == 1
+    assert sum(line.startswith(f'no_answer server={GONE} jobs=1 error="cannot reach') for line in warnings) == 1
+    assert sum(line.startswith(f'no_answer server={GONE} error="cannot reach') for line in warnings) == 1
     reading.cancel()
     with pytest.raises(NotConnected, match=GONE):
         await asyncio.wrap_future(app._connection.start_wait(new_id_maker().next_id(), timeout=0.2))

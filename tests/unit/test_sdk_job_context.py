@@ -125,7 +125,7 @@ async def test_a_failure_in_a_process_has_the_traceback_and_no_exception(caplog:
             await answer(server, peer, jobs_pb2.STATE_RETRYING, run_at_us=AT)
             failed = await record(caplog, "job_failed")
             await until(lambda: seen, "the hook is called")
-    assert "error=ValueError: not in this process" in failed.getMessage()
+    assert 'error="ValueError: not in this process"' in failed.getMessage()
     assert re.findall(r'File "(.*?)"', str(failed.exc_text)) == [logging_app.__file__]
     assert seen[0].exception is None
     assert seen[0].traceback.strip() == failed.exc_text

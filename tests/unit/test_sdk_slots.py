@@ -367,7 +367,7 @@ async def test_stuck_slots_are_said_once_beats_go_on_and_a_drain_ends_in_time(
         assert took < 20, took
         assert {one.WhichOneof("kind") for one in peer.others()} == {"abandon"}
         assert worker.left_behind == 1
-        assert "did_not_stop handlers=deaf-async: 1, deaf-thread: 1 " in caplog.text
+        assert 'did_not_stop handlers="deaf-async: 1, deaf-thread: 1" ' in caplog.text
         release.set()
         (tmp_path / "release").touch()
 

@@ -11,8 +11,11 @@ import pytest
 
 from headgate import Abandon, Fail, Headgate, Job, Nack, Snooze
 from headgate.domain.release import version
+from headgate.sdk.addresses import Address
+from headgate.sdk.errors import NotConnected
 from headgate.sdk.worker import background, stop_sequence
 from headgate.sdk.worker.background import BackgroundCalls
+from headgate.sdk.worker.connection_log import ConnectionLog
 from headgate.wire import jobs_pb2
 from tests.support.fake_server import FakeServer, WorkerPeer, fake_server, until
 from tests.support.waiting import until as wait_until
@@ -59,7 +62,7 @@ async def test_the_start_names_version_server_topics_and_slots(log: pytest.LogCa
             started = await record(log, "worker_started")
             assert started.levelno == logging.INFO
             assert started.getMessage() == (
-                f"worker_started version={version()} worker=w-1 server={server.address} topics=plain,also "
+                f'worker_started version={version()} worker=w-1 server={server.address} topics="plain,also" '
                 "concurrency=4 threads=4 processes=0"
             )
         stopped = await record(log, "worker_stopped")
@@ -88,7 +91,7 @@ async def test_a_failed_attempt_is_a_warning_with_the_next_try_and_the_frames_of
             failed = await record(log, "job_failed")
     assert failed.levelno == logging.WARNING
     assert re.fullmatch(
-        rf"job_failed topic=mail job_id=\S+ attempt=3/20 error=ValueError: no such user: ada retry_at={AT_TEXT} "
+        rf"job_failed topic=mail job_id=\S+ attempt=3/20 error=\"ValueError: no such user: ada\" retry_at={AT_TEXT} "
         r"seconds=\d+\.\d{3}",
         failed.getMessage(),
     )
@@ -114,7 +117,7 @@ async def test_a_dead_job_is_an_error(log: pytest.LogCaptureFixture) -> None:
             await answer(server, peer, jobs_pb2.STATE_DEAD)
             dead = await record(log, "job_dead")
     assert dead.levelno == logging.ERROR
-    assert "attempt=20/20 error=ValueError: no such user: ada" in dead.getMessage()
+    assert 'attempt=20/20 error="ValueError: no such user: ada"' in dead.getMessage()
     assert "explode" in str(dead.exc_text)
     assert not records(log, "job_failed")
 
@@ -122,12 +125,12 @@ async def test_a_dead_job_is_an_error(log: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("verdict", "state", "event", "level", "words"),
     [
-        (Nack(3, "rate limited"), jobs_pb2.STATE_RETRYING, "job_nacked", logging.INFO, "rate limited retry_at=2023"),
-        (Nack(3, "rate limited"), jobs_pb2.STATE_DEAD, "job_dead", logging.ERROR, "error=Nack: rate limited"),
+        (Nack(3, "rate limited"), jobs_pb2.STATE_RETRYING, "job_nacked", logging.INFO, '"rate limited" retry_at=2023'),
+        (Nack(3, "rate limited"), jobs_pb2.STATE_DEAD, "job_dead", logging.ERROR, 'error="Nack: rate limited"'),
         (Snooze(3), jobs_pb2.STATE_SCHEDULED, "job_snoozed", logging.INFO, f"run_at={AT_TEXT}"),
         (Abandon(), jobs_pb2.STATE_PENDING, "job_abandoned", logging.DEBUG, "attempt=1/20"),
         (Fail("no"), jobs_pb2.STATE_CANCELLED, "job_cancelled", logging.INFO, "attempt=1/20"),
-        (Fail("no", permanent=True), jobs_pb2.STATE_DEAD, "job_dead", logging.ERROR, "error=Fail: no"),
+        (Fail("no", permanent=True), jobs_pb2.STATE_DEAD, "job_dead", logging.ERROR, 'error="Fail: no"'),
     ],
 )
 async def test_each_verdict_has_its_event_and_level(
@@ -218,10 +221,10 @@ async def test_a_drain_names_the_jobs_and_the_time_left_and_repeats_it(log: pyte
     driver.protocol.stop_sequence.begin(30.0, driver.now)
     driver.act()
     (draining,) = records(log, "draining")
-    assert "jobs=2 topics=plain: 2 longest_seconds=0 seconds_left=30" in draining.getMessage()
+    assert 'jobs=2 topics="plain: 2" longest_seconds=0 seconds_left=30' in draining.getMessage()
     driver.finish(first)
     driver.pass_time(stop_sequence.DRAINING_SECONDS)
-    assert "jobs=1 topics=plain: 1 longest_seconds=5 seconds_left=25" in records(log, "draining")[-1].getMessage()
+    assert 'jobs=1 topics="plain: 1" longest_seconds=5 seconds_left=25' in records(log, "draining")[-1].getMessage()
     driver.finish(second)
     driver.pass_time(60)
     assert len(records(log, "draining")) == 2
@@ -241,6 +244,56 @@ async def test_a_second_request_to_stop_says_what_it_does(log: pytest.LogCapture
     assert "jobs=2" in hurried.getMessage()
     assert "handlers are cancelled" in hurried.getMessage()
     assert len(driver.stopped) == 2
+
+
+async def test_a_second_request_to_stop_leaves_a_moment_to_clean_up(log: pytest.LogCaptureFixture) -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    cleans_up, runs_on = driver.deliver(*raw_ids(2))
+    driver.protocol.stop_sequence.begin(30.0, driver.now)
+    driver.act()
+    driver.pass_time(1.0)
+    driver.protocol.stop_sequence.hurry(driver.now)
+    driver.act()
+    assert records(log, "did_not_stop") == []
+    driver.finish(cleans_up)
+    driver.pass_time(stop_sequence.UNWIND_SECONDS)
+    (left,) = records(log, "did_not_stop")
+    assert "plain: 1" in left.getMessage()
+    assert runs_on in driver.stopped
+    assert records(log, "handlers_not_finished") == []  # `stopping_at_once` has said it
+
+
+async def test_a_grace_that_is_over_is_logged_with_the_time_that_has_passed(log: pytest.LogCaptureFixture) -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    driver.deliver(*raw_ids(1))
+    driver.protocol.stop_sequence.begin(3.0, driver.now)
+    driver.act()
+    driver.pass_time(3.0)
+    (line,) = records(log, "handlers_not_finished")
+    assert "handlers=1 seconds=3 " in line.getMessage()
+
+
+def test_a_lost_connection_is_logged_once_then_at_growing_intervals(log: pytest.LogCaptureFixture) -> None:
+    lines = ConnectionLog()
+    address = Address("127.0.0.1:7070")
+    lines.connected(address, instance="a-1", version="1", now=0.0)
+    for second in range(1, 102):
+        lines.failed(address, NotConnected("connection refused"), now=float(second))
+    lines.connected(address, instance="a-1", version="1", now=102.0)
+    assert len(records(log, "stream_lost")) == 1
+    summaries = [record.getMessage() for record in records(log, "still_not_connected")]
+    assert [text.partition("seconds=")[2].partition(" ")[0] for text in summaries] == ["10", "40", "70", "100"]
+    assert "after_seconds=101 attempts=101" in records(log, "connected")[-1].getMessage()
+
+
+def test_a_worker_that_was_never_connected_does_not_say_that_its_stream_is_lost(log: pytest.LogCaptureFixture) -> None:
+    lines = ConnectionLog()
+    for second in range(3):
+        lines.failed(Address("127.0.0.1:7070"), NotConnected("connection refused"), now=float(second))
+    assert len(records(log, "not_connected")) == 1
+    assert records(log, "stream_lost") == []
 
 
 def test_output_that_blocks_delays_no_caller_and_drops_are_counted(

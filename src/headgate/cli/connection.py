@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from headgate.cli.client_warnings import printed_warnings
 from headgate.cli.options import Server
 from headgate.sdk import Headgate
 from headgate.sdk.addresses import Address, addresses_of
@@ -25,7 +26,8 @@ def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) ->
         async with Headgate(server.url or None, token=server.token or None) as hg:
             return await use(hg)
 
-    return asyncio.run(connected())
+    with printed_warnings():
+        return asyncio.run(connected())
 
 
 def check_listening(addresses: Sequence[Address]) -> None:

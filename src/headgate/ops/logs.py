@@ -4,8 +4,9 @@
     json   {"time":"2026-11-16T12:00:00.123Z","level":"WARNING","logger":"headgate.worker","event":"job_failed",…}
 
 The message of a record of ours is a literal: an event name and its keys, such as `session_opened worker=%s tenant=%s`.
-Values are passed as arguments and quoted here, the one place that every record passes. So no caller can forget to
-quote, and no value, such as a worker name, can forge a field or a line. Records of other loggers have a message of
+Values are passed as arguments and quoted here, the one place that every record of a server passes, and by a filter of
+the SDK's loggers for formatters of applications. So no caller can forget to quote, and no value, such as a worker
+name, can forge a field or a line. Records of other loggers have a message of
 free text; fields of the job that logged them (`headgate.sdk.job_context`) follow it.
 """
 
@@ -22,13 +23,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
+from headgate.domain.log_fields import Quoted, escaped, limited, quoted
+
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-VALUE_MAX_CHARS: Final = 2_000
 LogFormat: TypeAlias = Literal["text", "json"]
-_PLAIN: Final = re.compile(r"[\w.:/@+#-]+")
-# Characters that JSON does not escape but that change a terminal or end a line: C1 controls, line and paragraph
-# separators, bidirectional controls, lone surrogates.
-_UNFIT: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT: Final = "\n  "
 _EVENT: Final = re.compile(r"[a-z][a-z_]*(?= |$)")
 _FIELD: Final = re.compile(
@@ -95,7 +93,7 @@ class JsonFormatter(logging.Formatter):
         known: dict[str, object] = {"time": at, "level": record.levelname, "logger": record.name}
         if self._process is not None:
             known["process"] = self._process
-        fields = dict(_event_fields(record)) or {"message": record.getMessage()}
+        fields = dict(event_fields(record)) or {"message": record.getMessage()}
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         fields |= {name: value for name, value in extra.items() if value or name not in _JOB_FIELDS}
         if record.exc_info or record.exc_text:
@@ -104,27 +102,7 @@ class JsonFormatter(logging.Formatter):
             fields["stack"] = record.stack_info
         # A field of the application cannot replace one that every line has.
         line = known | {f"{name}_" if name in known else name: _plain(value) for name, value in fields.items()}
-        return _escaped(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str))
-
-
-def quoted(value: object) -> object:
-    """Return a field value: numbers and plain words unchanged, other text quoted and limited in length."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = _limited(str(value))
-    if _PLAIN.fullmatch(text):
-        return text
-    return _escaped(json.dumps(text, ensure_ascii=False))
-
-
-def _limited(text: str) -> str:
-    if len(text) <= VALUE_MAX_CHARS:
-        return text
-    return f"{text[:VALUE_MAX_CHARS]}… [{len(text) - VALUE_MAX_CHARS} more characters]"
-
-
-def _escaped(text: str) -> str:
-    return _UNFIT.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
+        return escaped(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
 def _plain(value: object) -> object:
@@ -140,7 +118,7 @@ def _job_fields(record: logging.LogRecord) -> str:
     return "".join(f" {name}={quoted(value)}" for name, value in found if value)
 
 
-def _event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+def event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     """The event and the fields of a record of ours; nothing for another one."""
     if not _is_ours(record.name) or not isinstance(record.msg, str) or (event := _EVENT.match(record.msg)) is None:
         return
@@ -149,7 +127,8 @@ def _event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     for field in _FIELD.finditer(record.msg):
         if field["given"]:
             value = next(given, None)
-            yield field[1], value if value is None or isinstance(value, bool | int | float) else _limited(str(value))
+            value = value.value if isinstance(value, Quoted) else value
+            yield field[1], value if value is None or isinstance(value, bool | int | float) else limited(str(value))
         else:
             plain = field["plain"]
             yield field[1], field["quoted"] if plain is None else int(plain) if plain.isdecimal() else plain

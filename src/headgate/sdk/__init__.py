@@ -48,6 +48,7 @@ from headgate.sdk.job import CancelToken as CancelToken
 from headgate.sdk.job import Job as Job
 from headgate.sdk.job import this_job as this_job
 from headgate.sdk.job_context import JobFields as JobFields
+from headgate.sdk.log_quoting import quote_log_values
 from headgate.sdk.options import JobOptions as JobOptions
 from headgate.sdk.options import Priority as Priority
 from headgate.sdk.options import PriorityTier as PriorityTier
@@ -68,3 +69,5 @@ from headgate.sdk.tasks import RunIn as RunIn
 from headgate.sdk.tasks import Task as Task
 from headgate.sdk.worker import Worker as Worker
 from headgate.sdk.worker import WorkerOptions as WorkerOptions
+
+quote_log_values()
