@@ -34,6 +34,9 @@ def test_commands_report_it(serve: Serve, capsys: pytest.CaptureFixture[str]) ->
     server = serve()
     url = ("--url", server.address)
     assert main(["submit", "send_email", "{}", *url]) == 0
+    job_id = capsys.readouterr().out.strip()
+    assert main(["job", "get", job_id, *url]) == 0
+    assert capsys.readouterr().err == 'warning: no connected worker handles topic "send_email"\n'
     assert main(["status", *url]) == 0
     assert 'no connected worker handles topic "send_email"' in capsys.readouterr().out
     assert main(["topic", "list", *url]) == 0

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from headgate.cli.status import Throughput
+from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.retention import RetentionRules, RetentionStatus
 from headgate.sdk.admin import FlowMinute, Status, TopicStatus
 
@@ -51,3 +52,25 @@ def test_a_minute_that_left_the_window_is_no_negative_rate() -> None:
     throughput.rates(status(MINUTE + timedelta(seconds=59), flow(BEFORE, 500, 500), flow(MINUTE, 5, 5)))
     rates = throughput.rates(status(MINUTE + timedelta(seconds=61), flow(MINUTE, 5, 5)))["mail"]
     assert set(rates.values()) == {0.0}
+
+
+def waiting(*topics: TopicStatus, handled: tuple[str, ...] = ()) -> Status:
+    return Status(now=MINUTE, pauses=(), topics=topics, instances=(), retention=KEPT, handled=handled)
+
+
+def unhandled(topic: str, **counts: int) -> TopicStatus:
+    return TopicStatus(topic=topic, paused=False, counts={"pending": 1, **counts}, unhandled=True)
+
+
+@pytest.mark.parametrize("state", ["completed", "running", "retrying", "dead"])
+def test_a_topic_whose_jobs_ran_before_is_not_called_misspelt(state: str) -> None:
+    assert waiting(unhandled("mails"), handled=("mail",)).unhandled == {"mails": "mail"}
+    assert waiting(unhandled("mails", **{state: 1}), handled=("mail",)).unhandled == {"mails": ""}
+
+
+def test_without_any_worker_all_topics_are_one_line() -> None:
+    topics = [unhandled(f"topic-{number}") for number in range(9)]
+    (line,) = unhandled_lines(waiting(*topics))
+    assert line.startswith('no worker is connected; jobs of 9 topics wait: "topic-0", ')
+    assert line.endswith(" and 4 more")
+    assert len(unhandled_lines(waiting(*topics, handled=("other",)))) == 9

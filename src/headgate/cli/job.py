@@ -11,10 +11,12 @@ from cyclopts import App, Parameter
 
 from headgate.cli import listing
 from headgate.cli.connection import with_client
+from headgate.cli.errors import print_warning
 from headgate.cli.job_report import JobReport
 from headgate.cli.job_verbs import add_verbs
 from headgate.cli.options import DEFAULT_SERVER, JobId, Output, Server
 from headgate.cli.output import print_one
+from headgate.cli.unhandled import unhandled_line
 from headgate.ops.settings import redaction_of
 from headgate.sdk import Headgate
 
@@ -50,6 +52,8 @@ def get_command(
             if report != printed:
                 print_one(report.fields(), output, partial(report.lines, full=full), name=known)
                 printed = report
+                if info.state == "pending" and output == "table" and (line := await unhandled_line(hg, info.topic)):
+                    print_warning(line)
             if not watch or info.finished:
                 return
             await asyncio.sleep(POLL_SECONDS)

@@ -10,7 +10,7 @@ from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Payload, Priority, Raw, Server, Tags
 from headgate.cli.output import as_json
-from headgate.cli.unhandled import explain_timeout
+from headgate.cli.unhandled import unhandled_line
 from headgate.domain.errors import InvalidInput
 from headgate.sdk import Headgate, JobOptions, ResultTimeout, Unique
 
@@ -103,7 +103,8 @@ def submit_command(
             try:
                 print(as_json(await handle.result(wait_seconds)))
             except ResultTimeout as error:
-                await explain_timeout(hg, topic, error)
+                if line := await unhandled_line(hg, topic):
+                    error.add_note(line)
                 raise
 
     with_client(server, act)

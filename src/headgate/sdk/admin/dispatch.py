@@ -63,6 +63,11 @@ class TopicStatus:
     flows: tuple[FlowMinute, ...] = ()
     """The current minute and the previous one; a minute without changes is omitted."""
 
+    @property
+    def has_run(self) -> bool:
+        """Whether a worker has run a job of it; as far as its jobs are kept."""
+        return any(self.counts.get(state) for state in ("running", "retrying", "completed", "dead"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceInfo:
@@ -95,9 +100,15 @@ class Status:
 
     @property
     def unhandled(self) -> dict[str, str]:
-        """Topics whose jobs wait for a worker, and for each the most similar name that workers ask for, or ""."""
-        found = [one.topic for one in self.topics if one.unhandled]
-        return {topic: next(iter(get_close_matches(topic, self.handled, n=1)), "") for topic in found}
+        """Topics whose jobs wait for a worker, and for each the most similar name that workers ask for, or "".
+
+        A topic whose jobs have run before is spelt as meant: its worker is not connected.
+        """
+        found = [one for one in self.topics if one.unhandled]
+        return {
+            one.topic: "" if one.has_run else next(iter(get_close_matches(one.topic, self.handled, n=1)), "")
+            for one in found
+        }
 
 
 def target_of(*, topic: str | None, tenant: bool, everything: bool) -> pb.Target:
