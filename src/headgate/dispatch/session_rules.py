@@ -30,7 +30,7 @@ from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
 from headgate.domain.validation import check_integer, check_topic, check_worker_id
 
-log = logging.getLogger("headgate.worker")
+log = logging.getLogger("headgate.sessions")
 MAX_TOPICS: Final = 1_000
 FEW_TOPICS, TOPICS_PER_SECOND = 64, 10_000
 """A request that names more than a few topics, and others than the last one did, is taken after a pause: its names cost
