@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from datetime import timedelta
 from typing import Final
@@ -136,7 +137,7 @@ SAID: Final = r"(stream_lost|not_connected) "
 
 @scenario("F13", "all servers down", checks=("I1", "I10"), longer=timedelta(minutes=2))
 async def all_servers_are_down(world: World) -> None:
-    """Clients and workers wait and try again, with few log lines; what was asked for with a key is there once."""
+    """Clients and workers try again, with growing pauses and few log lines; a key gives one job."""
     down = world.lasting(12.0, 60.0)
     for name in ("s1", "s2"):
         await world.kill(name)
@@ -164,6 +165,10 @@ async def all_servers_are_down(world: World) -> None:
     assert job is not None
     flowing = await submit(world, "fast", 3)
     await completed(world, flowing)
+    logs = [log.read_text(errors="replace") for name in world.workers for log in world.folder.glob(f"{name}-*.log")]
+    attempts = [int(found) for text in logs for found in re.findall(r" connected .* attempts=(\d+)", text)]
+    # From 0.1 s on they wait twice as long each time, up to 5 s, and then try both.
+    assert 0 < max(attempts) < 25 + (down + SLOW_MACHINE) / 2.5 * 2
 
 
 # ---------------------------------------------------------------------- short of something
