@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from headgate.domain.dependencies import NewBatch
 from headgate.domain.errors import InvalidInput
+from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import IdKind, JobId, id_range
 from headgate.domain.outcomes import Completed
 from headgate.store import id_prefixes
@@ -15,6 +17,8 @@ from headgate.store.batches import list_batches, open_batch, seal_batch
 from headgate.store.connect import Connection
 from headgate.store.id_prefixes import find_ids
 from tests.support import explain
+from tests.support.admin import Desk
+from tests.support.dispatching import Instance
 from tests.support.queue import Queue, new_id
 
 PREFIX = "0123abcd"
@@ -94,3 +98,13 @@ async def test_batches_and_operations_are_found_and_batches_listed(queue: Queue)
 def test_a_prefix_has_4_to_32_hexadecimal_digits(wrong: str) -> None:
     with pytest.raises(InvalidInput, match="must be 4 to 32 hexadecimal digits"):
         id_range(wrong)
+
+
+async def test_a_token_for_some_topics_does_not_learn_how_many_ids_others_have(still: Instance) -> None:
+    (job_id,) = await still.submit(1)
+    limited = Identity(tenant="acme", subject="eve", scopes=frozenset({Scope.READ}), topics=frozenset({"mail"}))
+    verbs = Desk(still).verbs
+    with pytest.raises(InvalidInput, match=r"prefix.*at least 12 digits"):
+        await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:12])  # 11 digits and a dash
+    assert await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:13]) == ([job_id], False)
+    assert await verbs.find_ids(replace(limited, topics=None), IdKind.JOB, str(job_id)[:8]) == ([job_id], False)

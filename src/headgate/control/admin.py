@@ -44,6 +44,8 @@ QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
 PER_SECOND_MAX: Final = 100_000
 FOUND_MAX: Final = 5
+OF_TOPICS_MIN_DIGITS: Final = 12
+"""The millisecond of an id: so few ids have it that the answer says nothing about those of other topics."""
 _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
 
 
@@ -222,6 +224,12 @@ class Admin:
     async def find_ids(self, caller: Identity, kind: IdKind, prefix: str) -> tuple[list[UUID], bool]:
         """The first ids that begin with these digits, and whether there are more."""
         caller.require(Scope.READ)
+        if caller.topics is not None and len(prefix.replace("-", "")) < OF_TOPICS_MIN_DIGITS:
+            raise InvalidInput(
+                "prefix",
+                f"must have at least {OF_TOPICS_MIN_DIGITS} digits with a token for some topics",
+                hint="give more digits, or the whole id",
+            )
         return await self.store.find_ids(caller.tenant, kind, id_range(prefix), topics=caller.topics, limit=FOUND_MAX)
 
     # ------------------------------------------------------------------ workers
