@@ -36,8 +36,8 @@ def proxies_before(servers: Sequence[ServerProcess], until_over: ExitStack) -> l
 async def test_a_killed_worker_is_replaced_after_the_grace_and_one_that_lost_its_connection_is_not(
     database: str, servers: Servers, start: Start, stalls: Stalls, tmp_path: Path
 ) -> None:
-    """Four workers run a job each. One is killed; one is cut off for a moment; one is cut off from its server for good
-    and goes to the other; one is frozen for a moment."""
+    """Four workers run a job each. One is killed; one is cut off for a moment; the network between one and its server
+    loses everything, and it goes to the other server by itself; one is frozen for a moment."""
     options = ("--lease", f"{LEASE:g}", "--reconnect-grace", f"{GRACE:g}")
     first, second = instances = await asyncio.to_thread(servers, 2, *options)
     release = tmp_path / "release"
@@ -60,14 +60,17 @@ async def test_a_killed_worker_is_replaced_after_the_grace_and_one_that_lost_its
             (lost,), kept = killed.starts(), {start.job_id for start in (*cut.starts(), *moved.starts())}
             frozen.signal(signal.SIGSTOP)
             killed.kill()
-            for proxy in (door, next(one for one in doors if one.address == moved.connections[0])):
-                proxy.refuse()
-                proxy.reset()
+            left = next(one for one in doors if one.address == moved.connections[0])
+            left.swallow()
+            left.refuse()
+            door.refuse()
+            door.reset()
             await asyncio.to_thread(first.saw, LEAVES, times=2)
             door.heal()
             frozen.signal(signal.SIGCONT)
             (successor,) = await asyncio.to_thread(start, [one_slot(tmp_path, "successor", second.address)])
-            await begun([successor], 1)  # the grace is over for all of them
+            await begun([successor], 1)  # the grace is over for all that were known to be lost
+            await asyncio.to_thread(moved.is_connected, times=2)
             async with connected(database) as db:
                 running = {row["id"]: row["attempt"] for row in await db.fetch(RUNNING)}
             release.touch()
@@ -80,7 +83,10 @@ async def test_a_killed_worker_is_replaced_after_the_grace_and_one_that_lost_its
     assert len(moved.connections) == len(cut.connections) == 2
     assert moved.connections[0] != moved.connections[1]
     assert frozen.connections == [second.address]
-    if stalls.longest < GRACE / 2:  # else the machine may have kept them from coming back in time
-        assert kept <= set(running)
-        assert {job.id: job.attempt for job in ended} == dict.fromkeys(ids, 1) | {lost.job_id: 2}
-        assert len(starts) == 5
+    if stalls.longest >= GRACE / 2 and not kept <= set(running):
+        pytest.skip(
+            f"NOT TESTED who keeps its job: this machine stood still for {stalls.longest:.1f} s of a {GRACE:g} s grace"
+        )
+    assert kept <= set(running)
+    assert {job.id: job.attempt for job in ended} == dict.fromkeys(ids, 1) | {lost.job_id: 2}
+    assert len(starts) == 5
