@@ -11,9 +11,10 @@ from sqlalchemy import func, select, update
 
 from examples.shop.models import Order, Product, database
 from examples.shop.services import CardDeclined, bank, carrier, mail_server
-from headgate import Fail, Headgate, Job, Nack, RetryPolicy, Snooze, Unique, this_job
+from headgate import Fail, Headgate, Job, Nack, Rate, RetryPolicy, Snooze, Unique, this_job
 
 hg = Headgate()
+MAIL_RATE = Rate(count=50, period=timedelta(seconds=1))  # what the mail provider allows
 SOON = RetryPolicy.exponential_equal_jitter(timedelta(milliseconds=200), cap=timedelta(minutes=5))
 
 
@@ -58,7 +59,7 @@ async def reserve_stock(order: int, article: str, count: int) -> int:
             if left < 3:
                 # One live job per article; while orders keep coming it is put off, for 5 s at most.
                 unique = Unique(key=article, on_conflict="reschedule", debounce_max=timedelta(seconds=5))
-                await refresh_search.with_options(unique=unique, delay=0.5).submit(article)
+                await refresh_search.with_options(unique=unique, delay=0.5).submit_in(session, article)
     return count
 
 
@@ -86,21 +87,27 @@ def render_invoice(order: int, amount: str) -> str:
     return page.hex()[:12]
 
 
-# 6. A blocking library in a thread; limited for the whole fleet (see `set_limits`).
-@hg.job("send-email", max_attempts=10, retry=SOON)
+# 6. A blocking library in a thread; its limits hold for all workers together, and an operator can change them.
+@hg.job("send-email", max_attempts=10, retry=SOON, rate=MAIL_RATE, max_running_per_key=1)
 def send_email(to: str, subject: str) -> None:
-    """A plain function runs in a thread."""
+    """A plain function runs in a thread. One mail at a time to each customer: the customer is the limit key."""
     mail_server.send(to, subject)
 
 
-# 7. Progress, and a handler that ends cleanly when it is cancelled.
+# 7. Progress, a handler that ends cleanly when it is cancelled, and a batch that is safe to repeat.
 @hg.job("import-catalogue")
 async def import_catalogue(articles: list[str], price: Decimal, *, job: Job = this_job) -> str:
-    """Submit a batch: one job for each article, and one when all have ended."""
+    """Submit a batch: one job for each article, and one when all have ended.
+
+    If an attempt is lost, the next one finds its batch by the id, and its members by their keys.
+    """
     async with hg.batch("catalogue", on_done=import_done.bind(len(articles)), id=job.id) as batch:
+        if (await batch.status()).sealed:  # the attempt before this one has submitted everything
+            return str(batch.id)
         for number, article in enumerate(articles, 1):
             job.raise_if_cancelled()
-            await batch.submit(import_article, article, price)
+            member = import_article.with_options(key=f"{job.id}-{number}")
+            await batch.submit(member, article, price)
             await job.progress(number, len(articles), article)
     return str(batch.id)
 

@@ -10,7 +10,7 @@ import pytest
 
 from examples.shop import jobs
 from examples.shop.services import bank, carrier, mail_server
-from headgate import JobDead, Unique
+from headgate import Batch, JobDead, Unique
 from headgate.testing import Box
 
 AMOUNT = Decimal("9.90")
@@ -49,7 +49,7 @@ async def test_a_declined_card_ends_the_order(box: Box) -> None:
     ship = await jobs.ship_order.with_options(depends_on=[charge]).submit(7, "ada@example.com")
     await box.drain()
     assert box.job(charge).attempt == 1
-    with pytest.raises(JobDead, match="is declined"):
+    with pytest.raises(JobDead, match="the card is declined"):
         await charge.result()
     assert box.job(ship).state == "cancelled"
     assert carrier.fetched == []
@@ -75,6 +75,30 @@ async def test_an_import_reports_how_far_it_is(box: Box) -> None:
     await box.drain(until=catalogue)
     assert box.job(catalogue).progress == (2, 2, "chair")
     assert [job.arguments["article"] for job in box.of(jobs.import_article)] == ["lamp", "chair"]
+
+
+async def test_an_import_whose_outcome_was_lost_runs_again(box: Box) -> None:
+    """The worker was lost after the batch was sealed, and before the server had stored the outcome."""
+    catalogue = await jobs.import_catalogue.submit(["lamp", "chair"], AMOUNT)
+    await box.drain(until=catalogue)
+    await jobs.hg.admin.jobs.redrive([catalogue.id])
+    await box.drain(until=catalogue)
+    assert (box.job(catalogue).state, len(box.of(jobs.import_article))) == ("completed", 2)
+
+
+async def test_an_import_that_was_interrupted_submits_each_article_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(self: Batch) -> None:
+        raise ConnectionError("the worker is lost")
+
+    catalogue = await jobs.import_catalogue.submit(["lamp", "chair"], AMOUNT)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "seal", lost)
+        await box.drain(until=0)
+    assert (box.job(catalogue).state, len(box.of(jobs.import_article))) == ("retrying", 2)
+    await box.drain(until=catalogue)
+    assert (box.job(catalogue).state, len(box.of(jobs.import_article))) == ("completed", 2)
 
 
 def test_the_shop_has_eleven_handlers() -> None:
