@@ -6,6 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
+from traceback import format_exception
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,7 +24,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from headgate import (
     Forbidden,
@@ -91,13 +92,15 @@ async def by_asyncpg_pool(dsn: str) -> AsyncIterator[Opened]:
 
 @asynccontextmanager
 async def by_psycopg(dsn: str) -> AsyncIterator[Opened]:
-    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+    with psycopg.connect(dsn, row_factory=dict_row, cursor_factory=psycopg.RawCursor) as connection:
         yield connection, connection.commit, connection.rollback
 
 
 @asynccontextmanager
 async def by_psycopg_async(dsn: str) -> AsyncIterator[Opened]:
-    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as connection:
+    async with await psycopg.AsyncConnection.connect(
+        dsn, row_factory=dict_row, cursor_factory=psycopg.AsyncRawCursor
+    ) as connection:
         yield connection, connection.commit, connection.rollback
 
 
@@ -315,10 +318,12 @@ async def test_what_the_database_refuses_is_an_error_of_the_sdk(
     database: str, db: Connection, way: Any, blank_database: str
 ) -> None:
     (taken,) = await Queue(db).add(payload=b'{"to":"first"}', key="once")
+    private = "second@b.example"
     async with way(database) as (connection, _, rollback):
         with pytest.raises(SubmitConflict, match='key "once" was used before') as conflict:
-            await resolved(send.with_options(key="once").submit_in(connection, "second"))
+            await resolved(send.with_options(key="once").submit_in(connection, private))
         assert (conflict.value.first, conflict.value.code) == (taken, "submit_conflict")
+        assert private not in "".join(format_exception(conflict.value)), "a log shows no payload"
         await resolved(rollback())
         unknown = new_id()
         with pytest.raises(SubmitRefused, match=f'no parent job "{unknown}"') as refused:
@@ -339,7 +344,9 @@ async def test_what_the_database_refuses_is_an_error_of_the_sdk(
 # ---------------------------------------------------------------------- some of them
 
 
-async def test_a_role_without_the_right_is_told_the_statement_that_gives_it(database: str, db: Connection) -> None:
+async def test_the_error_for_a_role_without_the_right_has_the_statement_that_gives_it(
+    database: str, db: Connection
+) -> None:
     role = await db.fetchval("SELECT 'sender_of_' || current_database()")
     await db.execute(f"CREATE ROLE {role} LOGIN")
     parts = urlsplit(database)
@@ -382,6 +389,33 @@ async def test_outside_a_transaction_nothing_is_submitted(database: str, db: Con
         with connection.transaction():
             assert send.submit_in(connection, "x").created
         wrapper.close()
+    assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 1
+
+
+async def test_at_another_isolation_level_the_option_is_named_as_in_python(database: str, db: Connection) -> None:
+    await Queue(db).topic()
+    with psycopg.connect(database) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(SubmitRefused, match="unique, depends_on and batch need READ COMMITTED") as refused:
+            send.with_options(unique="k").submit_in(connection, "x")
+        assert refused.value.reported == "isolation_level"
+        connection.rollback()
+        with pytest.raises(SubmitRefused, match=r"id: .*pass a key to submit only once"):
+            send.with_options(id=new_id()).submit_in(connection, "x")
+        connection.rollback()
+
+
+async def test_a_session_with_engines_by_class_passes_the_connection_of_one(database: str, db: Connection) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "orders"
+        no: Mapped[int] = mapped_column(primary_key=True)
+
+    with psycopg_engine(database) as engine, Session(binds={Order: engine}) as session:
+        send.submit_in(session.connection(bind_arguments={"mapper": Order}), "x")
+        session.commit()
     assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 1
 
 

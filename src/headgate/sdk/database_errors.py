@@ -41,28 +41,30 @@ class translating:  # noqa: N801 - read as a statement, as in the store
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, self._kind) and (ours := translated(error, self._call)) is not None:
-            raise ours from error
+        if isinstance(error, self._kind):
+            for one in _chain(error):
+                if (ours := translated(one, self._call)) is not None:
+                    # From the error of the driver: that of SQLAlchemy prints the parameters, so the payload.
+                    raise ours from one
 
 
 def translated(error: BaseException, call: Call) -> HeadgateError | None:
-    """Headgate's error for what a library raised; None if it is not about the submit itself."""
-    for one in _chain(error):
-        state, message, hint = _report(one)
-        if code := _CODE.search(hint):
-            return None if code[1] in _PASSED_ON else _refused(code[1], message, hint, call)
-        if "headgate" not in message and "submit_returning" not in message:
-            continue
-        if state in _UNDEFINED:
-            return SchemaMismatch(
-                f"this database does not have the schema that this release submits to ({message}); run `headgate "
-                "migrate` on it, or pass a connection to the database that has it"
-            )
-        if state == _NOT_ALLOWED:
-            return Forbidden(
-                f"the database role of this connection may not submit ({message}); the owner of the schema can allow "
-                f"it: SELECT headgate.allow_submit('ROLE', '{call.tenant}')"
-            )
+    """Headgate's error for that of a driver; None if it is not about the submit itself."""
+    state, message, hint = _report(error)
+    if code := _CODE.search(hint):
+        return None if code[1] in _PASSED_ON else _refused(code[1], message, hint, call)
+    if "headgate" not in message and "submit_returning" not in message:
+        return None
+    if state in _UNDEFINED:
+        return SchemaMismatch(
+            f"this database does not have the schema that this release submits to ({message}); run `headgate "
+            "migrate` on it, or pass a connection to the database that has it"
+        )
+    if state == _NOT_ALLOWED:
+        return Forbidden(
+            f"the database role of this connection may not submit ({message}); the owner of the schema can allow "
+            f"it: SELECT headgate.allow_submit('ROLE', '{call.tenant}')"
+        )
     return None
 
 
@@ -72,8 +74,8 @@ def _refused(code: str, message: str, hint: str, call: Call) -> HeadgateError:
         return SubmitConflict(UUID(first[0]), what=f'key "{key}"' if key else f"id {first[0]}")
     if code == "permission_denied":
         return Forbidden(f"{message}; the owner of the schema can allow it: {hint.rpartition(': ')[2]}")
-    found = _FIELD.match(message)
-    field, problem = (found[1], found[2]) if found else ("job", message)
+    found = _FIELD.match(message.replace("unique_key", "unique"))  # as the option is named here
+    field, problem = (found[1], found[2]) if found else ("job", message.replace("unique_key", "unique"))
     return SubmitRefused(field, problem, reported=code)
 
 

@@ -104,7 +104,9 @@ async def _asyncpg(connection: Any, call: Call) -> Row:
 
 def _psycopg(connection: Any, call: Call) -> Row:
     _require_transaction_of_psycopg(connection)
-    with translating(sys.modules["psycopg"].Error, call), connection.cursor(row_factory=_tuples) as cursor:
+    psycopg = sys.modules["psycopg"]
+    # Not connection.cursor(): the application may have set another class, with placeholders of its own.
+    with translating(psycopg.Error, call), psycopg.Cursor(connection, row_factory=_tuples) as cursor:
         cursor.execute(_PERCENT, call.named)
         row: Row = cursor.fetchone()
     return row
@@ -112,8 +114,9 @@ def _psycopg(connection: Any, call: Call) -> Row:
 
 async def _psycopg_async(connection: Any, call: Call) -> Row:
     _require_transaction_of_psycopg(connection)
-    with translating(sys.modules["psycopg"].Error, call):
-        async with connection.cursor(row_factory=_tuples) as cursor:
+    psycopg = sys.modules["psycopg"]
+    with translating(psycopg.Error, call):
+        async with psycopg.AsyncCursor(connection, row_factory=_tuples) as cursor:
             await cursor.execute(_PERCENT, call.named)
             row: Row = await cursor.fetchone()
     return row
