@@ -61,6 +61,26 @@ def test_a_setting_that_names_something_else_says_so() -> None:
         plugin._app(config)
 
 
+@pytest.mark.parametrize(
+    ("place", "missing"),
+    [("absent:hg", "absent"), ("absent.app:hg", "absent"), ("headgate.absent:hg", "headgate.absent")],
+)
+def test_a_module_that_is_not_on_the_path_says_which_setting_adds_it(place: str, missing: str) -> None:
+    config: Any = Config(place)
+    with pytest.raises(pytest.UsageError, match=rf'no module "{missing}" on the path.*pythonpath = \["\."\]'):
+        plugin._app(config)
+
+
+def test_a_module_that_the_app_does_not_find_is_an_error_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "importing_absent.py").write_text("import absent\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config: Any = Config("importing_absent:hg")
+    with pytest.raises(ModuleNotFoundError, match="absent"):
+        plugin._app(config)
+
+
 def test_names_are_reachable_and_others_are_not() -> None:
     import headgate.testing as public
 

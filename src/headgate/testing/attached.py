@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from headgate.sdk import Headgate, Worker, WorkerOptions
+from headgate.sdk import Headgate, JobInfo, Worker, WorkerOptions
 from headgate.sdk.addresses import Trust, addresses_of
 from headgate.sdk.connection import Target
 from headgate.sdk.errors import NotDrained
@@ -45,19 +45,26 @@ class AttachedApp:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         connection = self.app._connection
-        closing = connection.start_close(flush=0.0)
-        if closing is not None:
-            closing.result(_CLOSE_SECONDS)
-        if self._before is not None:
-            connection.swap(self._before)
+        try:
+            closing = connection.start_close(flush=0.0)
+            if closing is not None:
+                closing.result(_CLOSE_SECONDS)
+        finally:
+            if self._before is not None:
+                connection.swap(self._before)
 
     @asynccontextmanager
     async def worker(self, **options: Unpack[WorkerOptions]) -> AsyncIterator[Worker]:
         """Run a worker of the app on this event loop during the block; at its end, running jobs finish first."""
+        async with self._running(**options) as (worker, _):
+            yield worker
+
+    @asynccontextmanager
+    async def _running(self, **options: Unpack[WorkerOptions]) -> AsyncIterator[tuple[Worker, asyncio.Task[None]]]:
         worker = self.app.worker(**options)
         running = asyncio.create_task(worker.run(), name="worker of a test")
         try:
-            yield worker
+            yield worker, running
         finally:
             worker.stop()
             await running
@@ -65,17 +72,24 @@ class AttachedApp:
     async def drain(self, *, timeout: float = 30.0, **options: Unpack[WorkerOptions]) -> None:  # noqa: ASYNC109
         """Run a worker until every job of the tenant has ended, or raise NotDrained after `timeout` seconds.
 
-        Delays and retries take their real time.
+        Delays and retries take their real time. If the worker fails, its error is raised at once.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
         live = self.app.admin.jobs_matching(_LIVE)
-        async with self.worker(**options):
+        async with self._running(**options) as (_, running):
             while True:
                 page = await live.page(limit=5)
                 if not page.jobs and not page.cursor:
                     return
                 if loop.time() > end:
-                    left = "; ".join(f'job {job.id} of topic "{job.topic}" is {job.state}' for job in page.jobs)
+                    left = "; ".join(map(self._described, page.jobs))
                     raise NotDrained(f"jobs are left after {timeout:g} s: {left}")
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.wait([running], timeout=_LOOK_SECONDS)
+                if running.done():
+                    await running
+                    raise NotDrained("the worker has stopped, and jobs are left")
+
+    def _described(self, job: JobInfo) -> str:
+        text = f'job {job.id} of topic "{job.topic}" is {job.state}'
+        return text if job.topic in self.app.tasks else f"{text}, and this app has no handler for it"

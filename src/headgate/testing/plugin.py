@@ -63,7 +63,15 @@ def _app(config: pytest.Config) -> Headgate:
             f'the setting {_SETTING} must name your app as "package.module:name", got "{place}"; '
             "or use hg.testing() and headgate_server.attach(hg) in a fixture of your own"
         )
-    app: object = import_module(module)
+    try:
+        app: object = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # one that the app itself imports
+        raise pytest.UsageError(
+            f'the setting {_SETTING} is "{place}", and there is no module "{error.name}" on the path; for an app in '
+            'the folder of pyproject.toml set pythonpath = ["."] in [tool.pytest.ini_options], or install your package'
+        ) from error
     for part in name.split("."):
         app = getattr(app, part, None)
     if not isinstance(app, Headgate):

@@ -2,7 +2,8 @@
 
     python -m headgate.testing.serve FOLDER
 
-Prints one line of JSON when it is ready, and ends when its standard input is closed.
+Prints one line of JSON when it is ready. When its standard input is closed it ends and removes the folder: the process
+that started it may have been killed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -78,13 +80,14 @@ async def database(folder: Path) -> AsyncIterator[tuple[str, str]]:
         await asyncio.to_thread(cluster.stop, "immediate")
 
 
-async def serve(folder: Path) -> None:
+async def serve(folder: Path, closed: threading.Event) -> None:
     """Serve until the standard input is closed."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def wait_for_the_end() -> None:
         sys.stdin.buffer.read()
+        closed.set()
         loop.call_soon_threadsafe(stop.set)
 
     # A daemon: if the start fails, nothing waits for the input.
@@ -111,11 +114,15 @@ async def serve(folder: Path) -> None:
 def main() -> int:
     """Run the program; an error of ours is one line on standard error."""
     configure(logging.INFO)
+    folder, closed = Path(sys.argv[1]), threading.Event()
     try:
-        asyncio.run(serve(Path(sys.argv[1])))
+        asyncio.run(serve(folder / "postgres", closed))
     except HeadgateError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    finally:
+        if closed.is_set():  # else the start has failed, and the log in this folder is still to be read
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

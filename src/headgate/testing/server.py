@@ -2,7 +2,7 @@
 
 A process rather than a thread: the server sets up its process for long runs (garbage collection, signals), which tests
 must not feel, and it is used as in production, over a socket. It ends with the process that started it, however that
-ends: it reads its standard input, which is then closed.
+ends, and removes its folder: it reads its standard input, which is then closed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LocalServer:
             environ["HEADGATE_DATABASE_URL"] = database_url  # not an argument: it may contain a password
         with self._log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "headgate.testing.serve", str(self._folder / "postgres")],
+                [sys.executable, "-P", "-m", "headgate.testing.serve", str(self._folder)],
                 env=environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
