@@ -304,6 +304,9 @@ async def test_the_command_line_looks_asks_and_tells(
         dry = await run("dead", "redrive", topic, "--group", group, "--dry-run")
         assert dry.splitlines()[0] == f"3 jobs match state:dead topic:{topic} error_group:{group}."
         assert newest in dry
+        names = await run("dead", "redrive", topic, "--group", group, "--dry-run", "-o", "name")
+        assert (len(names.splitlines()), newest in names.splitlines()) == (3, True)
+        assert await run("bulk", "start", "redrive", "--filter", "topic:absent", "--yes", "-o", "name") == ""
         code, screen = await asyncio.to_thread(shell.answer, "dead", "redrive", topic, says=b"n\n")
         assert (code, "Continue? [y/N]" in screen, "nothing was changed" in screen) == (4, True, True)
         code, screen = await asyncio.to_thread(

@@ -201,6 +201,13 @@ def test_a_command_takes_its_server_and_token_as_options(
     assert wrong == (4, "", says.format("the token is not valid"))
 
 
+def test_a_watched_job_is_one_line_of_json_for_each_change(run: Shell, topic: str) -> None:
+    job = run("submit", topic, "{}").out.strip()
+    assert run("job", "cancel", job).code == 0
+    (line,) = run("job", "get", job, "--watch", "-o", "json").out.splitlines()
+    assert json.loads(line)["state"] == "cancelled"
+
+
 def test_a_watched_status_is_drawn_on_a_terminal_in_colour_until_ctrl_c(run: Shell, address: str, topic: str) -> None:
     assert run("submit", topic, "{}").code == 0
     assert run("pause", topic).code == 0

@@ -111,6 +111,13 @@ def test_one_object_has_four_formats(capsys: pytest.CaptureFixture[str]) -> None
     assert (shown("name"), shown("table")) == ("it\n", "for people\n")
 
 
+def test_the_names_of_nothing_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    print_one({}, "name", lambda: ["for people"], name="")
+    assert capsys.readouterr().out == ""
+    print_one({}, "name", lambda: ["for people"])  # what has no name is shown as it is
+    assert capsys.readouterr().out == "for people\n"
+
+
 @pytest.mark.parametrize(
     ("ahead", "text"),
     [

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from headgate.cli.connection import with_client
+from headgate.cli.connection import with_client, with_id
 from headgate.cli.options import DEFAULT_SERVER, Limit, Output, Server
 from headgate.cli.output import Columns, details, painted, print_list, print_one, when
 from headgate.domain.ids import JobId
@@ -43,10 +43,7 @@ def seal_command(batch_id: BatchId, *, output: Output = "table", server: Server 
 
 
 def _act(server: Server, output: str, given: str, verb: Callable[[Headgate, JobId], Awaitable[BatchInfo]]) -> None:
-    async def act(hg: Headgate) -> BatchInfo:
-        return await verb(hg, await hg.admin.full_id("batch", given))
-
-    info = with_client(server, act)
+    info = with_id(server, "batch", given, verb)
     print_one(info, output, lambda: lines(info), name=info.id)
 
 

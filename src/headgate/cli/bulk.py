@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import with_client, with_id
 from headgate.cli.listing import COLUMNS
 from headgate.cli.options import (
     DEFAULT_SERVER,
@@ -147,10 +147,11 @@ def run(
     async def act(hg: Headgate) -> None:
         preview = await hg.admin.bulk.preview(verb, text, **options)
         if dry_run:
-            print_one(preview, output, lambda: described(preview, verb, sample=True))
+            names = "\n".join(str(job.id) for job in preview.sample)
+            print_one(preview, output, lambda: described(preview, verb, sample=True), name=names)
             return
         if not preview.total:
-            print_one(preview, output, lambda: [f"no jobs match {preview.filter}"])
+            print_one(preview, output, lambda: [f"no jobs match {preview.filter}"], name="")
             return
         if not yes:
             _confirm(preview, verb, output)
@@ -228,10 +229,7 @@ def _remaining(one: BulkOperation) -> str:
 
 
 def _act(server: Server, output: str, given: str, verb: Callable[[Bulk, JobId], Awaitable[BulkOperation]]) -> None:
-    async def act(hg: Headgate) -> BulkOperation:
-        return await verb(hg.admin.bulk, await hg.admin.full_id("operation", given))
-
-    _show(with_client(server, act), output)
+    _show(with_id(server, "operation", given, lambda hg, known: verb(hg.admin.bulk, known)), output)
 
 
 def _show(one: BulkOperation, output: str) -> None:

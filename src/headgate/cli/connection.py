@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from headgate.cli.client_warnings import printed_warnings
 from headgate.cli.options import Server
+from headgate.domain.ids import JobId
 from headgate.sdk import Headgate
 from headgate.sdk.addresses import Address, addresses_of
 from headgate.sdk.rpc import not_connected
@@ -28,6 +29,15 @@ def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) ->
 
     with printed_warnings():
         return asyncio.run(connected())
+
+
+def with_id(server: Server, kind: str, given: str, use: Callable[[Headgate, JobId], Awaitable[Answer]]) -> Answer:
+    """As `with_client`, for a command about one object: `use` gets its whole id, of which the first part is given."""
+
+    async def act(hg: Headgate) -> Answer:
+        return await use(hg, await hg.admin.full_id(kind, given))
+
+    return with_client(server, act)
 
 
 def check_listening(addresses: Sequence[Address]) -> None:

@@ -10,13 +10,14 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from headgate.cli import listing
-from headgate.cli.connection import with_client
+from headgate.cli.connection import with_id
 from headgate.cli.errors import print_warning
 from headgate.cli.job_report import JobReport
 from headgate.cli.job_verbs import add_verbs
 from headgate.cli.options import DEFAULT_SERVER, JobId, Output, Server
 from headgate.cli.output import print_one
 from headgate.cli.unhandled import unhandled_line
+from headgate.domain.ids import JobId as KnownId
 from headgate.ops.settings import redaction_of
 from headgate.sdk import Headgate
 
@@ -42,15 +43,15 @@ def get_command(
     HEADGATE_REDACT has the names of further secret keys, separated by commas; `none` masks nothing.
     """
     redaction = redaction_of(os.environ)
+    format_ = "ndjson" if watch and output == "json" else output  # one document per change
 
-    async def act(hg: Headgate) -> None:
-        known = await hg.admin.full_id("job", job_id)
+    async def act(hg: Headgate, known: KnownId) -> None:
         printed: JobReport | None = None
         while True:
             info = await hg.get(known, payload=True, result=True)
             report = JobReport(info=info, events=await hg.admin.jobs.events(known), redaction=redaction)
             if report != printed:
-                print_one(report.fields(), output, partial(report.lines, full=full), name=known)
+                print_one(report.fields(), format_, partial(report.lines, full=full), name=known)
                 printed = report
                 if info.state == "pending" and output == "table" and (line := await unhandled_line(hg, info.topic)):
                     print_warning(line)
@@ -58,4 +59,4 @@ def get_command(
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    with_client(server, act)
+    with_id(server, "job", job_id, act)

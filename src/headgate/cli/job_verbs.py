@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import with_client, with_id
 from headgate.cli.options import (
     DEFAULT_SERVER,
     Delay,
@@ -112,11 +112,8 @@ def move_command(
 
 def events_command(job_id: JobId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Show the history of a job, oldest event first: what changed, when, by whom and why."""
-
-    async def act(hg: Headgate) -> list[JobEvent]:
-        return await hg.admin.jobs.events(await hg.admin.full_id("job", job_id))
-
-    print_list(with_client(server, act), output, EVENTS, name=lambda event: event.kind, empty="no events")
+    events = with_id(server, "job", job_id, lambda hg, known: hg.admin.jobs.events(known))
+    print_list(events, output, EVENTS, name=lambda event: event.kind, empty="no events")
 
 
 def _act(

@@ -59,13 +59,16 @@ def print_list(
             print_lines(table(items, columns) if items else [empty])
 
 
-def print_one(item: object, output: str, text: Callable[[], Iterable[str]], *, name: object = "") -> None:
-    """Print one object in one of the four formats; `text` returns the lines for people."""
+def print_one(item: object, output: str, text: Callable[[], Iterable[str]], *, name: object = None) -> None:
+    """Print one object in one of the four formats; `text` returns the lines for people.
+
+    `name` may be several lines, or empty: then the format `name` prints nothing.
+    """
     match output:
         case "json" | "ndjson":
             print(as_json(item, indent=2 if output == "json" else None), flush=True)
-        case "name" if name:
-            print(name)
+        case "name" if name is not None:
+            print_lines(str(name).splitlines())
         case _:
             print_lines(text())
 
