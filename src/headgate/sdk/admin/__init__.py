@@ -6,11 +6,12 @@ from datetime import datetime
 from uuid import UUID
 
 from headgate.domain.ids import JobId
+from headgate.domain.views import FlowMinute
 from headgate.sdk.admin import dispatch
 from headgate.sdk.admin.audit import AuditEntry, audit
 from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.dead import Dead
-from headgate.sdk.admin.dispatch import FlowMinute, InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
 from headgate.sdk.admin.find_ids import full_id
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs

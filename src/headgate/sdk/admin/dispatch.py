@@ -11,6 +11,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import RetentionStatus
 from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_aware, check_topic
+from headgate.domain.views import FlowMinute
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.retention import rules_of
 from headgate.sdk.connection import Connection
@@ -36,17 +37,6 @@ class PauseInfo:
     who: str
     since: datetime | None
     until: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowMinute:
-    """How many jobs of a topic changed in a minute. `retried`: attempts that ended with a later retry."""
-
-    minute: datetime
-    submitted: int
-    completed: int
-    retried: int
-    dead: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
