@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
+import asyncpg
 import pytest
 
+from headgate.store.connect import connect
 from tests.support.server import LoggedProcess, ServerProcess
 
 _PROCESSES = pytest.StashKey[list[LoggedProcess]]()
@@ -61,6 +64,26 @@ def spawn(request: pytest.FixtureRequest, processes: ExitStack, tmp_path: Path) 
         return process
 
     return start
+
+
+@pytest.fixture
+def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
+    """The server of `running`, which a module or package defines: a server, and the URL of its database."""
+    return running[0]
+
+
+@pytest.fixture
+async def rows(running: tuple[ServerProcess, str]) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection to the database of `running`."""
+    connection = await connect(running[1], application_name="headgate test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that no other test uses."""
+    return f"topic-{uuid4()}"
 
 
 @pytest.fixture

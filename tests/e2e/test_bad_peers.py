@@ -74,11 +74,6 @@ class Neighbour:
             assert await self.session.complete(job) == {}
 
 
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{uuid4()}"
-
-
 # ---------------------------------------------------------------------- too much, too slow, too quiet
 
 

@@ -8,23 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.e2e.conftest import Serve, Spawn
+from tests.support.howto import HOWTO, printed, program
 from tests.support.server import clean_environ
-
-HOWTO = Path(__file__).parents[2] / "docs/howto"
-
-
-def program(page: str) -> str:
-    """All Python of a page, in order."""
-    text = (HOWTO / page).read_text()
-    return "\n\n".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
-
-
-def printed(page: str, command: str) -> str:
-    """What the page says a command prints."""
-    text = (HOWTO / page).read_text()
-    found = re.search(rf"^\$ {re.escape(command)}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def test_the_page_on_workers_runs_as_printed(serve: Serve, spawn: Spawn, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.e2e.conftest import Serve
-from tests.e2e.test_howto import printed, program
+from tests.support.howto import printed, program
 from tests.support.server import clean_environ
 
 PAGES = ("retries", "results", "arguments")

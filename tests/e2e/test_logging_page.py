@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Spawn
-from tests.e2e.test_howto import printed, program
 from tests.support.database import Server
+from tests.support.howto import printed, program
 from tests.support.server import ServerProcess, clean_environ
 from tests.support.waiting import until
 from tests.support.wire import served

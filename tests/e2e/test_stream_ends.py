@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 import grpc
@@ -21,7 +21,6 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from headgate.sdk import Headgate, Job
-from headgate.store.connect import connect
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.e2e.conftest import Serve
 from tests.support.database import Server
@@ -47,27 +46,9 @@ def running(
 
 
 @pytest.fixture
-def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
-    return running[0]
-
-
-@pytest.fixture
-async def rows(running: tuple[ServerProcess, str]) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection to the server's database."""
-    connection = await connect(running[1], application_name="test")
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
 async def wire(server: ServerProcess) -> AsyncIterator[Wire]:
     async with Wire(server.address, token=TOKEN) as wire:
         yield wire
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{uuid4()}"
 
 
 # ---------------------------------------------------------------------- no more jobs

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from uuid import uuid4
 
-import asyncpg
 import pytest
 
-from headgate.store.connect import connect
 from tests.e2e.dispatch.calls import ALPHA, TOKENS
 from tests.support.database import Server
 from tests.support.server import ServerProcess
@@ -29,24 +26,6 @@ def running(
 
 
 @pytest.fixture
-def the_server(running: tuple[ServerProcess, str]) -> ServerProcess:
-    return running[0]
-
-
-@pytest.fixture
-async def rows(running: tuple[ServerProcess, str]) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection to the server's database."""
-    connection = await connect(running[1], application_name="headgate test")
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
 async def wire(server: ServerProcess) -> AsyncIterator[Wire]:
     async with Wire(server.address, token=ALPHA) as wire:
         yield wire
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{uuid4()}"
