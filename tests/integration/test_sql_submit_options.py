@@ -38,7 +38,7 @@ async def rows_of(db: Connection, *tables: str) -> int:
     return sum([await db.fetchval(f"SELECT count(*) FROM headgate.{table}") for table in tables])
 
 
-async def test_one_live_job_has_a_unique_key_whoever_submits_it(queue: Queue, db: Connection) -> None:
+async def test_one_live_job_has_a_unique_key_whichever_way_it_is_submitted(queue: Queue, db: Connection) -> None:
     first = await sql_submit(db, unique_key="customer-7")
     assert await sql_submit(db, unique_key="customer-7", payload=b"another") == first
     (same,) = await queue.submit(queue.job(unique=Unique(key="customer-7")))

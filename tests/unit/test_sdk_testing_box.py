@@ -269,7 +269,7 @@ async def test_what_needs_a_server_raises_at_once(app: Headgate) -> None:
     assert not app._connection._closed
 
 
-async def test_a_result_that_nobody_makes_raises_at_once(app: Headgate) -> None:
+async def test_a_result_that_no_job_produces_raises_at_once(app: Headgate) -> None:
     @app.job("a")
     async def a() -> int:
         return 1

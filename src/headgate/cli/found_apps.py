@@ -87,7 +87,7 @@ def _parsed(path: Path) -> ast.Module | None:
         if path.stem.startswith("test_") or os.stat(path).st_size > FILE_BYTES_MAX:
             return None
         text = path.read_text()
-        # Most files of a project are none of ours: parsing takes a hundred times as long as this.
+        # Most files of a project do not use Headgate: parsing takes a hundred times as long as this.
         return ast.parse(text) if ".job(" in text or "Headgate(" in text else None
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None

@@ -187,7 +187,7 @@ class SubmitManyError(HeadgateError):
 
 
 class ResultTimeout(HeadgateError):
-    """The job did not finish within the time the caller allowed; it goes on.
+    """The job did not finish within the time the caller allowed; it continues.
 
     `last_error` is the error of its last attempt, and `next_try` when it is tried again, if it failed before.
     """

@@ -7,7 +7,7 @@ The thread is a daemon and ends with the process.
 
 A client may be made before a fork and used after it, in every child (a preloading web server, a prefork worker):
 nothing is opened before the first use. If the *parent* has used one before the fork, no client works in the child, old
-or new: gRPC's own threads are missing there, and a first call would hang for ever (its fork support does not cover
+or new: gRPC's own threads are missing there, and a first call would hang forever (its fork support does not cover
 grpc.aio). A call there raises `ForkedProcess` at once.
 """
 
@@ -54,7 +54,7 @@ class IoThread:
         self.loop.run_forever()
 
     def check_pid(self) -> None:
-        """Refuse to work in a forked child, where this thread does not exist and a call would wait for ever."""
+        """Refuse to work in a forked child, where this thread does not exist and a call would wait forever."""
         if self.pid != os.getpid():
             raise ForkedProcess(
                 f"process {self.pid} has used a Headgate client, then forked, and gRPC does not work in its fork "

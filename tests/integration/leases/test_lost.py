@@ -214,7 +214,7 @@ async def test_the_newer_of_two_sessions_of_one_worker_wins_and_the_older_gets_t
         Snooze(delay=timedelta(hours=1)),
     ],
 )
-async def test_nothing_a_zombie_says_changes_its_successors_run(
+async def test_frames_of_a_worker_that_lost_its_lease_do_not_change_the_next_run(
     still: Instance, seconds: ManualClock, clock: Clock, db: Connection, outcome: Outcome
 ) -> None:
     zombie, (job,) = await holding(still, worker_id="zombie")

@@ -26,7 +26,7 @@ async def test_an_idempotency_key_lives_for_its_window_also_when_its_job_is_gone
     assert new.receipt is SubmitReceipt.CREATED
 
 
-async def test_a_live_child_of_a_parent_that_is_gone_goes_on_waiting_for_the_other(queue: Queue, clock: Clock) -> None:
+async def test_a_live_child_of_a_removed_parent_still_waits_for_the_other(queue: Queue, clock: Clock) -> None:
     first, second = await queue.add(2, "parents")
     (child,) = await queue.add(1, depends_on=[first, second])
     claimed = await queue.claim(1, "parents")

@@ -26,7 +26,7 @@ WAIT_SECONDS: Final = 20.0
 GIVE_UP_SECONDS: Final = 10.0
 """What one unary call may take beyond the wait it asks for."""
 SILENT_SECONDS: Final = 1.0
-"""After so long without an answer a warning is logged. The call goes on."""
+"""After so long without an answer a warning is logged. The call continues."""
 TERMINAL: Final = frozenset({jobs.STATE_COMPLETED, jobs.STATE_DEAD, jobs.STATE_CANCELLED})
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 

@@ -149,7 +149,7 @@ class Producer:
         reader: asyncio.Task[Exception | None] | None = None
         try:
             try:
-                # Not by cancelling the call: a write that waits for its connection then waits for ever.
+                # Not by cancelling the call: a write that waits for its connection then waits forever.
                 async with asyncio.timeout(HELLO_SECONDS):
                     await rpc.say_hello(call, pb.ProducerFrame(hello=pb.ProducerHello(client=rpc.CLIENT)))
                     if not await call.read():

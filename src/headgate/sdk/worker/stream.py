@@ -200,7 +200,7 @@ class WorkerStream:
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
-        # A write to a server that reads nothing would wait for ever.
+        # A write to a server that reads nothing would wait forever.
         self._timer = self._io.loop.call_later(LAST_WRITE_SECONDS, self._cancel_call)
 
     def _cancel_call(self) -> None:
@@ -312,7 +312,7 @@ class WorkerStream:
         # A peer that takes connections and does not answer must not use up the time that we have to return.
         async with asyncio.timeout(CONNECT_SECONDS):
             await rpc.connected(channel)
-        # Not by cancelling the call: a write that waits for its connection then waits for ever.
+        # Not by cancelling the call: a write that waits for its connection then waits forever.
         async with asyncio.timeout(HELLO_SECONDS):
             await rpc.say_hello(call, self.protocol.hello())
             return await rpc.next_frame(call)
