@@ -12,10 +12,10 @@ import pytest
 
 from headgate.dispatch import listener
 from headgate.dispatch.listener import PacedWakes
-from headgate.dispatch.tick_times import TICK_SECONDS
+from headgate.dispatch.tick_times import HINTS_APART, TICK_SECONDS
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State
-from headgate.domain.wakes import TopicReady, TopicSubmitted, Wake
+from headgate.domain.wakes import JobsDue, TopicReady, TopicSubmitted, Wake
 from headgate.store.connect import Connection, connect
 from headgate.store.notifications import CHANNEL
 from tests.support.dispatch_waits import settle_down, soon
@@ -212,15 +212,53 @@ async def test_of_transactions_that_commit_at_the_same_time_one_notifies_and_all
         assert one.ticker.ticks == ticks
 
 
+async def test_of_transactions_that_commit_at_the_same_time_one_asks_for_a_tick_and_another_tick_follows(
+    one: Instance, db: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "AGAIN_SECONDS", 3600)  # the second look is the test's own
+    (topic_no,) = await one.topic_nos("mail")
+    (holder,) = await one.submit()
+    await db.execute(TAKE_KEY, holder)
+    paced = PacedWakes(one.wakes.follow, one.demands.wake_all)
+    async with listening(one, paced.on_notify) as heard, stranger(database) as committing:
+        # As one that is between the decision to notify and the end of its commit.
+        await committing.execute("SELECT pg_advisory_xact_lock(4847424, no) FROM unnest(ARRAY[0, $1]) AS no", topic_no)
+        for option in (
+            "limit_key => 'a'",
+            "delay => '300 ms'",
+            "unique_key => 'k'",
+            f"depends_on => ARRAY['{holder}'::uuid]",
+        ):
+            await db.fetchval(f"{SQL}, {option})")
+        ticks = one.ticker.ticks
+        await one.store.notify({JobsDue()})  # what that one sends
+        await soon(lambda: one.ticker.ticks > ticks, "its tick")
+        assert heard == ["due"], "the others have left theirs out"
+        ticks = one.ticker.ticks
+        paced._look_again()
+        await soon(lambda: one.ticker.ticks > ticks, "a second tick, for those")
+
+
+async def test_jobs_that_fall_due_bring_at_most_a_tick_in_50_ms_however_many_are_announced(one: Instance) -> None:
+    await soon(lambda: one.ticker.ticks, "the first tick is over")
+    began, ticks = time.monotonic(), one.ticker.ticks
+    async with asyncio.timeout(60):
+        while one.ticker.ticks < ticks + 6:
+            one.wakes.follow([JobsDue()])
+            await asyncio.sleep(0)
+    assert time.monotonic() - began >= 5 * HINTS_APART, "no six ticks in less than five times the distance"
+
+
+@pytest.mark.parametrize(("option", "told"), [("", "s{topic_no}"), (", limit_key => 'a'", "due")])
 async def test_a_transaction_that_lasts_keeps_no_other_from_notifying(
-    one: Instance, db: Connection, database: str
+    one: Instance, db: Connection, database: str, option: str, told: str
 ) -> None:
     (topic_no,) = await one.topic_nos("mail")
     async with listening(one) as heard, stranger(database) as lasting:
-        await lasting.fetchval(f"{SQL})")
-        await db.fetchval(f"{SQL})")
+        await lasting.fetchval(f"{SQL}{option})")
+        await db.fetchval(f"{SQL}{option})")
         await soon(lambda: heard, "a notification")
-        assert heard == [f"s{topic_no}"]
+        assert heard == [told.format(topic_no=topic_no)]
 
 
 @pytest.mark.parametrize(
@@ -261,12 +299,12 @@ async def test_jobs_that_an_applications_transaction_has_locked_are_looked_at_ag
     async with listening(one) as heard:
         async with db.transaction():
             await db.fetchval(f"{SQL}, depends_on => $1::uuid[])", [parent])
-        await soon(lambda: len(heard) == 1, "a notification")
-        assert set(heard[0].split(",")) == {str(topic_no), "due"}
+        await soon(lambda: len(heard) == 2, "notifications")
+        assert set(heard) == {f"s{topic_no}", "due"}
         await db.execute(TAKE_KEY, holder)
         assert await db.fetchval(f"{SQL}, unique_key => 'k')") == holder
-        await soon(lambda: len(heard) == 2, "a notification")
-        assert set(heard[1].split(",")) == {str(topic_no), "due"}
+        await soon(lambda: len(heard) == 4, "notifications")
+        assert set(heard[2:]) == {f"s{topic_no}", "due"}
 
 
 @pytest.mark.req("O20")

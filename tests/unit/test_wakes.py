@@ -59,11 +59,11 @@ async def test_the_first_wake_is_followed_at_once_and_those_after_it_together() 
 
 async def test_a_wake_of_an_application_is_followed_once_more_and_then_no_more() -> None:
     followed = Followed()
-    followed.paced.on_notify([TopicSubmitted(7), TopicReady(8)])
-    assert followed.rounds == [{TopicSubmitted(7), TopicReady(8)}]
+    followed.paced.on_notify([TopicSubmitted(7), TopicReady(8), JobsDue()])
+    assert followed.rounds == [{TopicSubmitted(7), TopicReady(8), JobsDue()}]
     began = asyncio.get_running_loop().time()
     await followed.next()
-    assert followed.rounds[1:] == [{TopicReady(7)}]
+    assert followed.rounds[1:] == [{TopicReady(7), JobsDue()}]
     assert asyncio.get_running_loop().time() - began >= AGAIN_SECONDS, "when others have had time to commit"
     assert followed.paced._again_timer is None
 

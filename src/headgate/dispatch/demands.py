@@ -131,7 +131,7 @@ class Demands:
         for name in unknown:
             self._by_name.setdefault((tenant_no, name), set()).add(demand)
         if unknown:  # another instance may have made them since the last tick
-            self._times.look_for_names()
+            self._times.on_hint()
         return demand
 
     def topic_appeared(self, tenant_no: int, name: str, topic_no: int) -> None:

@@ -18,14 +18,14 @@ from random import uniform
 from typing import Final, Protocol
 
 from headgate.domain.errors import HeadgateError
-from headgate.domain.wakes import TopicReady, TopicSubmitted, Wake
+from headgate.domain.wakes import JobsDue, TopicReady, TopicSubmitted, Wake
 
 log = logging.getLogger("headgate.dispatch")
 APART_SECONDS: Final = 0.02
 """As far apart as the wakes that one instance sends."""
 AGAIN_SECONDS: Final = 0.05
-"""After a wake of an application, and before twice this time, its topic is looked at once more. A commit that takes
-longer, on a slow disk or a distant standby, is found by the tick."""
+"""After a wake of an application, and before twice this time, it is followed once more. A commit that takes longer, on
+a slow disk or a distant standby, is found by the tick."""
 WAKES_MAX: Final = 4_096
 """That many wakes are remembered until their turn. With more, all topics are looked at."""
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.1, 5.0
@@ -71,7 +71,11 @@ class PacedWakes:
             self._follow_all()
         else:
             self._follow(wakes)
-            self._again_later.update(TopicReady(one.topic_no) for one in wakes if isinstance(one, TopicSubmitted))
+            for wake in wakes:
+                if isinstance(wake, TopicSubmitted):
+                    self._again_later.add(TopicReady(wake.topic_no))
+                elif isinstance(wake, JobsDue):
+                    self._again_later.add(wake)
             if self._again_later and self._again_timer is None:
                 self._look_again()
 

@@ -13,8 +13,8 @@ from headgate.dispatch.periodic import wait_at_most
 
 TICK_SECONDS: Final = 1.0
 TICKS_APART: Final = 0.002
-NAMES_APART: Final = 0.05
-"""Looking for new topics brings a tick no oftener than this, whatever workers ask for and others announce."""
+HINTS_APART: Final = 0.05
+"""Hints bring a tick no oftener than this, whatever workers ask for, and other instances and applications announce."""
 
 
 class TickTimes:
@@ -48,9 +48,9 @@ class TickTimes:
         self._next_full = 0.0
         self.soon()
 
-    def look_for_names(self) -> None:
-        """Tick soon, which reads what topics are new."""
-        self.due_in(max(0.0, self._began + NAMES_APART - asyncio.get_running_loop().time()))
+    def on_hint(self) -> None:
+        """Tick soon: there may be due jobs, or new topics."""
+        self.due_in(max(0.0, self._began + HINTS_APART - asyncio.get_running_loop().time()))
 
     async def wait(self) -> bool:
         """Wait until a tick is due, or until `wake`; says whether one is due."""

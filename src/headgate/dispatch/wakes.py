@@ -98,8 +98,10 @@ class Wakes:
         """Look where another instance, or an application, says that there is something new."""
         for wake in wakes:
             match wake:
-                case ControlChanged() | JobsDue():
+                case ControlChanged():
                     self._times.soon()
+                case JobsDue():
+                    self._times.on_hint()
                 case JobReturned(topic_no):
                     for demand in self._demands.of_topic(topic_no):
                         demand.from_head = True
@@ -110,4 +112,4 @@ class Wakes:
     def _follow_topic(self, topic_no: int) -> None:
         self._demands.wake(topic_no)
         if self._demands.await_names and not self._demands.names.knows(topic_no):
-            self._times.look_for_names()  # one that is new here may be waited for by its name
+            self._times.on_hint()  # one that is new here may be waited for by its name

@@ -46,7 +46,10 @@ class TopicSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class JobsDue:
-    """An application has submitted jobs that fall due before the next tick, or that may be unblocked already."""
+    """An application has submitted jobs that fall due before the next tick, or that may be unblocked already.
+
+    Transactions that commit at the same time may send none.
+    """
 
 
 @dataclass(frozen=True, slots=True)

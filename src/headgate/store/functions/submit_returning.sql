@@ -39,7 +39,6 @@ DECLARE
     v_known   boolean := id IS NOT NULL;      -- whether it may have been submitted before
     v_link    record;                         -- why its dependencies were not written
     v_flags   int;
-    v_wakes   text;                           -- as domain/wakes.py reads them
     -- Control and bidirectional characters. E'': a caller may have switched standard_conforming_strings off.
     v_unfit   text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
@@ -166,10 +165,8 @@ BEGIN
             EXIT WHEN v_link.code IS DISTINCT FROM 13;
         END LOOP;
         -- A claim passes over jobs that this transaction has locked: they are looked at again after it.
-        v_wakes := (SELECT string_agg(w.topic_no::text, ',') FROM (
-                        SELECT DISTINCT j.topic_no FROM headgate.jobs j
-                         WHERE j.tenant_no = v_tenant AND j.id = ANY (v_parents) AND j.state = 0 /* pending */
-                         LIMIT 100) AS w);
+        PERFORM headgate.arrived_v1(
+            v_tenant, v_parents || CASE WHEN v_link.code IN (1, 2) THEN ARRAY[v_link.job_id] ELSE '{}'::uuid[] END);
         CASE
             WHEN v_link.code IS NULL THEN
                 v_flags := CASE WHEN unique_key IS NULL THEN 0 ELSE 2048 /* unique */ END
@@ -181,7 +178,7 @@ BEGIN
                         v_tenant, ARRAY[v_link.job_id], ARRAY[v_mode]::smallint[], ARRAY[v_most::bigint], ARRAY[run_at],
                         ARRAY[v_delay::bigint], ARRAY[payload], ARRAY[priority], ARRAY[v_id]);
                 END IF;
-                PERFORM headgate.wake_v1(concat_ws(',', v_wakes, v_topic.topic_no, 'due'));
+                PERFORM headgate.wake_tick_v1();
                 RETURN QUERY SELECT v_link.job_id, false;
                 RETURN;
             WHEN v_link.code = 10 THEN
@@ -231,13 +228,9 @@ BEGIN
             array_fill(v_id, ARRAY[cardinality(v_parents)]), v_parents,
             CASE WHEN batch IS NULL THEN '{}'::uuid[] ELSE ARRAY[v_id] END,
             CASE WHEN batch IS NULL THEN '{}'::uuid[] ELSE ARRAY[batch] END);
-    ELSIF v_said.receipt IS NULL THEN
-        -- Not claimable now: found by a tick, which comes every second, and at once if the job may be due sooner.
-        v_wakes := concat_ws(',', v_wakes, CASE
-            WHEN cardinality(v_parents) > 0 THEN 'due'
-            WHEN v_delay > 1000 OR run_at > v_now + interval '1 second' THEN NULL
-            WHEN v_delay > 0 OR run_at > v_now THEN 'due' END);
+    ELSIF v_said.receipt IS NULL AND (cardinality(v_parents) > 0 OR v_delay BETWEEN 1 AND 1000
+                                      OR (run_at > v_now AND run_at <= v_now + interval '1 second')) THEN
+        PERFORM headgate.wake_tick_v1();      -- not claimable now, and perhaps sooner than by the tick of every second
     END IF;
-    PERFORM headgate.wake_v1(v_wakes);
     RETURN QUERY SELECT coalesce(v_said.job_id, v_id), v_said.receipt IS NULL;
 END $$;

@@ -476,7 +476,7 @@ CREATE TABLE headgate.role_tenants (
 
 -- Jobs of applications wake the servers at the commit. Servers tell each other after theirs, so the condition is false for
 -- them; it is looked at once a flush, and then nothing is queued.
--- include: functions/wake_v1.sql
+-- include: functions/wake_tick_v1.sql
 -- include: functions/wake_arrivals_v1.sql
 CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON headgate.arrivals DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
     WHEN (pg_catalog.current_setting('headgate.submits', true) = 'wake') EXECUTE FUNCTION headgate.wake_arrivals_v1();
