@@ -25,6 +25,7 @@ SOON = 15.0
 SKIPPED = Renewal(lost=False, cancel=False, skipped=True)
 LOST = Renewal(lost=True, cancel=False)
 DONE = Completed(result=b"r")
+DEPENDING = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme', depends_on => $1::uuid[])"
 
 
 @pytest.fixture
@@ -108,6 +109,28 @@ async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
     after = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
     assert after - before == timedelta(seconds=31)
     assert set(worker.session.held) == {locked, free}
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+async def test_a_running_job_that_an_open_transaction_depends_on_is_not_reaped_and_then_renewed(
+    database: str, still: Instance, seconds: ManualClock, clock: Clock, passes: int
+) -> None:
+    """Half a lease, as documented, and longer than a whole one."""
+    worker, (job,) = await holding(still, 1)
+    async with stranger(database) as application:
+        await application.fetchval(DEPENDING, [job])
+        for _ in range(passes):
+            seconds.advance(31)
+            await clock.advance(seconds=31)
+            worker.session.mark_seen()
+            assert await renewed(still) == 0
+            assert (await still.ticker.run_once()).reaped == 0
+        assert still.renewer.skipped == passes
+    if passes == 1:
+        assert (await still.ticker.run_once()).reaped == 0, "half a lease is left for the renewal"
+    assert await renewed(still) == 1
+    assert (await still.ticker.run_once()).reaped == 0
+    assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
 
 
 async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_believed_to_be_renewed(

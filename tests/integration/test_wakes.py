@@ -261,6 +261,25 @@ async def test_a_transaction_that_lasts_keeps_no_other_from_notifying(
         assert heard == [told.format(topic_no=topic_no)]
 
 
+async def test_constraints_set_immediate_keep_the_topic_of_an_open_transaction_silent_until_its_end(
+    one: Instance, db: Connection, database: str
+) -> None:
+    """As documented: the decision to notify is then made at the submit, not at the commit. No job is lost by it."""
+    (topic_no,) = await one.topic_nos("mail")
+    async with listening(one) as heard:
+        async with stranger(database) as lasting:
+            await lasting.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            await lasting.fetchval(f"{SQL})")
+            silent = await db.fetchval(f"{SQL})")
+            await one.store.notify({TopicReady(9)})
+            await soon(lambda: heard, "a later notification")
+            assert heard == ["9"]
+            worker = await one.worker(slots=1)
+            assert list((await worker.take()).ids) == [silent], "claimable all the same"
+        await soon(lambda: len(heard) > 1, "the notification of the open transaction")
+        assert heard == ["9", f"s{topic_no}"], "one, and at its commit"
+
+
 @pytest.mark.parametrize(
     ("option", "told"),
     [
