@@ -9,11 +9,13 @@ import pytest
 
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.store import reads
-from headgate.store.admin import RUNNING
+from headgate.store.admin import RUNNING, AdminStore
 from headgate.store.connect import Connection
+from headgate.store.new_ids import BEGINNING
 from headgate.store.upkeep import fold_flows
 from tests.support import explain
-from tests.support.queue import Clock, Queue
+from tests.support.dispatching import Instance
+from tests.support.queue import Clock, Queue, stranger
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback=""))
 
@@ -32,16 +34,40 @@ async def test_running_jobs_are_read_by_their_index_longest_running_first(queue:
         await queue.claim(1, workers=(worker,))
         await clock.advance(seconds=1)
     tenant = await queue.tenant_no()
-    rows = await queue.db.fetch(RUNNING, tenant, 10, 100)
+    rows = await queue.db.fetch(RUNNING, tenant, 10, 100, BEGINNING)
     assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
         (started[0], "mail", 1, "w-1"),
         (started[1], "mail", 1, "w-2"),
     ]
-    assert await queue.db.fetch(RUNNING, tenant + 1, 10, 100) == []
-    await explain.cost(queue.db, RUNNING, tenant, 10, 100)
-    cost = await explain.cost(queue.db, RUNNING, tenant, 10, 100)
+    assert await queue.db.fetch(RUNNING, tenant + 1, 10, 100, BEGINNING) == []
+    await explain.cost(queue.db, RUNNING, tenant, 10, 100, BEGINNING)
+    cost = await explain.cost(queue.db, RUNNING, tenant, 10, 100, BEGINNING)
     whole = await explain.cost(queue.db, "SELECT count(payload) FROM headgate.jobs")
     assert cost.pages * 2 < whole.pages, (cost, whole)
+
+
+async def test_a_running_job_behind_many_that_have_ended_is_read_from_the_floor_of_the_tick(
+    queue: Queue, database: str
+) -> None:
+    async with Instance(database, running=False) as one, stranger(database) as reader:
+        await reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        await reader.fetch("SELECT FROM headgate.jobs")  # its snapshot keeps dead entries from being removed
+        await queue.add(2_000)
+        ended = await queue.claim(2_000)
+        await queue.settle(*((id_, epoch, Completed()) for id_, epoch in zip(ended.ids, ended.epochs, strict=True)))
+        (job,) = await queue.add()
+        await queue.claim(1)
+        for _ in range(3):  # a floor counts once those in flight when it was found have ended
+            await one.ticker.run_once()
+        tenant, floor = await queue.tenant_no(), one.store.running_floor
+        for at in (floor, BEGINNING):  # what a function reads from the catalogue the first time is not counted
+            await explain.cost(queue.db, RUNNING, tenant, 10, 100, at)
+        pages = [(await explain.cost(queue.db, RUNNING, tenant, 10, 100, at)).pages for at in (floor, BEGINNING)]
+        assert pages[0] * 3 < pages[1], pages
+        running = AdminStore(one.store).running
+        assert [found.id for found in await running("acme")] == [job]
+        one.store._running.at = floor + timedelta(hours=1)
+        assert await running("acme") == [], "it is the floor of the tick that the list is read from"
 
 
 async def test_flows_are_those_of_this_minute_and_the_one_before_folded_or_not(queue: Queue) -> None:

@@ -46,7 +46,7 @@ SUMMARISE: Final = """
 UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHERE instance_no = $1"""
 RUNNING: Final = """
 SELECT j.id, t.name, j.attempt, j.claimed_at, j.worker, coalesce(i.name, '')
-  FROM headgate.running_jobs_v1($1, $2, $3) AS j
+  FROM headgate.running_jobs_v1($1, $2, $3, $4) AS j
   JOIN headgate.topics t ON t.topic_no = j.topic_no
   LEFT JOIN headgate.instances i ON i.instance_no = j.owner
  ORDER BY j.claimed_at"""
@@ -279,7 +279,7 @@ class AdminStore:
         tenant_no = await self._database.tenant_no(tenant)
         async with self._read() as db:
             with translating(writing=False):
-                rows = await db.fetch(RUNNING, tenant_no, RUNNING_MAX, RUNNING_LOOK_AT)
+                rows = await db.fetch(RUNNING, tenant_no, RUNNING_MAX, RUNNING_LOOK_AT, self._database.running_floor)
         return [
             RunningJob(id=id_, topic=topic, attempt=attempt, since=since, worker=worker, instance=instance)
             for id_, topic, attempt, since, worker, instance in rows

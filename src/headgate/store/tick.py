@@ -67,6 +67,11 @@ class TickCalls(SubmitCalls):
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
 
+    @property
+    def running_floor(self) -> datetime:
+        """Every attempt that began before has ended."""
+        return self._running.at
+
     async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
         """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere."""
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
