@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -79,18 +80,23 @@ async def test_batches_and_operations_are_found_and_batches_listed(queue: Queue)
     assert await found(queue, PREFIX, kind=IdKind.BATCH, topics={"mail"}) == (ids[:1], False)
     assert await found(queue, PREFIX, kind=IdKind.BULK) == ([], False)
 
-    listed = await list_batches(queue.db, tenant)
+    listed, following = await list_batches(queue.db, tenant)
     assert [(one.id, one.total, one.sealed_at is None) for one in listed] == [
         (ids[2], 0, True),
         (ids[1], 0, False),
         (ids[0], 2, True),
     ]
-    assert [one.id for one in await list_batches(queue.db, tenant, open_only=True)] == [ids[2], ids[0]]
-    assert [one.id for one in await list_batches(queue.db, tenant, limit=1, before=ids[2])] == [ids[1]]
-    assert [one.id for one in await list_batches(queue.db, tenant, topics=frozenset({"mail"}))] == [ids[0]]
+    assert following is None
+
+    async def ids_of_page(**options: Any) -> list[UUID]:
+        return [one.id for one in (await list_batches(queue.db, tenant, **options))[0]]
+
+    assert await ids_of_page(open_only=True) == [ids[2], ids[0]]
+    assert await ids_of_page(limit=1, before=ids[2]) == [ids[1]]
+    assert await ids_of_page(topics=frozenset({"mail"})) == [ids[0]]
     callback = queue.job("done")
     await open_batch(queue.db, queue.names, tenant, NewBatch(id=new_id()), callback=callback)
-    newest = (await list_batches(queue.db, tenant))[0]
+    newest = (await list_batches(queue.db, tenant))[0][0]
     assert (newest.callback_id, newest.callback_state and newest.callback_state.label) == (callback.id, "blocked")
 
 

@@ -55,7 +55,7 @@ def state_of(info: BatchInfo) -> str:
 COLUMNS: Final[Columns[BatchInfo]] = {
     "ID": lambda one: one.id,
     "STATE": state_of,
-    "JOBS": lambda one: one.total,
+    "JOBS": lambda one: f"{one.total}+" if one.more_members else one.total,
     "CREATED": lambda one: one.created_at,
     "CALLBACK": lambda one: one.callback_id,
     "CALLBACK STATE": lambda one: one.callback_state,

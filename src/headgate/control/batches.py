@@ -72,8 +72,8 @@ class Batches(Generic[Rows, Account]):
 
     async def list(
         self, caller: Identity, *, open_only: bool = False, before: UUID | None = None, limit: int
-    ) -> list_of[BatchStatus]:
-        """Batches, newest first, without the counts of their members."""
+    ) -> tuple[list_of[BatchStatus], UUID | None]:
+        """Batches, newest first, without the counts of their members, and `before` of the next page if there is one."""
         return await self._store.batches(
             caller.tenant, open_only=open_only, before=before, limit=limit, topics=caller.topics
         )

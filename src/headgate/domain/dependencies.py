@@ -195,7 +195,10 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatus:
-    """A batch as it stands. `counts` are of the first `counted` members; `sealed_at` None: more may be added."""
+    """A batch as it stands. `counts` are of the first `counted` members; `sealed_at` None: more may be added.
+
+    `more_members`: it has more than `total`, which a list has not counted.
+    """
 
     id: UUID
     name: str
@@ -209,6 +212,7 @@ class BatchStatus:
     counts: Mapping[State, int] = field(default_factory=dict, hash=False)
     callback_id: UUID | None = None
     callback_state: State | None = None
+    more_members: bool = False
     topics: frozenset[str] | None = None  # those it belongs to; None: to the whole tenant
 
     def is_visible_to(self, topics: frozenset[str] | None) -> bool:

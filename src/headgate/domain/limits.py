@@ -145,6 +145,8 @@ BATCH_EXPIRY_DEFAULT: Final = timedelta(hours=24)
 """How long a batch may stay open: one whose submitter died is closed then, and its callback cancelled."""
 BATCH_COUNTED_MAX: Final = 10_000
 """How many members a status looks at, one by one."""
+BATCH_LISTED_MAX: Final = 200
+"""How many members of an open batch a list counts: a page has up to 1,000 batches."""
 # --- schedules ------------------------------------------------------------------------------------------------------
 SCHEDULE_NAME_PATTERN: Final = TOPIC_PATTERN
 SCHEDULE_NAME_MAX_CHARS: Final = 200

@@ -41,7 +41,10 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInfo:
-    """A batch. `counts` maps states to members, of the first `counted` of `total`."""
+    """A batch. `counts` maps states to members, of the first `counted` of `total`.
+
+    `more_members`: it has more than `total`. A list counts at most 200 members of an open batch.
+    """
 
     id: JobId
     name: str
@@ -55,6 +58,7 @@ class BatchInfo:
     counts: dict[str, int] = field(default_factory=dict, hash=False)
     callback_id: JobId | None = None
     callback_state: str = ""
+    more_members: bool = False
 
 
 class Batch:
@@ -175,11 +179,16 @@ async def seal_batch(connection: Connection, batch_id: UUID | str) -> BatchInfo:
 async def list_batches(
     connection: Connection, *, open_only: bool, limit: int, before: UUID | str | None
 ) -> list[BatchInfo]:
-    """Read a page of batches, newest first."""
+    """Read batches, newest first, in several calls if the server looked at many and found few."""
     check_page_size(limit)
-    last = b"" if before is None else parse_job_id(before, field="before").bytes
-    request = pb.ListBatchesRequest(open=open_only, before=last, limit=limit)
-    return [batch_info(one) for one in (await connection.call(LIST, request)).batches]
+    request = pb.ListBatchesRequest(open=open_only, limit=limit)
+    request.before = b"" if before is None else parse_job_id(before, field="before").bytes
+    found: list[BatchInfo] = []
+    while request.limit:
+        page = await connection.call(LIST, request)
+        found += map(batch_info, page.batches)
+        request.before, request.limit = page.next, limit - len(found) if page.next else 0
+    return found
 
 
 def batch_info(found: pb.BatchInfo) -> BatchInfo:
@@ -197,4 +206,5 @@ def batch_info(found: pb.BatchInfo) -> BatchInfo:
         counts={state_word(one.state): one.count for one in found.counts},
         callback_id=id_from_bytes(found.callback_id) if found.callback_id else None,
         callback_state=state_word(found.callback_state) if found.callback_id else "",
+        more_members=found.more_members,
     )

@@ -21,12 +21,13 @@ from headgate.domain.validation import check_integer, check_page_size, to_ms
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import fill
-from headgate.store.listing import NEWEST
+from headgate.store.listing import LOOK_AT, NEWEST
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
 from headgate.store.tenant_calls import TenantCalls, tenant_call
 
+_OLDEST: Final = UUID(int=0)
 OPEN: Final = """
 INSERT INTO headgate.batches (tenant_no, id, name, needs, on_failure, callback_id, created_at, expires_at, topics)
 SELECT $1, $2, $3, $4, $5, $6, c.now, c.now + $7::bigint * interval '1 ms', $8 FROM headgate.clock_v1() AS c(now)
@@ -61,14 +62,18 @@ SELECT f.state, count(*)
         LIMIT 1) AS f ON true
  GROUP BY 1"""
 MEMBERS: Final = "SELECT count(*) FROM headgate.batch_jobs WHERE tenant_no = $1 AND batch_id = $2"
+# The last of so many batches before one; index: batches_pkey
+REACH: Final = (
+    "SELECT b.id FROM headgate.batches b WHERE b.tenant_no = $1 AND b.id < $2 ORDER BY b.id DESC OFFSET $3 LIMIT 1"
+)
 # Newest first, by the ids, which begin with their time; index: batches_pkey. Members of an open batch are counted up to
 # a bound; how each member stands is not looked at.
 LIST: Final = """
 SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired,
-       coalesce(b.total, b.gone_completed + b.gone_dead + b.gone_cancelled + (
+       coalesce(b.total, b.gone_completed + b.gone_dead + b.gone_cancelled), b.callback_id, c.state, b.topics,
+       CASE WHEN b.total IS NULL THEN (
            SELECT count(*) FROM (SELECT FROM headgate.batch_jobs m
-                                  WHERE m.tenant_no = $1 AND m.batch_id = b.id LIMIT $6) AS o)),
-       b.callback_id, c.state, b.topics
+                                  WHERE m.tenant_no = $1 AND m.batch_id = b.id LIMIT $6) AS o) ELSE 0 END
   FROM headgate.batches b
   LEFT JOIN LATERAL (
        (SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = b.callback_id)
@@ -76,7 +81,8 @@ SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired
        (SELECT a.state FROM headgate.archive a
          WHERE a.tenant_no = $1 AND a.id = b.callback_id AND a.finished_at >= b.created_at)
         LIMIT 1) AS c ON true
- WHERE b.tenant_no = $1 AND b.id < $2 AND (NOT $3 OR b.sealed_at IS NULL) AND ($4::text[] IS NULL OR b.topics <@ $4)
+ WHERE b.tenant_no = $1 AND b.id < $2 AND b.id >= $7
+   AND (NOT $3 OR b.sealed_at IS NULL) AND ($4::text[] IS NULL OR b.topics <@ $4)
  ORDER BY b.id DESC LIMIT $5"""
 CALLBACK: Final = """
 SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
@@ -181,13 +187,19 @@ async def list_batches(
     before: UUID | None = None,
     limit: int = limits.PAGE_DEFAULT,
     topics: frozenset[str] | None = None,
-) -> list[BatchStatus]:
-    """A page of batches, newest first, without the counts of their members; `before` is the last of the page before."""
+) -> tuple[list[BatchStatus], UUID | None]:
+    """A page of batches, newest first, without the counts of their members, and `before` of the next page, if any.
+
+    If only some are asked for, LOOK_AT batches are looked at: the page may be short although others follow.
+    """
     check_page_size(limit)
     seen = None if topics is None else sorted(topics)
+    first, reach, most = before or NEWEST, None, limits.BATCH_LISTED_MAX
     with translating(writing=False):
-        rows = await db.fetch(LIST, tenant_no, before or NEWEST, open_only, seen, limit, limits.BATCH_COUNTED_MAX)
-    return [
+        if open_only or seen is not None:
+            reach = await db.fetchval(REACH, tenant_no, first, LOOK_AT - 1)
+        rows = await db.fetch(LIST, tenant_no, first, open_only, seen, limit, most + 1, reach or _OLDEST)
+    found = [
         BatchStatus(
             id=row[0],
             name=row[1],
@@ -196,7 +208,8 @@ async def list_batches(
             expires_at=row[4],
             sealed_at=row[5],
             expired=row[6],
-            total=row[7],
+            total=row[7] + min(row[11], most),
+            more_members=row[11] > most,
             counted=0,
             callback_id=row[8],
             callback_state=None if row[9] is None else State(row[9]),
@@ -204,6 +217,7 @@ async def list_batches(
         )
         for row in rows
     ]
+    return found, found[-1].id if len(found) == limit else reach
 
 
 async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:

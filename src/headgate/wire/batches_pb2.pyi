@@ -132,19 +132,25 @@ Global___ListBatchesRequest: _TypeAlias = ListBatchesRequest  # noqa: Y015
 
 @_typing.final
 class ListBatchesResponse(_message.Message):
+    """A page can be short although more pages follow."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCHES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.bytes
+    """`before` of the next page; empty: this is the last page"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchInfo]: ...
     def __init__(
         self,
         *,
         batches: _abc.Iterable[Global___BatchInfo] | None = ...,
+        next: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,6 +172,7 @@ class BatchInfo(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     CALLBACK_ID_FIELD_NUMBER: _builtins.int
     CALLBACK_STATE_FIELD_NUMBER: _builtins.int
+    MORE_MEMBERS_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     name: _builtins.str
     needs: _jobs_pb2.Needs.ValueType
@@ -176,11 +183,13 @@ class BatchInfo(_message.Message):
     expired: _builtins.bool
     """closed because it was not sealed in time"""
     total: _builtins.int
-    """members, so far"""
+    """members, so far; in a list at least as many, see more_members"""
     counted: _builtins.int
     """members that the counts include: at most 10,000, without those removed by retention"""
     callback_id: _builtins.bytes
     callback_state: _jobs_pb2.State.ValueType
+    more_members: _builtins.bool
+    """there are more than total: a list counts at most 200 members of an open batch"""
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.StateCount]: ...
     def __init__(
@@ -198,10 +207,11 @@ class BatchInfo(_message.Message):
         counts: _abc.Iterable[_jobs_pb2.StateCount] | None = ...,
         callback_id: _builtins.bytes = ...,
         callback_state: _jobs_pb2.State.ValueType = ...,
+        more_members: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["callback_id", b"callback_id", "callback_state", b"callback_state", "counted", b"counted", "counts", b"counts", "created_us", b"created_us", "expired", b"expired", "expires_us", b"expires_us", "id", b"id", "name", b"name", "needs", b"needs", "sealed_us", b"sealed_us", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["callback_id", b"callback_id", "callback_state", b"callback_state", "counted", b"counted", "counts", b"counts", "created_us", b"created_us", "expired", b"expired", "expires_us", b"expires_us", "id", b"id", "more_members", b"more_members", "name", b"name", "needs", b"needs", "sealed_us", b"sealed_us", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

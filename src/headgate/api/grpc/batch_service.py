@@ -45,13 +45,15 @@ class BatchService:
 
     async def list_batches(self, request: pb.ListBatchesRequest, _call: Context) -> pb.ListBatchesResponse:
         """Batches, newest first."""
-        found = await self._batches.list(
+        found, following = await self._batches.list(
             caller(),
             open_only=request.open,
             before=codec.id_of(request.before, field="before") if request.before else None,
             limit=request.limit or limits.PAGE_DEFAULT,
         )
-        return pb.ListBatchesResponse(batches=[info(one) for one in found])
+        return pb.ListBatchesResponse(
+            batches=[info(one) for one in found], next=b"" if following is None else following.bytes
+        )
 
 
 def info(batch: BatchStatus) -> pb.BatchInfo:
@@ -69,6 +71,7 @@ def info(batch: BatchStatus) -> pb.BatchInfo:
         counts=codec.state_counts(batch.counts),
         callback_id=batch.callback_id.bytes if batch.callback_id else b"",
         callback_state=codec.state_of(batch.callback_state),
+        more_members=batch.more_members,
     )
 
 
