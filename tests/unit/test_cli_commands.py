@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from headgate.cli import app, main
+from headgate.cli import app, main, worker
 
 FORMATS = ("table", "json", "ndjson", "name")
 DATABASE = {("dev",), ("migrate",), ("restore-fence",), ("serve",)}
@@ -117,3 +117,14 @@ def test_other_shells_get_a_script_with_all_commands(
             [program, "--no-execute"], input=script, capture_output=True, text=True, timeout=60, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reloading_worker_starts_its_child_without_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each child would start another one."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(worker, "_watch", started.append)
+    for option in ("--reload", "--reload=true"):
+        arguments = ["worker", "app:hg", option, "--topics", "a"]
+        monkeypatch.setattr("sys.argv", ["headgate", *arguments])
+        worker.worker_command("app:hg", reload=True)
+    assert started == [["worker", "app:hg", "--topics", "a"]] * 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +14,16 @@ from typing import Any
 import pytest
 
 from headgate import Failure, Headgate, InvalidInput, Job, Nack, Worker
+from headgate.sdk.background_calls import BackgroundCalls
+from headgate.sdk.hooks import Hooks
 from headgate.sdk.testing import fake_job
 from headgate.sdk.worker import attempt_log, worker_hooks
+from headgate.sdk.worker.attempt_log import AttemptLog, Settled
 from headgate.sdk.worker.execution import attempt_async, attempt_sync
+from headgate.sdk.worker.middleware import names_of
 from headgate.wire import jobs_pb2
 from tests.support.fake_server import fake_server, until
+from tests.support.worker_protocol import Driver, make_protocol, raw_ids
 from tests.unit.sdk_working import working
 from tests.unit.test_sdk_worker_log import AT, answer, explode
 
@@ -125,7 +133,19 @@ def twice(job: Job) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("broken", [before, after, never, twice])
+def exits_before(job: Job) -> Iterator[None]:
+    sys.exit(3)
+    yield
+
+
+def exits_after(job: Job) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("broken", [before, after, never, twice, exits_before, exits_after])
 async def test_middleware_that_raises_is_logged_and_changes_nothing(
     broken: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,3 +334,116 @@ async def test_async_middleware_beside_plain_handlers_is_named_at_the_start(capl
             peer.deliver("mail", b"")
             await until(peer.completed, "the handler ran")
     assert "it runs around async handlers only" in caplog.text
+
+
+async def call_failure_hooks(*functions: Any) -> None:
+    """Have a worker's log of attempts call these hooks after two failed attempts."""
+    hooks = Hooks()
+    hooks.on_failure.extend(functions)
+    driver = Driver(make_protocol())
+    driver.connect()
+    outcome = jobs_pb2.Outcome(failed=jobs_pb2.Failed(type="ValueError", message="no such user"))
+    attempts = AttemptLog(hooks, asyncio.get_running_loop(), BackgroundCalls("headgate-test"))
+    attempts.put([Settled(job, outcome, None) for job in driver.deliver(*raw_ids(2))])
+    await attempts.close()
+
+
+def exit_in_a_hook(failure: object) -> None:
+    sys.exit(3)
+
+
+async def exit_in_an_async_hook(failure: object) -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("broken", [exit_in_a_hook, exit_in_an_async_hook])
+async def test_a_failure_hook_that_calls_sys_exit_is_logged_and_stops_no_other(
+    broken: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[Failure] = []
+    await call_failure_hooks(broken, called.append)
+    assert len(called) == 2
+    assert caplog.text.count(f"hook_failed hook=on_failure function={broken.__name__}") == 2
+
+
+@pytest.mark.parametrize("broken", [exit_in_a_hook, exit_in_an_async_hook])
+async def test_a_hook_that_calls_sys_exit_does_not_end_the_drain_of_a_box(
+    broken: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = app_with()
+    task = app.register("mail", lambda: explode("ada"), max_attempts=1)
+    app.on_failure(broken)
+    with app.testing() as box:
+        await task.submit()
+        await box.drain()
+    assert f"hook_failed hook=on_failure function={broken.__name__}" in caplog.text
+
+
+async def test_a_plain_hook_that_does_not_end_is_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_log, "HOOK_SECONDS", 0.05)
+    called: list[Failure] = []
+    released = threading.Event()
+
+    def endless(failure: Failure) -> None:
+        released.wait(60)
+
+    try:
+        await call_failure_hooks(endless, called.append)
+    finally:
+        released.set()
+    assert len(called) == 2
+    assert caplog.text.count("it did not end in time") == 2
+
+
+async def test_a_plain_hook_at_the_start_that_blocks_is_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_hooks, "WORKER_HOOK_SECONDS", 0.05)
+    released = threading.Event()
+    waited: list[bool] = []
+
+    def block(worker: Worker) -> None:
+        waited.append(released.wait(30))
+
+    app = app_with()
+    app.register("mail", explode)
+    try:
+        await worker_hooks.call_worker_hooks("on_start", [block], app.worker())
+        assert not waited
+    finally:
+        released.set()
+    assert "hook_failed hook=on_start" in caplog.text
+    assert "it did not end in time" in caplog.text
+
+
+@pytest.mark.parametrize("refuse", [exit_in_a_hook, exit_in_an_async_hook])
+async def test_a_hook_refuses_the_start_by_sys_exit(refuse: Any) -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("mail", explode)
+        app.on_start(refuse)
+        with pytest.raises(SystemExit) as left:
+            await app.worker().run()
+        assert left.value.code == 3
+        assert not server.workers
+
+
+class Counting:
+    def around(self, job: Job) -> Iterator[None]:
+        yield
+
+
+def test_middleware_that_a_process_cannot_find_by_its_name_is_left_out_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    partial = functools.partial(before)
+    found = names_of([Counting().around, partial, before, lambda job: iter(())])
+    assert found == ((__name__, "before"),)
+    skipped = [one.getMessage().split(" ")[:2] for one in caplog.records]
+    assert skipped[:2] == [
+        ["middleware_skipped", "function=Counting.around"],
+        ["middleware_skipped", "function=partial"],
+    ]
+    assert len(skipped) == 3

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -394,3 +396,22 @@ async def test_a_worker_process_ends_though_an_async_handler_never_does() -> Non
                     assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [(raw, "abandon")]
 
     await asyncio.gather(scenario(blocks=True), scenario(blocks=False))
+
+
+async def test_a_worker_process_ends_on_sigterm_though_nobody_reads_what_it_logs() -> None:
+    async with fake_server() as server:
+        with worker_process(server.address, "0.2", "quick", leaving=0.5) as process:
+            assert process.stderr is not None
+            size = fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+            peer = await server.worker()
+            # An argument that does not fit fails with a line of about 200 characters.
+            peer.deliver("quick", *[b'{"none":1}'] * 64)
+            await until(lambda: len(failures(peer)) == 64, "all have failed")
+            await until(lambda: _unread(process) > size - 500, "the pipe is full")
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 60) == 1
+
+
+def _unread(process: subprocess.Popen[str]) -> int:
+    assert process.stderr is not None
+    return int.from_bytes(fcntl.ioctl(process.stderr, termios.FIONREAD, bytes(4)), sys.byteorder)

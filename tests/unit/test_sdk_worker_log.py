@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import threading
+from collections import deque
 
 import pytest
 
 from headgate import Abandon, Fail, Headgate, Job, Nack, Snooze
 from headgate.domain.release import version
+from headgate.sdk import background_calls
 from headgate.sdk.addresses import Address
+from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.errors import NotConnected
-from headgate.sdk.worker import background, stop_sequence
-from headgate.sdk.worker.background import BackgroundCalls
+from headgate.sdk.worker import attempt_log, stop_sequence
+from headgate.sdk.worker.attempt_log import Settled
 from headgate.sdk.worker.connection_log import ConnectionLog
 from headgate.wire import jobs_pb2
 from tests.support.fake_server import FakeServer, WorkerPeer, fake_server, until
@@ -210,7 +214,8 @@ async def test_the_error_of_a_handler_whose_lease_was_lost_is_logged(log: pytest
     outcome = jobs_pb2.Outcome(failed=jobs_pb2.Failed(type="ValueError", message="no such user"))
     driver.protocol.ledger.finish(job, outcome, driver.now)
     assert driver.protocol.ledger.unreported == [(job, outcome)]
-    driver.finish()
+    driver.protocol.finish(deque(), driver.now)
+    assert driver.protocol.actions.settled == [Settled(job, outcome, None)]
     assert driver.protocol.ledger.unreported == []
 
 
@@ -299,7 +304,7 @@ def test_a_worker_that_was_never_connected_does_not_say_that_its_stream_is_lost(
 def test_output_that_blocks_delays_no_caller_and_drops_are_counted(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "WAITING_MAX", 3)
+    monkeypatch.setattr(background_calls, "WAITING_MAX", 3)
     blocked, made = threading.Event(), list[int]()
     calls = BackgroundCalls("headgate-test")
     begun = threading.Event()
@@ -317,3 +322,77 @@ def test_output_that_blocks_delays_no_caller_and_drops_are_counted(
     wait_until(lambda: records(log, "calls_dropped"), "the thread has caught up")
     assert made == [0, 1, 2]
     assert "count=2" in records(log, "calls_dropped")[0].getMessage()
+
+
+def test_a_call_that_raises_ends_neither_the_thread_nor_the_calls_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    calls, made = BackgroundCalls("headgate-test"), list[int]()
+    for broken in (lambda: explode("ada"), lambda: sys.exit(3), lambda: explode("bob")):
+        calls.put(broken)
+        calls.put(made.append, len(made))
+    assert calls.close(60) == 0
+    assert len(made) == 3
+    errors = capsys.readouterr().err
+    assert "headgate-test: a call has failed" in errors
+    assert errors.count("no such user") == 1 + errors.count('f"no such user')  # the first error only
+
+
+def test_fields_of_a_record_factory_of_the_application_stay(log: pytest.LogCaptureFixture) -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    (job,) = driver.deliver(*raw_ids(1))
+    before = logging.getLogRecordFactory()
+
+    def factory(*args: object, **more: object) -> logging.LogRecord:
+        record = before(*args, **more)
+        record.topic = "of the application"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        attempt_log.log.warning("job_failed topic=%s", "plain", job=job)
+    finally:
+        logging.setLogRecordFactory(before)
+    (failed,) = records(log, "job_failed")
+    assert (failed.topic, failed.attempt) == ("of the application", 1)  # type: ignore[attr-defined]
+
+
+class Blocked(logging.Handler):
+    """Output that blocks at its first line on an attempt; meanwhile it holds its lock, as any handler does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "job_failed" in record.getMessage():
+            self.begun.set()
+            self.released.wait(120)
+
+
+async def test_a_worker_stops_although_the_output_of_its_log_blocks(log: pytest.LogCaptureFixture) -> None:
+    output = Blocked()
+    ended: list[bool] = []
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("mail", lambda job: explode("ada"))
+        app.register("wait", gate)
+        logging.getLogger("headgate.worker").addHandler(output)
+        try:
+            async with working(app, server) as (worker, peer):
+
+                def release() -> None:  # in a thread: lines of the loop of the test wait for the output as well
+                    ended.append(worker.ended.wait(30))
+                    output.released.set()
+
+                releasing = threading.Thread(target=release, daemon=True)
+                peer.deliver("wait", b"")
+                await until(lambda: gate.begun, "a handler runs, so the stop logs what it waits for")
+                peer.deliver("mail", b"")
+                await until(output.begun.is_set, "the output blocks")
+                releasing.start()
+            releasing.join(60)
+        finally:
+            output.released.set()
+            logging.getLogger("headgate.worker").removeHandler(output)
+    assert ended == [True]
+    assert records(log, "stopping_at_once")  # written by the other thread, once it could

@@ -38,7 +38,7 @@ def worker_command(
 ) -> None:
     """Run a worker. --url and --token are for an application that does not name a server itself."""
     if reload:
-        _watch([argument for argument in sys.argv[1:] if argument != "--reload"])
+        _watch([argument for argument in sys.argv[1:] if argument.partition("=")[0] != "--reload"])
         return
     logs.configure(level_of(log_level), format=log_format, filters=[JobFields()])
     options: WorkerOptions = {"concurrency": concurrency, "grace": grace}

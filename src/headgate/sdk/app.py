@@ -340,7 +340,7 @@ class Headgate(HookDecorators):
         from headgate.sdk.worker.forced_exit import forced_exit_after
 
         worker = self.worker(**options)
-        leaving = forced_exit_after(worker.ended, more_seconds=worker.end_seconds)
+        leaving = forced_exit_after(worker.ended, overdue=lambda: worker.overdue, more_seconds=worker.end_seconds)
         with leaving, asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(worker.run(signals=True))
 

@@ -10,6 +10,7 @@ and a datetime as text, so there only what JSON itself has is allowed.
 from __future__ import annotations
 
 import math
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from headgate.domain.validation import check_payload, shown
 from headgate.sdk.errors import PayloadError, UnstorableResult
 
 _DEEPEST: Final = 100  # deeper than this is a cycle, or a mistake
+# msgspec quotes the value in these; it may be a secret, and the text is logged and stored.
+_WITH_VALUE: Final = re.compile(r"\A(Invalid (?:enum )?value) (?:(['\"]).*\2|-?\d+)(?= - at |\Z)", re.DOTALL)
 _BELOW: Final = "\0"  # between a model's complaint and the path within the model: msgspec passes on text only
 
 
@@ -175,7 +178,7 @@ def decode(raw: bytes, decoder: msgspec.json.Decoder[Any], *, what: str) -> Any:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        text = str(error)
+        text = _WITH_VALUE.sub(r"\1", str(error))
         problem, at, path = text.rpartition(" - at ") if " - at " in text else (text, "", "")
         problem, _, below = problem.partition(_BELOW)
         raise PayloadError((path.strip("`").replace("$", what, 1) if at else what) + below, problem) from None

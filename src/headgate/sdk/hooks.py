@@ -5,11 +5,12 @@
 | `@hg.middleware` | around each handler: code before `yield`, and after it | where the handler runs |
 | `@hg.on_failure` | after an attempt has failed, the last one included | a thread of the worker |
 | `@hg.on_dead` | after a job is dead: no attempt is left, or none is wanted | a thread of the worker |
-| `@hg.on_start` | before the worker asks for jobs | the worker's event loop |
-| `@hg.on_stop` | after its last handler has ended | the worker's event loop |
+| `@hg.on_start` | before the worker asks for jobs | a thread of the worker |
+| `@hg.on_stop` | after its last handler has ended | a thread of the worker |
 
 Functions may be `async def` or `def`. Async ones run on the worker's event loop. One that raises is logged as
-`hook_failed` and changes nothing. Several of a kind are called in the order in which they were registered.
+`hook_failed` and changes nothing; only `sys.exit()` in `on_start` keeps the worker from starting. Several of a kind are
+called in the order in which they were registered.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class HookDecorators:
         return _added(self._hooks.on_dead, function, "on_dead")
 
     def on_start(self, function: WorkerHookT) -> WorkerHookT:
-        """Register a function to be called with the `Worker` before it asks for jobs."""
+        """Register a function to be called with the `Worker` before it asks for jobs.
+
+        An exception is logged, and the worker starts. To refuse to start, call `sys.exit("reason")`.
+        """
         return _added(self._hooks.on_start, function, "on_start")
 
     def on_stop(self, function: WorkerHookT) -> WorkerHookT:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar, TypeVarTuple
 
+from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.errors import ForkedProcess
 
 T = TypeVar("T")
@@ -39,6 +40,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+class _Thread(threading.Thread):
+    log_lines: BackgroundCalls
+
+
 class IoThread:
     """A running event loop in a thread of its own."""
 
@@ -46,7 +51,10 @@ class IoThread:
         self.pid = os.getpid()
         self.loop = new_loop()
         self.loop.set_exception_handler(_on_exception)
-        self._thread = threading.Thread(target=self._run, name="headgate-io", daemon=True)
+        self.log_lines = BackgroundCalls("headgate-log")
+        """Writes what this thread logs; see `io_log`."""
+        self._thread = _Thread(target=self._run, name="headgate-io", daemon=True)
+        self._thread.log_lines = self.log_lines
         self._thread.start()
 
     def _run(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -16,10 +15,11 @@ from headgate.domain.errors import HeadgateError
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
 from headgate.sdk.errors import Closed
+from headgate.sdk.io_log import io_logger
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 
-log = logging.getLogger("headgate.client")
+log = io_logger("headgate.client")
 
 WAIT_SECONDS: Final = 20.0
 """The longest a single WaitResult stays open: short enough for proxies that cut silent calls."""

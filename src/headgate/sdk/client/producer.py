@@ -11,7 +11,6 @@ after that time and a bit, half as many at once; each one that is taken makes th
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import deque
 from typing import Final
@@ -31,11 +30,12 @@ from headgate.sdk.errors import (
     SubmitRefused,
 )
 from headgate.sdk.ids import id_from_bytes
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.io_thread import IoThread
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as pb
 
-log = logging.getLogger("headgate.client")
+log = io_logger("headgate.client")
 
 WINDOW: Final = 16
 """Frames on their way at once. Past that the server is the slow part, and frames only grow older."""

@@ -39,5 +39,5 @@ async def _call(kind: str, functions: Sequence[FailureHook], failure: Failure) -
             made = function(failure)
             if inspect.iscoroutine(made):
                 await made
-        except Exception:  # whatever a hook raises, the others are called, as by a worker
+        except (Exception, SystemExit):  # whatever a hook raises, the others are called, as by a worker
             log.exception("hook_failed hook=%s function=%s", kind, name_of(function))

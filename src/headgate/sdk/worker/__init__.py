@@ -9,8 +9,8 @@
 - *Threads* (`ThreadSlots`) for plain handlers, *processes* (`ProcessSlots`) for CPU-bound ones: each child has a pipe
   and a thread here that serves it.
 
-- Two *threads* for what must not delay the I/O thread: one writes the log lines of attempts, one calls the hooks for
-  failures (`AttemptLog`). Middleware (`middleware`) runs where its handler runs.
+- *Threads* for what must not delay the I/O thread: one writes its log lines (`io_log`) and those of attempts, one calls
+  the hooks for failures (`AttemptLog`), one runs plain hooks. Middleware (`middleware`) runs where its handler runs.
 
 **Crossings.** Jobs go from the stream to the slots once per frame. Outcomes come back by `WorkerStream.report`: append
 to a deque, and wake the I/O loop unless it is woken already. So there are as many crossings as frames, not as jobs.
@@ -45,7 +45,7 @@ its outcome is acknowledged, and every beat and every Hello lists all that is he
   frame that the server names as refused for now is sent again by itself; one it will never take is given up.
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
 - SIGTERM, `stop()`: see `stop_sequence`. A second one does not wait for handlers. A handler that keeps a drained
-  process from ending is left by `os._exit` (`forced_exit`).
+  process from ending is left by `os._exit` (`forced_exit`), and so is output that blocks.
 - SIGKILL: the connection closes, and the server ends the leases after the reconnect grace. This costs attempts, as does
   a connection that is lost for longer than that.
 """

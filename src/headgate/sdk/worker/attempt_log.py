@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
+from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.hooks import Failure, Hooks, name_of
 from headgate.sdk.job_context import fields_of
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.times import time_of
-from headgate.sdk.worker.background import BackgroundCalls
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.wire import jobs_pb2 as pb
 
 HOOK_SECONDS: Final = 30.0
-"""How long an async hook may take; the next one does not wait longer for it."""
+"""How long one hook may take; the next one does not wait longer for it."""
 LOG_CLOSE_SECONDS: Final = 1.0
 HOOKS_CLOSE_SECONDS: Final = 5.0
 """How long a worker that has ended waits for lines to be written, and for hooks."""
@@ -39,8 +39,10 @@ class _AttemptLogger(logging.LoggerAdapter[logging.Logger]):
         if job is None:
             super().log(level, msg, *args, **more)
             return
-        fields = fields_of(job) | {"max_attempts": job.max_attempts}
-        record = self.logger.makeRecord(self.logger.name, level, __file__, 0, msg, args, None, "log", fields)
+        record = self.logger.makeRecord(self.logger.name, level, __file__, 0, msg, args, None, "log")
+        # Not as `extra`, which raises if a record factory of the application sets a field of the same name.
+        for name, value in (fields_of(job) | {"max_attempts": job.max_attempts}).items():
+            vars(record).setdefault(name, value)
         record.exc_text = str(more.get("traceback") or "").rstrip() or None
         self.logger.handle(record)
 
@@ -59,9 +61,9 @@ class Settled(NamedTuple):
 class AttemptLog:
     """Logs settled attempts and calls the hooks, each in a thread of its own. Fed by the I/O thread."""
 
-    def __init__(self, hooks: Hooks, loop: asyncio.AbstractEventLoop) -> None:
-        self._hooks, self._loop = hooks, loop
-        self._lines, self._calls = BackgroundCalls("headgate-log"), BackgroundCalls("headgate-hooks")
+    def __init__(self, hooks: Hooks, loop: asyncio.AbstractEventLoop, lines: BackgroundCalls) -> None:
+        self._hooks, self._loop, self._lines = hooks, loop, lines
+        self._calls, self._plain = BackgroundCalls("headgate-hooks"), BackgroundCalls("headgate-plain-hooks")
 
     def put(self, settled: Sequence[Settled]) -> None:
         """Log these, and call the hooks for those that failed."""
@@ -74,9 +76,10 @@ class AttemptLog:
 
     async def close(self) -> None:
         """Wait, within limits, until all is logged and all hooks were called; on the loop of the worker."""
-        await asyncio.to_thread(self._lines.close, LOG_CLOSE_SECONDS)
+        await asyncio.to_thread(self._lines.flush, LOG_CLOSE_SECONDS)
         if left := await asyncio.to_thread(self._calls.close, HOOKS_CLOSE_SECONDS):
             log.error("hooks_not_called failures=%d seconds=%g", left, HOOKS_CLOSE_SECONDS)
+        self._plain.close(0)
 
     def _call_hooks(self, failure: Failure) -> None:
         for function in self._hooks.on_failure:
@@ -85,17 +88,32 @@ class AttemptLog:
             self._call("on_dead", function, failure)
 
     def _call(self, kind: str, function: Callable[[Failure], object], failure: Failure) -> None:
-        waiting: Future[object] | None = None
+        waiting: Future[Any] | None = None
         try:
-            made = function(failure)
+            if inspect.iscoroutinefunction(function):
+                made: object = function(failure)
+            else:  # in another thread, which is replaced if the function does not return
+                waiting = self._plain.submit(function, failure)
+                made = waiting.result(HOOK_SECONDS)
             if inspect.iscoroutine(made):
-                waiting = asyncio.run_coroutine_threadsafe(made, self._loop)
+                waiting = asyncio.run_coroutine_threadsafe(_without_exit(made), self._loop)
                 waiting.result(HOOK_SECONDS)
-        except Exception:  # whatever a hook raises, the others are called
-            if waiting is not None and waiting.cancel():
-                log.error('hook_failed hook=%s function=%s error="it did not end in time"', kind, name_of(function))
-            else:
+        except (Exception, SystemExit):  # whatever a hook raises, the others are called
+            if waiting is None or waiting.done():
                 log.exception("hook_failed hook=%s function=%s", kind, name_of(function))
+                return
+            log.error('hook_failed hook=%s function=%s error="it did not end in time"', kind, name_of(function))
+            if not waiting.cancel():
+                self._plain.close(0)  # its thread ends when the function does
+                self._plain = BackgroundCalls("headgate-plain-hooks")
+
+
+async def _without_exit(made: Coroutine[Any, Any, object]) -> None:
+    """Run an async hook; a SystemExit would end the event loop of the worker."""
+    try:
+        await made
+    except SystemExit as error:
+        raise RuntimeError(f"it has called sys.exit({error.code!r})") from error
 
 
 def failure_of(settled: Settled) -> Failure | None:

@@ -6,16 +6,16 @@ sends again what the server has left unanswered.
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.timers import Timers
 from headgate.wire import worker_pb2 as pb
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 BEAT_SECONDS: Final = 20.0
 """Until the server says otherwise."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from headgate.sdk.addresses import Address
+from headgate.sdk.io_log import io_logger
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 FIRST_SUMMARY_SECONDS: Final = 10.0
 SUMMARY_SECONDS: Final = 30.0

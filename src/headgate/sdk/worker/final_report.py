@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +13,13 @@ import grpc.aio
 
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.worker.outbox import FRAME_BYTES, FRAME_OUTCOMES
 from headgate.sdk.worker.protocol import RESEND_SOON_SECONDS, receipt_name
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 REPORT_SECONDS: Final = 5.0
 """How long one server is tried."""

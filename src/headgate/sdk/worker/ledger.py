@@ -11,11 +11,11 @@ together; that is the whole of the flow control.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.job import Reports
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.worker.forced_outcomes import abandoned, cancelled_unbegun
@@ -28,7 +28,7 @@ from headgate.wire import worker_pb2 as pb
 if TYPE_CHECKING:
     from headgate.sdk.tasks import Task
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 UNACKNOWLEDGED_MAX: Final = 20_000
 """Outcomes kept for the server's answer. Past that no more jobs are asked for: the server, not we, is behind."""

@@ -15,6 +15,8 @@ import functools
 import importlib
 import inspect
 import logging
+import operator
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -117,7 +119,7 @@ async def _enter(function: Middleware, job: Job, entered: list[tuple[Middleware,
         log.error('hook_failed hook=middleware function=%s error="it did not yield"', name_of(function))
     except HandlerVerdict:
         raise
-    except Exception:  # whatever a hook raises, the handler runs
+    except (Exception, SystemExit):  # whatever a hook raises, the handler runs
         log.exception("hook_failed hook=middleware function=%s job_id=%s", name_of(function), job.id)
     else:
         entered.append((function, generator))
@@ -157,13 +159,18 @@ def find_middleware(names: tuple[tuple[str, str], ...]) -> tuple[Middleware, ...
     found: list[Middleware] = [structlog_fields] if structlog_is_loaded() else []
     for module, name in names:
         try:
-            one: Any = importlib.import_module(module)
-            for part in name.split("."):
-                one = getattr(one, part)
-            found.append(one)
+            found.append(operator.attrgetter(name)(importlib.import_module(module)))
         except Exception as error:  # noqa: BLE001 -- whatever an import raises, the handlers run
             log.error("hook_failed hook=middleware function=%s error=%s", name, error)
     return tuple(found)
+
+
+def _is_at(module: str | None, name: str, one: Middleware) -> bool:
+    """Whether a module has it under this name. A method of an object, or a partial, has the name of something else."""
+    try:
+        return bool(operator.attrgetter(name)(sys.modules[module or ""]) == one)
+    except (AttributeError, KeyError):
+        return False
 
 
 def names_of(middleware: Sequence[Middleware]) -> tuple[tuple[str, str], ...]:
@@ -173,7 +180,7 @@ def names_of(middleware: Sequence[Middleware]) -> tuple[tuple[str, str], ...]:
         if one in (structlog_fields, log_started):
             continue
         module, name = getattr(one, "__module__", None), name_of(one)
-        if module is None or "<" in name:
+        if module is None or not _is_at(module, name, one):
             log.warning(
                 'middleware_skipped function=%s effect="it does not run around handlers in processes" '
                 'hint="define it at the top of a module"',

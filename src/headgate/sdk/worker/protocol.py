@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headgate.sdk.errors import RETRIED
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.outcomes import Outcome, failure
 from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.attempt_log import Settled
@@ -26,7 +27,7 @@ from headgate.sdk.worker.timers import Timers
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import worker_pb2 as pb
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 READY_MAX: Final = 100_000
 """What the server accepts in one Ready."""

@@ -7,17 +7,17 @@ A second request to stop (`hurry`) skips the grace, never the time to clean up a
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.held_job import STARTED, HeldJob
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.timers import Timers
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 DRAINING_SECONDS: Final = 5.0
 """Time between two log lines on what is waited for."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.worker.held_job import STARTED, HeldJob
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 LOOK_SECONDS: Final = 5.0
 STUCK_SECONDS: Final = 300.0

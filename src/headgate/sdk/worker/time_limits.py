@@ -8,16 +8,16 @@ later is not waited for: its attempt fails, and its slot stays taken until it re
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.forced_outcomes import deadline_exceeded, out_of_time
 from headgate.sdk.worker.held_job import FINISHED, WAITING, HeldJob
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.timers import Timers
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 UNWIND_SECONDS: Final = 2.0
 """How long a handler has to end by itself once it is out of time."""

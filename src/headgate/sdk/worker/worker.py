@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -21,14 +20,17 @@ from headgate.sdk import rpc
 from headgate.sdk.connection import Connection
 from headgate.sdk.errors import OutsideBox
 from headgate.sdk.hooks import Hooks
+from headgate.sdk.io_log import io_logger
 from headgate.sdk.io_thread import IoThread, io_thread
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.attempt_log import HOOKS_CLOSE_SECONDS, AttemptLog
+from headgate.sdk.worker.final_report import REPORT_SECONDS
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.protocol import WorkerProtocol, WorkerSettings
 from headgate.sdk.worker.slots import Slots
-from headgate.sdk.worker.stream import WorkerStream
+from headgate.sdk.worker.stop_sequence import FLUSH_SECONDS, UNWIND_SECONDS
+from headgate.sdk.worker.stream import LAST_WRITE_SECONDS, WorkerStream
 from headgate.sdk.worker.timers import Timers
 from headgate.sdk.worker.worker_hooks import WORKER_HOOK_SECONDS, call_worker_hooks
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-log = logging.getLogger("headgate.worker")
+log = io_logger("headgate.worker")
 
 CONCURRENCY: Final = 32
 GRACE_SECONDS: Final = 30.0
@@ -97,6 +99,7 @@ class Worker:
         self._cancel_grace = delay_in_ms(options.get("cancel_grace", CANCEL_GRACE_SECONDS), field="cancel_grace") / 1000
         self._stream: WorkerStream | None = None
         self._stops = 0
+        self._stop_asked_at: float | None = None
         self.ended = threading.Event()
         """Set when nothing is held or owed any more, from the I/O thread: handlers may still run."""
         self.left_behind = 0
@@ -126,7 +129,7 @@ class Worker:
         )
         self._log_started(slots)
         await call_worker_hooks("on_start", self._hooks.on_start, self)
-        attempts = AttemptLog(self._hooks, asyncio.get_running_loop())
+        attempts = AttemptLog(self._hooks, asyncio.get_running_loop(), self._io.log_lines)
         stream = self._stream = self._compose(slots, attempts)
         if self._stops:  # asked to stop before it began
             self._io.soon(self._stop, stream)
@@ -161,6 +164,8 @@ class Worker:
         From any thread, and from signal handlers.
         """
         self._stops += 1
+        if self._stop_asked_at is None:
+            self._stop_asked_at = time.monotonic()
         if self._stream is not None:
             self._io.soon(self._stop, self._stream)
 
@@ -169,6 +174,15 @@ class Worker:
         """How long its hooks may take after `ended`."""
         failures = HOOKS_CLOSE_SECONDS if self._hooks.at_failures else 0.0
         return failures + (WORKER_HOOK_SECONDS if self._hooks.on_stop else 0.0)
+
+    @property
+    def overdue(self) -> bool:
+        """True if it was asked to stop so long ago that every step of the stop has used up its time."""
+        if self._stop_asked_at is None:
+            return False
+        reports = REPORT_SECONDS * len(self._connection.addresses)
+        steps = WORKER_HOOK_SECONDS + UNWIND_SECONDS + FLUSH_SECONDS + reports + 2 * LAST_WRITE_SECONDS
+        return time.monotonic() > self._stop_asked_at + self._grace + steps
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
