@@ -228,4 +228,4 @@ def test_the_quotes_of_an_sdk_line_do_not_depend_on_the_formatter(caplog: pytest
 
 def test_the_sdk_quotes_the_values_of_all_its_loggers() -> None:
     text = "".join(path.read_text() for path in (SOURCE / "sdk").rglob("*.py"))
-    assert set(re.findall(r'^log = .*getLogger\("([\w.]+)"\)', text, re.MULTILINE)) == set(LOGGERS)
+    assert set(re.findall(r'^log = .*(?:getLogger|io_logger)\("([\w.]+)"\)', text, re.MULTILINE)) == set(LOGGERS)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,7 @@ import pytest
 from headgate import Headgate, InvalidInput
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
-from headgate.sdk.worker import Worker, process_slots, protocol, stuck_slots, time_limits
+from headgate.sdk.worker import Worker, forced_exit, process_slots, protocol, stuck_slots, time_limits
 from headgate.sdk.worker.stream import WorkerStream
 from tests.support import sdk_app
 from tests.support.fake_server import FakeServer, WorkerPeer, fake_server, until
@@ -415,3 +416,20 @@ async def test_a_worker_process_ends_on_sigterm_though_nobody_reads_what_it_logs
 def _unread(process: subprocess.Popen[str]) -> int:
     assert process.stderr is not None
     return int.from_bytes(fcntl.ioctl(process.stderr, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_the_process_exits_if_a_stop_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(forced_exit, "LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr(forced_exit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("os._exit", exits.put)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    app = Headgate("127.0.0.1:1")
+    app.register("mail", print)
+    worker = app.worker(grace=1)
+    worker.stop()
+    assert not worker.overdue
+    with forced_exit.forced_exit_after(threading.Event(), overdue=lambda: worker.overdue):
+        assert worker._stop_asked_at is not None
+        worker._stop_asked_at -= 60
+        assert exits.get(timeout=60) == 1
