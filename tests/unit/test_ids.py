@@ -163,10 +163,10 @@ REMEDY = ("leave the id out", "idempotency key")
         ("017f22e2-79b0-7cc3-98c4-dc0c0c07398g", "36 characters"),
         ("٠17f22e2-79b0-7cc3-98c4-dc0c0c07398f", "36 characters"),
         ("\ud800" * 36, "36 characters"),
-        ("x" * 1_000_000, "str of 1000000 characters"),
+        ("x" * 1_000_000, "text of 1000000 characters"),
         (b"\0" * 16, "bytes of length 16"),
         (None, "None"),
-        (7, "int 7"),
+        (7, "7"),
     ],
     ids=lambda part: str(part)[:20] if isinstance(part, str) and part.isprintable() else type(part).__name__,
 )
@@ -198,7 +198,7 @@ def test_wrong_entropy_is_refused() -> None:
 
 def test_unusable_names_and_counts_are_refused() -> None:
     assert_refused(lambda: derived_job_id("\ud800", "b", at_ms=1), field="namespace", says="surrogate")
-    assert_refused(lambda: derived_job_id("a", 5, at_ms=1), field="name", says="int 5")
+    assert_refused(lambda: derived_job_id("a", 5, at_ms=1), field="name", says="5")
     maker = JobIdMaker(clock_ms=Clock(), entropy=bytes)
     assert maker.make(0) == []
     for count in (-1, 1_000_001, True, 2.0):

@@ -66,9 +66,9 @@ def test_a_lapse_leaves_an_error_like_a_failure() -> None:
     [
         (lambda: Completed(result="done"), "result", "bytes, 0 to 1048576"),
         (lambda: Completed(result=None), "result", "got None"),
-        (lambda: Failed(error="boom"), "error", "must be an ErrorInfo, got str 'boom'"),
+        (lambda: Failed(error="boom"), "error", "must be an ErrorInfo, got 'boom'"),
         (lambda: Failed(error=None), "error", "must be an ErrorInfo"),
-        (lambda: Failed(error=ERROR, permanent=1), "permanent", "must be a bool, got int 1"),
+        (lambda: Failed(error=ERROR, permanent=1), "permanent", "must be a bool, got 1"),
         (lambda: ErrorInfo(type=None), "type", "str of at most 200"),
         (lambda: ErrorInfo(type="E", message=b"m"), "message", "str of at most 8192"),
         (lambda: ErrorInfo(type="E", traceback=["t"]), "traceback", "str of at most 65536"),

@@ -61,9 +61,9 @@ def test_the_wait_bound_is_the_lead_of_the_highest_times_the_step() -> None:
     [
         (lambda: rank_of(2**31, None), "priority", "-2147483648 to 2147483647"),
         (lambda: rank_of(-(2**31) - 1, None), "priority", "-2147483648 to 2147483647"),
-        (lambda: rank_of(1.5, None), "priority", "float 1.5"),
-        (lambda: rank_of(True, None), "priority", "bool True"),
-        (lambda: rank_of("high", None), "priority", "str 'high'"),
+        (lambda: rank_of(1.5, None), "priority", "got 1.5"),
+        (lambda: rank_of(True, None), "priority", "got True"),
+        (lambda: rank_of("high", None), "priority", "'high'"),
         (lambda: rank_of(0, timedelta(microseconds=999)), "ageing_step", "0:00:00.001000 to 1:00:00"),
         (lambda: rank_of(0, timedelta(0)), "ageing_step", "0:00:00.001000 to 1:00:00"),
         (lambda: rank_of(0, -MINUTE), "ageing_step", "1:00:00"),

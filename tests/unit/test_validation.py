@@ -141,7 +141,7 @@ def test_headers_are_a_copy_that_cannot_change() -> None:
 
 TOPIC = "1 to 200 of A-Z a-z 0-9 . _ : / -"
 TENANT = "1 to 63 of a-z 0-9 -"
-INT32 = "int from -2147483648 to 2147483647"
+INT32 = "whole number from -2147483648 to 2147483647"
 
 REFUSED: list[tuple[Callable[[Any], object], str, object, str]] = [
     *(
@@ -264,21 +264,21 @@ def test_the_error_names_the_position_of_a_control_character() -> None:
     ("value", "expected"),
     [
         (None, "None"),
-        (True, "bool True"),
-        (17, "int 17"),
-        (HUGE, f"int of {HUGE.bit_length()} bits"),
-        (1.5, "float 1.5"),
-        (float("nan"), "float nan"),
-        ("a\x00\u202e\ud800", "str 'a\\x00\\u202e\\ud800'"),
+        (True, "True"),
+        (17, "17"),
+        (HUGE, f"a number of {HUGE.bit_length()} bits"),
+        (1.5, "1.5"),
+        (float("nan"), "nan"),
+        ("a\x00\u202e\ud800", "'a\\x00\\u202e\\ud800'"),
         (b"secret", "bytes of length 6"),
-        (SECOND, "timedelta 0:00:01"),
-        (NOON, "datetime 2025-11-15T12:00:00"),
+        (SECOND, "0:00:01"),
+        (NOON, "2025-11-15T12:00:00"),
         (Loud(), "a value of type Loud"),
         (["x"], "a value of type list"),
     ],
     ids=short,
 )
-def test_a_refused_value_is_shown_by_kind(value: object, expected: str) -> None:
+def test_a_refused_value_is_shown_without_words_of_python(value: object, expected: str) -> None:
     assert v.shown(value) == expected
 
 
@@ -286,7 +286,7 @@ def test_a_refused_value_is_shown_by_kind(value: object, expected: str) -> None:
 def test_a_long_value_is_shown_in_part(text: str) -> None:
     shown = v.shown(text)
     assert len(shown) <= 110
-    assert shown.startswith("str")
+    assert shown.startswith(("text of ", "'"))
     shown.encode()
 
 

@@ -207,9 +207,9 @@ def _no_field(text: str, place: int) -> InvalidFilter:
     word = re.match(r"[^\s:]+", text[place:])
     found = word[0] if word else text[place : place + 1]
     if text[place + len(found) : place + len(found) + 1] == ":":
-        return InvalidFilter(f"{shown(found)[4:]} is no field", position=place, hint=_there_are())
+        return InvalidFilter(f"{shown(found)} is no field", position=place, hint=_there_are())
     return InvalidFilter(
-        f"{shown(found)[4:]} has no field", position=place, hint=f"write error:{quoted(found[:40])} or topic:…"
+        f"{shown(found)} has no field", position=place, hint=f"write error:{quoted(found[:40])} or topic:…"
     )
 
 
@@ -285,7 +285,7 @@ def _state(raw: _Raw) -> State:
     close = get_close_matches(raw.text.lower(), [*words, *_OTHER_STATES], n=1, cutoff=0.6)
     meant = _OTHER_STATES.get(raw.text.lower()) or (_OTHER_STATES.get(close[0], close[0]) if close else "")
     hint = f'did you mean "{meant}"?' if meant else f"there are {', '.join(words)}"
-    raise InvalidFilter(f"{shown(raw.text)[4:]} is no state", position=raw.position, hint=hint)
+    raise InvalidFilter(f"{shown(raw.text)} is no state", position=raw.position, hint=hint)
 
 
 def _priority(raw: _Raw) -> int:
@@ -301,7 +301,7 @@ def _attempts(raw: _Raw) -> int:
 def _integer(raw: _Raw, low: int, high: int, words: str) -> int:
     if _INT.fullmatch(raw.text) is None or not low <= int(raw.text) <= high:
         raise InvalidFilter(
-            f"{shown(raw.text)[4:]} is no number from {low} to {high}",
+            f"{shown(raw.text)} is no number from {low} to {high}",
             position=raw.position,
             hint=f"or one of {words}" if words else "",
         )
@@ -328,9 +328,9 @@ def _time(raw: _Raw) -> Ago | datetime:
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidFilter):
             raise
-        raise InvalidFilter(f"{shown(text)[4:]} is no time ({error})", position=raw.position) from None
+        raise InvalidFilter(f"{shown(text)} is no time ({error})", position=raw.position) from None
     raise InvalidFilter(
-        f"{shown(text)[4:]} is no time",
+        f"{shown(text)} is no time",
         position=raw.position,
         hint="write a span (30s, 5m, 2h, 1d), a date (2026-12-24) or a moment (2026-12-24T18:00:00Z)",
     )
@@ -340,13 +340,13 @@ def _id(raw: _Raw) -> UUID:
     try:
         return UUID(int=parse_job_id(raw.text).int)
     except InvalidInput as error:
-        raise InvalidFilter(f"{shown(raw.text)[4:]} is no job id", position=raw.position, hint=error.problem) from None
+        raise InvalidFilter(f"{shown(raw.text)} is no job id", position=raw.position, hint=error.problem) from None
 
 
 def _group(raw: _Raw) -> str:
     if _GROUP.fullmatch(raw.text) is None:
         raise InvalidFilter(
-            f"{shown(raw.text)[4:]} is no error group",
+            f"{shown(raw.text)} is no error group",
             position=raw.position,
             hint=f"it has {GROUP_CHARS} hex digits; `headgate dead list` shows them",
         )

@@ -177,7 +177,7 @@ def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRule
     policy, step = changes.get("retry", rules.policy), changes.get("ageing_step", rules.ageing_step)
     priority, time_limit = changes.get("priority", rules.priority), changes.get("time_limit", rules.time_limit)
     if not isinstance(attempts, int):
-        raise InvalidInput("max_attempts", f"must be an int, got {attempts!r}")
+        raise InvalidInput("max_attempts", f"must be a whole number, got {attempts!r}")
     if not isinstance(policy, RetryPolicy):
         raise InvalidInput("retry", f"must be a RetryPolicy, got {policy!r}")
     if step is not None and not isinstance(step, timedelta):

@@ -42,24 +42,24 @@ _HEADER_RULE: Final = (
 
 
 def shown(value: object) -> str:
-    """Describe a refused value by its kind and at most some 80 characters of it, whatever it is."""
+    """Describe a refused value by at most some 80 characters of it, whatever it is; quotes tell text from numbers."""
     match value:
         case None:
             return "None"
         case bool():
-            return f"bool {value}"
+            return str(value)
         case int():
             # Python refuses to print integers of more than 4,300 digits, and no one would read them.
-            return f"int {value}" if value.bit_length() <= 128 else f"int of {value.bit_length()} bits"
+            return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
         case float() | timedelta():
-            return f"{type(value).__name__} {value}"
+            return str(value)
         case datetime():
-            return f"datetime {value.replace(tzinfo=None).isoformat()}"
+            return value.replace(tzinfo=None).isoformat()
         case str():
             quoted = repr(value[:_SHOWN_MAX])
             if len(value) <= _SHOWN_MAX and len(quoted) <= _SHOWN_MAX:
-                return f"str {quoted}"
-            return f"str of {len(value)} characters {quoted[: _SHOWN_MAX - 20]}…"
+                return quoted
+            return f"text of {len(value)} characters {quoted[: _SHOWN_MAX - 20]}…"
         case bytes() | bytearray() | memoryview():
             return f"{type(value).__name__} of length {len(value)}"
         case _:
@@ -72,7 +72,7 @@ def shown(value: object) -> str:
 def check_integer(value: object, *, field: str, low: int, high: int) -> int:
     """Accept an int in low..high. A bool is not an int here, and 3.0 is not 3."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(field, f"must be an int from {low} to {high}, got {shown(value)}")
+        raise InvalidInput(field, f"must be a whole number from {low} to {high}, got {shown(value)}")
     return int(value)
 
 
