@@ -208,6 +208,18 @@ def test_a_watched_job_is_one_line_of_json_for_each_change(run: Shell, topic: st
     assert json.loads(line)["state"] == "cancelled"
 
 
+def test_a_submit_is_printed_for_programs_and_a_pause_by_its_topic(run: Shell, topic: str) -> None:
+    done = json.loads(run("submit", topic, "{}", "--key", "k", "-o", "json").out)
+    assert (done["created"], done["state"]) == (True, "pending")
+    again = run("submit", topic, "{}", "--key", "k", "-o", "ndjson", "--wait", "50ms")
+    assert again.code == 5
+    assert json.loads(again.out) == {"id": done["id"], "created": False, "state": "pending"}
+    assert f"headgate job get {done['id']}" in again.err
+    assert run("submit", topic, "{}", "--key", "k", "-o", "name").out == f"{done['id']}\n"
+    assert run("pause", topic, "-o", "name") == (0, f"{topic}\n", "")
+    assert run("resume", topic, "-o", "name").out == f"{topic}\n"
+
+
 def test_a_watched_status_is_drawn_on_a_terminal_in_colour_until_ctrl_c(run: Shell, address: str, topic: str) -> None:
     assert run("submit", topic, "{}").code == 0
     assert run("pause", topic).code == 0

@@ -44,11 +44,12 @@ def pause_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Stop dispatching jobs for a topic, a tenant, or everything. Running jobs continue; new jobs wait."""
+    _check_target("pause", topic, tenant, everything)
     end = _end(until)
     done = with_client(
         server, lambda hg: hg.admin.pause(topic=topic, tenant=tenant, everything=everything, reason=reason, until=end)
     )
-    print_one(done, output, lambda: [pause_line(done)], name=done.target)
+    print_one(done, output, lambda: [pause_line(done)], name=topic or done.target)
 
 
 def resume_command(
@@ -61,12 +62,13 @@ def resume_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Resume dispatching jobs for a topic, a tenant, or everything. Has no effect on a target that is not paused."""
+    _check_target("resume", topic, tenant, everything)
     changed = with_client(
         server, lambda hg: hg.admin.resume(topic=topic, tenant=tenant, everything=everything, reason=reason)
     )
     target = f"topic {topic}" if topic is not None else "everything" if everything else "tenant"
     text = f"{target} is resumed" if changed else f"{target} was not paused"
-    print_one({"target": target, "changed": changed}, output, lambda: [text], name=target)
+    print_one({"target": target, "changed": changed}, output, lambda: [text], name=topic or target)
 
 
 def audit_command(
@@ -91,6 +93,15 @@ def pause_line(pause: PauseInfo) -> str:
     if pause.who:
         parts.append(f"by {pause.who}")
     return " ".join(parts) + (f": {pause.reason}" if pause.reason else "")
+
+
+def _check_target(command: str, topic: str | None, *others: bool) -> None:
+    if (topic is not None) + sum(others) != 1:
+        raise InvalidInput(
+            "target",
+            "give a topic, --tenant or --everything, and one of them",
+            hint=f"for example: headgate {command} mail",
+        )
 
 
 def _end(until: str | None) -> datetime | None:

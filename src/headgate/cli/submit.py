@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Payload, Priority, Raw, Server, Tags
-from headgate.cli.output import as_json
+from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Output, Payload, Priority, Raw, Server, Tags
+from headgate.cli.output import as_json, print_one
 from headgate.cli.unhandled import unhandled_line
-from headgate.domain.errors import InvalidInput
-from headgate.sdk import Headgate, JobOptions, ResultTimeout, Unique
+from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.sdk import Forbidden, Headgate, JobHandle, JobOptions, ResultTimeout, Unique
 
 
 def submit_command(
@@ -60,6 +60,7 @@ def submit_command(
         str | None, Parameter(help="Key for the limits, order and fairness of the topic: a customer, an account.")
     ] = None,
     wait: Annotated[str | None, Parameter(help="Wait this long for the result, and print it.")] = None,
+    output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Submit one job and print its id."""
@@ -98,13 +99,31 @@ def submit_command(
         if batch is not None:
             options["batch"] = await hg.admin.full_id("batch", batch)
         handle = await hg.submit(topic, body, **options)
-        print(handle.id, flush=True)
+        for_programs = output in ("json", "ndjson")
+        if not for_programs:
+            print(handle.id, flush=True)
+        fields: dict[str, object] = {"id": handle.id, "created": handle.created}
+        failed: HeadgateError | None = None
         if wait_seconds:
             try:
-                print(as_json(await handle.result(wait_seconds)))
-            except ResultTimeout as error:
-                if line := await unhandled_line(hg, topic):
-                    error.add_note(line)
-                raise
+                fields["result"] = await handle.result(wait_seconds)
+            except HeadgateError as error:
+                failed = error
+        if for_programs:
+            print_one(fields | {"state": await _state(handle)}, output, lambda: ())
+        elif "result" in fields and output == "table":
+            print(as_json(fields["result"]))
+        if isinstance(failed, ResultTimeout) and (line := await unhandled_line(hg, topic)):
+            failed.add_note(line)
+        if failed is not None:
+            raise failed
 
     with_client(server, act)
+
+
+async def _state(handle: JobHandle[Any]) -> str | None:
+    """The state of the job; None if the token does not allow to read it."""
+    try:
+        return (await handle.info()).state
+    except Forbidden:
+        return None
