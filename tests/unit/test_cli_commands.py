@@ -16,7 +16,7 @@ FORMATS = ("table", "json", "ndjson", "name")
 DATABASE = {("dev",), ("migrate",), ("restore-fence",), ("serve",)}
 LOCAL = {*DATABASE, ("completion",), ("init",)}
 """Commands that call no server."""
-SILENT = {*LOCAL - {("migrate",)}, ("worker",), ("submit",), ("schedule", "sync")}
+SILENT = {*LOCAL - {("migrate",)}, ("worker",), ("schedule", "sync")}
 """Commands that list and show nothing."""
 
 
@@ -68,11 +68,47 @@ def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found:
         ("job gte 1", 'unknown command "gte"; did you mean "get"?'),
         ("job get 1 --ful", "unknown option: --ful; did you mean --full?"),
         ("status --ouput json", "unknown option: --ouput; did you mean --output?"),
+        ("worker app.py:hg", 'app: "app.py" is a file, not a module; did you mean app:hg?'),
+        ("worker src/app.py:hg", 'app: "src/app.py" is a file, not a module; did you mean src.app:hg?'),
     ],
 )
 def test_a_misspelt_word_gets_the_nearest_one(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     assert main(line.split()) == 2
     assert capsys.readouterr().err.startswith(f"error: {words}")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("worker", "give the app: headgate worker app:hg"),
+        ("submit", "give the topic: headgate submit mail"),
+        ("completion", "give the shell: headgate completion bash"),
+        ("schedule put nightly", "give the topic: headgate schedule put NAME mail"),
+        ("submit --key", 'command "submit" parameter --key requires an argument'),
+        ("pause", "target: give a topic, --tenant or --everything, and one of them; for example: headgate pause mail"),
+        ("resume a --tenant", "target: give a topic, --tenant or --everything, and one of them; for example: headgate"),
+    ],
+)
+def test_a_missing_argument_is_named_as_it_is_given(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {words}")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("audit --limit many", 'invalid value for --limit: "many" is not a whole number'),
+        ("submit a --max-attempts x", 'invalid value for --max-attempts: "x" is not a whole number'),
+        ("serve --lease long", 'invalid value for --lease: "long" is not a number'),
+        ("serve --port 70000", "--port: must be a whole number from 0 to 65535, got 70000"),
+        ("submit a --delay zzz", "--delay: is not a duration, got 'zzz'; use 250ms, 30s, 5m, 2h or 1d"),
+    ],
+)
+def test_a_wrong_value_is_refused_without_words_of_python(
+    capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err == f"error: {words}\n"
 
 
 def completion(capsys: pytest.CaptureFixture[str], shell: str) -> str:

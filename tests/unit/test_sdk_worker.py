@@ -408,9 +408,10 @@ def test_a_worker_refuses_what_it_cannot_do() -> None:
     app = Headgate("127.0.0.1:1")
     with pytest.raises(InvalidInput, match="no handler is registered"):
         app.worker()
-    app.register("t", lambda job: None)
+    app.register("boom", lambda job: None)
     for options, says in [
-        ({"topics": ["x"]}, "no handler"),
+        ({"topics": ["x"]}, "no handler is registered for; known: boom"),
+        ({"topics": ["bom"]}, "did you mean 'boom'"),
         ({"concurrency": 0}, "concurrency"),
         ({"lease": 10**6}, "lease"),
         ({"colour": 1}, "colour"),

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from headgate.domain.errors import (
     DataFolderInUse,
@@ -83,6 +84,9 @@ _BY_REPORT = {
     **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),
 }
 _SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection"})
+_EXAMPLES = {"app": "app:hg", "topic": "mail", "shell": "bash"}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_UNCONVERTED = re.compile(r'unable to convert (".*") into (int|float|bool)\b[^.]*')
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 _OURS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -117,12 +121,26 @@ def usage_text(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         given = " ".join(error.unused_tokens or [])
         return f'unexpected "{given}" after "{" ".join(error.command_chain or [])}"'
-    text = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError) and (text := _missing_text(error)):
+        return text
+    text = _UNCONVERTED.sub(lambda found: f"{found[1]} is not {_KINDS[found[2]]}", " ".join(str(error).split()))
     # `Unknown command "x". Did you mean "y"?` -> `unknown command "x"; did you mean "y"?`
     first, *rest = re.split(r"(?<=[\"\w])\. (?=[A-Z])", text)
     line = "; ".join(part[:1].lower() + part[1:] for part in (first, *rest))
     suggestion = re.search(r"did you mean .*?\?", line)  # then the list of all commands only hides it
     return line[: suggestion.end()] if suggestion else line.replace(", ...", ", …").rstrip(".")
+
+
+def _missing_text(error: MissingArgumentError) -> str:
+    """Return which argument is missing, with an example of the command; "" for an option without its value."""
+    argument = error.argument
+    if argument is None or argument.index is None or argument.tokens or error.keyword or error.target is None:
+        return ""
+    parameters = inspect.signature(error.target).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = [one.name for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    words = ["headgate", *(error.command_chain or ()), *(_EXAMPLES.get(name, name.upper()) for name in required)]
+    return f"give the {argument.name.lstrip('-').replace('-', ' ')}: {' '.join(words)}"
 
 
 def missing_server_text(error: BaseException | None) -> str:

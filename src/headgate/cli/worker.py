@@ -62,6 +62,9 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
     module_name, _, name = app.partition(":")
     if not module_name or not name:
         raise InvalidInput("app", f'"{app}" is not of the form package.module:name', hint="for example: app.jobs:hg")
+    if module_name.endswith(".py"):
+        meant = ".".join(Path(module_name).with_suffix("").parts)
+        raise InvalidInput("app", f'"{module_name}" is a file, not a module', hint=f"did you mean {meant}:{name}?")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

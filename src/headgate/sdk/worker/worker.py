@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from headgate.domain.errors import InvalidInput
@@ -247,10 +248,9 @@ def _chosen(tasks: Mapping[str, Task[Any, Any]], topics: Sequence[str] | None) -
     if topics is not None:
         names = [topics] if isinstance(topics, str) else list(topics)
         if missing := [name for name in names if name not in tasks]:
-            known = ", ".join(tasks) or "none"
-            raise InvalidInput(
-                "topics", f"has {missing[0]!r}, which no handler is registered for", hint=f"known: {known}"
-            )
+            near = get_close_matches(missing[0], tasks, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(tasks) or 'none'}"
+            raise InvalidInput("topics", f"has {missing[0]!r}, which no handler is registered for", hint=hint)
         tasks = {name: tasks[name] for name in names}
     if not tasks:
         raise InvalidInput("topics", "is empty: no handler is registered", hint="decorate a function with @hg.job(...)")
