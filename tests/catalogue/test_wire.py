@@ -104,7 +104,7 @@ async def test_an_unknown_method_is_unimplemented(wire: Wire) -> None:
 
 async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -> None:
     said = set()
-    for token in ("", "garbage", "x" * 5_000, OURS + "x", OURS[:-1], "' OR 1=1--"):
+    for token in ("garbage", "x" * 5_000, OURS + "x", OURS[:-1], "' OR 1=1--"):
         async with Wire(unharmed.address, token=token) as wire:
             call: Any = wire.channel.unary_unary("/headgate.v1.AdminService/Status")
             with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -114,6 +114,13 @@ async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -
             assert (over.status, over.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
             said.add(over.details)
     assert len(said) == 1
+
+
+async def test_a_call_without_a_token_is_refused_and_says_so(unharmed: ServerProcess) -> None:
+    async with Wire(unharmed.address) as wire:
+        over = await wire.session().ended()
+    assert (over.status, over.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+    assert "none was given" in over.details
 
 
 async def test_a_missing_scope_is_named(unharmed: ServerProcess) -> None:

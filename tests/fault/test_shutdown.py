@@ -193,12 +193,12 @@ async def test_a_second_signal_ends_a_worker_at_once_and_hands_its_jobs_back(
         leaving.signal(signal.SIGTERM)
         await asyncio.to_thread(leaving.saw, "stopping signal=SIGTERM")
         await asyncio.to_thread(
-            leaving.saw, rf"draining jobs=2 topics={topic}: 2 longest_seconds=\d+ seconds_left=\d+ "
+            leaving.saw, rf'draining jobs=2 topics="{topic}: 2" longest_seconds=\d+ seconds_left=\d+ '
         )
         asked_at = time.monotonic()
         await asyncio.to_thread(leaving.terminate)
         assert time.monotonic() - asked_at < GRACE / 2
-        assert leaving.seen(rf"stopping_at_once jobs=2 topics={topic}: 2 effect=.handlers are cancelled")
+        assert leaving.seen(rf'stopping_at_once jobs=2 topics="{topic}: 2" effect=.handlers are cancelled')
         release.touch()
         (other,) = await asyncio.to_thread(workers, 1, instances, concurrency=2)
         await all_ended(database, within=AT_ONCE)

@@ -108,7 +108,7 @@ async def test_higher_priorities_run_first_and_negative_ones_after_0(queue: Queu
 
 
 @pytest.mark.req("P6")
-@pytest.mark.parametrize("priority", [None, 2**31, -(2**31) - 1, 1.5, "high", True])
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
 async def test_a_priority_is_an_int32_and_never_missing(queue: Queue, priority: object) -> None:
     with pytest.raises(InvalidInput, match="priority"):
         queue.job(priority=priority)
@@ -116,6 +116,12 @@ async def test_a_priority_is_an_int32_and_never_missing(queue: Queue, priority: 
         "SELECT NOT attnotnull FROM pg_attribute WHERE attrelid = 'headgate.jobs'::regclass AND attname = 'priority'"
     )
     assert not nullable
+
+
+@pytest.mark.req("P6")
+async def test_a_job_without_a_priority_has_that_of_its_topic(queue: Queue) -> None:
+    await queue.submit(queue.job(priority=None))
+    assert (await queue.claim()).priorities == (0,)
 
 
 @pytest.mark.req("P11")

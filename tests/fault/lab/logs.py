@@ -26,7 +26,7 @@ _ERROR: Final = re.compile(
     r"^\S+ \S+ (ERROR|CRITICAL) (?P<what>.*)$|^(?P<odd>Fatal Python error.*|Exception ignored .*)$"
 )
 _RECORD: Final = re.compile(r"^\d{4}-\d\d-\d\d \S+ [A-Z]+ ")
-_OF_A_HANDLER: Final = re.compile(r"^\S+ \S+ [A-Z]+ headgate\.worker job_(failed|dead) ")
+_OF_A_HANDLER: Final = re.compile(r"^\S+ \S+ [A-Z]+ headgate\.worker job_(failed|dead|cancelled) ")
 """A record with the traceback of a handler, which is the laboratory's own."""
 _LENGTH: Final = 200
 
