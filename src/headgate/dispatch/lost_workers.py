@@ -139,7 +139,7 @@ class LostWorkers:
                 log.warning("expire_lost_failed error=%s", error)
 
     def stop(self) -> None:
-        """Wait for nobody any more: this instance ends, and workers connect to others."""
+        """Stop waiting for lost workers: this instance ends, and workers connect to others."""
         self._lost.clear()
         self._stopped.set()
         self._added.set()
@@ -211,7 +211,7 @@ class LostWorkers:
         return bool(found.moved)
 
     def _try_later(self, key: tuple[int, str], lost: _Lost) -> None:
-        """Wait for the rows that are locked, if any are left, and not for ever."""
+        """Wait for the rows that are locked, if any are left, for a limited time."""
         lost.due = lost.waited + FREE_SECONDS
         if self._is_lost(key, lost) and (not lost.held or lost.waited > (self._grace or 0.0) + LOCKED_SECONDS):
             del self._lost[key]

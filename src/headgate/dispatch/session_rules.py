@@ -153,7 +153,7 @@ class SessionRules:
         session.end(ConnectionLost(lost))
         self.sessions.close(session)
         self.demands.revoke(session)
-        if self.accepting():  # else this instance ends: its workers go to others, and nobody here would wait for them
+        if self.accepting():  # else this instance ends: its workers connect to others
             self.lost_workers.add(session)
         log.info("session_ended worker=%s reason=%s", session.worker_id, session.ended and session.ended.code)
 

@@ -126,7 +126,7 @@ class RuleSources:
         older = next((one for one in self.declarations if one.same_as(new)), None)
         version = 1 if before is None else before.version + 1
         new = replace(new, version=version, workers=_newest(worker, older.workers if older else ()))
-        # A worker has one declaration for a topic: one that declares anew no longer stands for its former one.
+        # A worker has one declaration for a topic: a new one replaces it.
         others = [
             replace(one, workers=tuple(name for name in one.workers if name != worker))
             for one in self.declarations
